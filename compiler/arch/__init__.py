@@ -1,0 +1,33 @@
+"""Architectures by model_type. A module of this folder named like a model_type declares how to read and to compute that model."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
+
+from ..errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from ..formats.config import ConfigReader
+    from ..graph import Graph
+    from ..spec import ModelSpec
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+
+
+class Architecture(Protocol):
+    """What the module of an architecture holds."""
+
+    def read_config(self, config: ConfigReader) -> ModelSpec:
+        """The spec of a checkpoint's config.json. Raises CheckpointError, and UnsupportedModel where a key asks for other mathematics."""
+
+    def forward(self, spec: ModelSpec, page_size: int, context: int) -> Graph:
+        """The graph of one forward on a ragged batch, its KV in pages of ``page_size`` tokens, for sequences of up to ``context``."""
+
+
+def by_model_type(name: str) -> Architecture:
+    """The module of a model_type. Raises UnsupportedModel for one that we do not know."""
+    if name not in SUPPORTED:
+        supported = ", ".join(SUPPORTED)
+        raise UnsupportedModel(f"config.json: model_type {name!r} is not supported; supported: {supported}", model_type=name)
+    return cast(Architecture, import_module(f".{name}", __name__))

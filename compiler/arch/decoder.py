@@ -1,0 +1,110 @@
+"""The forward pass of pre-norm decoders: llama, qwen2, qwen3 and their like differ only in what a ModelSpec says.
+
+Weight names are those of transformers; other formats map theirs onto them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..graph import Constant, Graph, Parameter, Source, Value
+from ..rope import inverse_frequencies
+from ..spec import ModelSpec
+
+
+def forward(spec: ModelSpec, page_size: int, context: int) -> Graph:
+    """The graph of one forward on a ragged batch: logits (R, V) of the sampled rows, and the token of each by argmax."""
+    graph = Graph()
+    for name, size in BATCH_INPUTS.items():
+        graph.inputs[name] = Value(name, (size,), "int32")
+    frequencies = inverse_frequencies(spec.rope, spec.head_dim)
+    graph.constants["rope_table"] = Constant(
+        "rope_table", "rope", (context, spec.head_dim // 2, 2), {"inverse_frequencies": frequencies}
+    )
+    x = graph.add(
+        "embed",
+        {"table": matrix(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size), "token_ids": "token_ids"},
+        name="embedded",
+    )
+    for layer in range(spec.num_layers):
+        x = attention_block(graph, spec, layer, x, page_size)
+        x = feed_forward_block(graph, spec, layer, x)
+    x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled")
+    x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps)
+    head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
+    graph.add(
+        "linear", {"x": x, "weight": matrix(graph, head, spec.vocab_size, spec.hidden_size)}, name="logits", dtype="float32"
+    )
+    graph.add("argmax", {"x": "logits"}, name="next_token_ids")
+    graph.outputs = {"logits": "logits", "next_token_ids": "next_token_ids"}
+    return graph
+
+
+# What a runtime hands in with every batch; see `ops.py` for what each means.
+BATCH_INPUTS: dict[str, Any] = {
+    "token_ids": "S",
+    "positions": "S",
+    "slots": "S",
+    "seq_starts": ["add", "B", 1],
+    "page_indptr": ["add", "B", 1],
+    "page_ids": "L",
+    "sample_rows": "R",
+}
+
+
+def attention_block(graph: Graph, spec: ModelSpec, layer: int, x: str, page_size: int) -> str:
+    here, module = f"layers.{layer}", f"model.layers.{layer}"
+    hidden, head_dim, kv_width = spec.hidden_size, spec.head_dim, spec.num_kv_heads * spec.head_dim
+    kv = f"{here}.kv"
+    graph.states[kv] = Value(kv, ("P", 2, spec.num_kv_heads, page_size, head_dim), "activation")
+
+    normed = norm(graph, f"{module}.input_layernorm", x, hidden, spec.rms_norm_eps)
+    q = linear(graph, f"{module}.self_attn.q_proj", normed, spec.num_heads * head_dim, hidden, spec.qkv_bias, "activation")
+    k = linear(graph, f"{module}.self_attn.k_proj", normed, kv_width, hidden, spec.qkv_bias, "activation")
+    v = linear(graph, f"{module}.self_attn.v_proj", normed, kv_width, hidden, spec.qkv_bias, "activation")
+    if spec.qk_norm:
+        q = norm(graph, f"{module}.self_attn.q_norm", q, head_dim, spec.rms_norm_eps, "activation")
+        k = norm(graph, f"{module}.self_attn.k_norm", k, head_dim, spec.rms_norm_eps, "activation")
+    where = {"positions": "positions", "table": "rope_table"}
+    q = graph.add("rope", {"x": q, **where}, name=f"{here}.q_rotated", dtype="activation")
+    k = graph.add("rope", {"x": k, **where}, name=f"{here}.k_rotated", dtype="activation")
+    graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
+    pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
+    attended = graph.add("attention", {"q": q, "kv": kv, **pages}, name=f"{here}.attended")
+    projected = linear(
+        graph, f"{module}.self_attn.o_proj", attended, hidden, spec.num_heads * head_dim, spec.output_bias, "float32"
+    )
+    return graph.add("add", {"a": projected, "b": x}, name=f"{here}.after_attention")
+
+
+def feed_forward_block(graph: Graph, spec: ModelSpec, layer: int, x: str) -> str:
+    here, module = f"layers.{layer}", f"model.layers.{layer}"
+    hidden, width, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+    normed = norm(graph, f"{module}.post_attention_layernorm", x, hidden, spec.rms_norm_eps)
+    gate = linear(graph, f"{module}.mlp.gate_proj", normed, width, hidden, bias, "float32")
+    up = linear(graph, f"{module}.mlp.up_proj", normed, width, hidden, bias, "float32")
+    gated = graph.add("gated_silu", {"gate": gate, "up": up}, name=f"{here}.gated")
+    down = linear(graph, f"{module}.mlp.down_proj", gated, hidden, width, bias, "float32")
+    return graph.add("add", {"a": down, "b": x}, name=f"{here}.after_feed_forward")
+
+
+def linear(graph: Graph, module: str, x: str, rows: int, columns: int, bias: bool, dtype: str) -> str:
+    inputs = {"x": x, "weight": matrix(graph, module, rows, columns)}
+    if bias:
+        inputs["bias"] = vector(graph, f"{module}.bias", rows)
+    return graph.add("linear", inputs, name=f"{module}.out", dtype=dtype)
+
+
+def norm(graph: Graph, module: str, x: str, width: int, eps: float, dtype: str = "float32") -> str:
+    return graph.add("rms_norm", {"x": x, "weight": vector(graph, f"{module}.weight", width)}, name=f"{module}.out", eps=eps, dtype=dtype)
+
+
+def matrix(graph: Graph, module: str, rows: int, columns: int) -> str:
+    name = f"{module}.weight"
+    graph.parameters[name] = Parameter(name, (Source(name, 0, rows),), columns)
+    return name
+
+
+def vector(graph: Graph, name: str, length: int) -> str:
+    graph.parameters[name] = Parameter(name, (Source(name, 0, length),), None)
+    return name

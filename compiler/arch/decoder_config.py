@@ -1,0 +1,195 @@
+"""config.json of a Llama-like decoder -> ModelSpec: the keys that Llama, Qwen2 and Qwen3 share.
+
+Both spellings are read: `rope_theta` with `rope_scaling` (transformers up to 4) and `rope_parameters` (transformers 5). Defaults are
+those of transformers; a size that has no safe default must be there.
+"""
+
+from __future__ import annotations
+
+from ..formats.config import ConfigReader
+from ..spec import ModelSpec, RopeSpec
+
+# Keys that transformers 4 and 5 and common training tools write, and that leave the logits of a trained decoder alone.
+HARMLESS_KEYS = frozenset(
+    {
+        "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled", "_name_or_path",
+        "attention_dropout",
+        "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty",
+        "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
+        "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label", "initializer_range", "is_decoder",
+        "is_llama_config", "label2id", "max_sequence_length",
+        "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+        "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix",
+        "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
+        "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class",
+        "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed",
+        "unsloth_version", "use_bfloat16", "use_cache",
+    }
+)  # fmt: skip
+
+# What transformers assumes where neither spelling gives one.
+DEFAULT_ROPE_THETA = 10000.0
+
+
+def read_decoder_config(
+    config: ConfigReader,
+    *,
+    num_kv_heads: int,
+    head_dim: int | None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+) -> ModelSpec:
+    """The spec, given what the architecture reads in its own way; ``head_dim`` None stands for hidden_size / num_attention_heads.
+
+    Consumes all keys and finishes the reader. Raises CheckpointError for values that are wrong, UnsupportedModel for those that ask
+    for mathematics that we do not compile.
+    """
+    _require_plain_decoder(config)
+    model_type = config.text("model_type")
+    hidden_size = config.integer("hidden_size")
+    num_heads = config.integer("num_attention_heads")
+    vocab_size = config.integer("vocab_size")
+    max_position_embeddings = config.integer("max_position_embeddings")
+    if num_heads % num_kv_heads:
+        raise config.contradiction(
+            "num_key_value_heads", f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}"
+        )
+    spec = ModelSpec(
+        model_type=model_type,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_even_head_dim(config, head_dim, hidden_size, num_heads),
+        intermediate_size=config.integer("intermediate_size"),
+        max_position_embeddings=max_position_embeddings,
+        rms_norm_eps=config.number("rms_norm_eps"),
+        rope=_read_rope(config, max_position_embeddings),
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        bos_token_id=config.optional_integer("bos_token_id", minimum=0),
+        eos_token_ids=config.token_ids("eos_token_id"),
+    )
+    _require_in_vocab(config, "bos_token_id", () if spec.bos_token_id is None else (spec.bos_token_id,), vocab_size)
+    _require_in_vocab(config, "eos_token_id", spec.eos_token_ids, vocab_size)
+    config.finish(HARMLESS_KEYS)
+    return spec
+
+
+def require_full_attention(config: ConfigReader) -> None:
+    """Consume the keys by which Qwen2 and Qwen3 give layers a sliding window; raise UnsupportedModel when a layer has one."""
+    num_layers = config.integer("num_hidden_layers")
+    layer_types = config.texts("layer_types")
+    if any(kind != "full_attention" for kind in layer_types):
+        other = next(kind for kind in layer_types if kind != "full_attention")
+        raise config.unsupported("layer_types", f"'layer_types' holds {other!r}, which is not supported; supported: 'full_attention'")
+    if layer_types and len(layer_types) != num_layers:
+        raise config.contradiction(
+            "layer_types", f"'layer_types' has {len(layer_types)} entries for {num_layers} layers ('num_hidden_layers')"
+        )
+    window_is_null = config.has("sliding_window") and config.optional_integer("sliding_window") is None
+    first_sliding_layer = config.integer("max_window_layers", minimum=0, default=28)
+    if config.flag("use_sliding_window", default=False) and not window_is_null and first_sliding_layer < num_layers:
+        raise config.unsupported(
+            "use_sliding_window",
+            f"'use_sliding_window' gives layers {first_sliding_layer} to {num_layers - 1} a sliding window, which is not supported; "
+            "supported: full attention in every layer ('use_sliding_window' false)",
+        )
+
+
+def _require_plain_decoder(config: ConfigReader) -> None:
+    architectures = config.texts("architectures")
+    if architectures and not any(name.endswith("ForCausalLM") for name in architectures):
+        raise config.unsupported("architectures", f"'architectures' is {list(architectures)}, not a language model ('...ForCausalLM')")
+    quantization = config.section("quantization_config")
+    if quantization is not None:
+        method = quantization.text("quant_method", default="unnamed")
+        raise config.unsupported(
+            "quantization_config",
+            f"the checkpoint's weights are already quantized ('quantization_config', method {method!r}), which is not supported; "
+            "give the unquantized checkpoint it was made from",
+        )
+    config.expect("hidden_act", "silu")
+    config.expect("pretraining_tp", 1, None)
+    config.expect("rope_interleaved", False)
+    config.expect("use_mrope", False)
+    config.expect("is_encoder_decoder", False)
+    config.expect("add_cross_attention", False)
+    config.expect("cross_attention_hidden_size", None)
+    config.expect("pruned_heads", {}, None)
+
+
+def _even_head_dim(config: ConfigReader, head_dim: int | None, hidden_size: int, num_heads: int) -> int:
+    if head_dim is None:
+        if hidden_size % num_heads:
+            raise config.contradiction(
+                "hidden_size", f"'hidden_size' is {hidden_size}, not a multiple of 'num_attention_heads', which is {num_heads}"
+            )
+        head_dim = hidden_size // num_heads
+    if head_dim % 2:
+        raise config.unsupported("head_dim", f"'head_dim' is {head_dim}; rotary position embedding needs an even one")
+    return head_dim
+
+
+def _require_in_vocab(config: ConfigReader, key: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    for token_id in ids:
+        if token_id >= vocab_size:
+            raise config.contradiction(key, f"{key!r} is {token_id}, outside of the vocabulary of {vocab_size} ('vocab_size')")
+
+
+def _read_rope(config: ConfigReader, max_position_embeddings: int) -> RopeSpec:
+    theta = config.optional_number("rope_theta")
+    config.expect("partial_rotary_factor", 1, None)
+    readings = [
+        _read_rope_section(section, theta, max_position_embeddings)
+        for section in (config.section("rope_parameters"), config.section("rope_scaling"))
+        if section is not None
+    ]
+    if len(readings) == 2 and readings[0] != readings[1]:
+        raise config.contradiction("rope_scaling", "'rope_parameters' and 'rope_scaling' disagree")
+    return readings[0] if readings else RopeSpec(theta=theta or DEFAULT_ROPE_THETA)
+
+
+def _read_rope_section(section: ConfigReader, outer_theta: float | None, max_position_embeddings: int) -> RopeSpec:
+    inner_theta = section.optional_number("rope_theta")
+    if inner_theta is not None and outer_theta is not None and inner_theta != outer_theta:
+        raise section.contradiction("rope_theta", f"'rope_theta' is {inner_theta} here and {outer_theta} at the top of the file")
+    theta = inner_theta or outer_theta or DEFAULT_ROPE_THETA
+    section.expect("partial_rotary_factor", 1, None)
+    kind = _rope_type(section)
+    if kind == "default":
+        rope = RopeSpec(theta=theta)
+    elif kind == "linear":
+        rope = RopeSpec(theta=theta, scaling="linear", factor=section.number("factor"))
+    elif kind == "llama3":
+        rope = RopeSpec(
+            theta=theta,
+            scaling="llama3",
+            factor=section.number("factor"),
+            low_freq_factor=section.number("low_freq_factor"),
+            high_freq_factor=section.number("high_freq_factor"),
+            original_max_position_embeddings=section.integer("original_max_position_embeddings", default=max_position_embeddings),
+        )
+        if rope.high_freq_factor <= rope.low_freq_factor:
+            raise section.contradiction(
+                "high_freq_factor",
+                f"'high_freq_factor' is {rope.high_freq_factor}, not above 'low_freq_factor', which is {rope.low_freq_factor}",
+            )
+    else:
+        raise section.unsupported("rope_type", f"RoPE type {kind!r} is not supported; supported: default, linear, llama3")
+    section.finish()
+    return rope
+
+
+def _rope_type(section: ConfigReader) -> str:
+    new, old = section.optional_text("rope_type"), section.optional_text("type")
+    if new is not None and old is not None and new != old:
+        # Multimodal models write type "mrope" beside rope_type "default".
+        raise section.unsupported("type", f"RoPE type {old!r} beside {new!r} is not supported; supported: default, linear, llama3")
+    return new or old or "default"

@@ -1,0 +1,24 @@
+"""Llama 1 to 3 and what shares their config: grouped-query attention, optional biases, Llama 3.1's RoPE scaling. Touvron et al. 2023."""
+
+from __future__ import annotations
+
+from ..formats.config import ConfigReader
+from ..spec import ModelSpec
+from .decoder import forward
+from .decoder_config import read_decoder_config
+
+__all__ = ["forward", "read_config"]
+
+
+def read_config(config: ConfigReader) -> ModelSpec:
+    """The spec of a config.json with model_type "llama"."""
+    # One flag covers all four projections of the attention.
+    attention_bias = config.flag("attention_bias", default=False)
+    return read_decoder_config(
+        config,
+        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
+        head_dim=config.optional_integer("head_dim"),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=config.flag("mlp_bias", default=False),
+    )

@@ -1,0 +1,21 @@
+"""Qwen2 and Qwen2.5: Llama with biases on the query, key and value projections, always and there alone. Yang et al. 2024."""
+
+from __future__ import annotations
+
+from ..formats.config import ConfigReader
+from ..spec import ModelSpec
+from .decoder import forward
+from .decoder_config import read_decoder_config, require_full_attention
+
+__all__ = ["forward", "read_config"]
+
+
+def read_config(config: ConfigReader) -> ModelSpec:
+    """The spec of a config.json with model_type "qwen2"."""
+    require_full_attention(config)
+    return read_decoder_config(
+        config,
+        num_kv_heads=config.integer("num_key_value_heads"),
+        head_dim=config.optional_integer("head_dim"),
+        qkv_bias=True,
+    )

@@ -1,0 +1,140 @@
+"""Bundle: a folder of data that every runtime of its target can load. Read here, written by `compile.py`.
+
+    manifest.json            everything a runtime must know; see `manifest.py`
+    kernels/<name>.<suffix>  one readable source file a kernel
+    weights/<number>.bin     shards: planes of packed weights, each at an offset that is a multiple of 256 bytes
+    tokenizer.json           as it came with the checkpoint
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from . import quant
+from .errors import BundleError, OutputError
+from .formats.checkpoint import TokenizerFiles
+from .manifest import FORMAT_VERSION, MANIFEST_FILE, FileEntry, Manifest
+from .ops import Array
+from .quant.base import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle on disk, its manifest checked. Weights are read when asked for."""
+
+    path: Path
+    manifest: Manifest
+
+    def plane(self, weight: str, plane: str) -> Array:
+        """One plane of a weight, in its stored dtype and shape."""
+        entry = next(entry for entry in self.manifest.weights[weight].planes if entry.name == plane)
+        file = self.path / self.manifest.shards[entry.shard].file
+        count = entry.size // np.dtype(entry.dtype).itemsize
+        return np.fromfile(file, entry.dtype, count, offset=entry.offset).reshape(entry.shape)
+
+    def weight(self, name: str) -> FloatArray:
+        """A weight as the float32 that its stored form means: (N, K), or (N,) for a vector."""
+        entry = self.manifest.weights[name]
+        planes = {plane.name: self.plane(name, plane.name) for plane in entry.planes}
+        if entry.quantization is None:
+            return planes["w"]
+        return quant.by_name(entry.quantization).unpack(planes, entry.shape[1])
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        entry = self.manifest.tokenizer
+        special = entry.model_dump(exclude={"file"})
+        return TokenizerFiles(tokenizer_json=self.path / entry.file, **special)
+
+    def verify(self) -> None:
+        """Compare every file's hash with the manifest's. Raises BundleError for the first that differs."""
+        kernels = [(entry.file, entry.sha256) for entry in self.manifest.kernels.values()]
+        others = [(entry.file, entry.sha256) for entry in (*self.manifest.shards, *self.manifest.files)]
+        for file, expected in (*kernels, *others):
+            path = self.path / file
+            if not path.is_file():
+                raise BundleError(f"{path}: is missing; compile the bundle again", file=file)
+            found = sha256_of(path)
+            if found != expected:
+                raise BundleError(
+                    f"{path}: is corrupt (SHA-256 {found[:12]}..., the manifest says {expected[:12]}...); copy or compile the bundle again",
+                    file=file, found=found, expected=expected,
+                )  # fmt: skip
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Read and check a bundle's manifest and the presence and sizes of its shards. Raises BundleError."""
+    file = path / MANIFEST_FILE
+    if not file.is_file():
+        raise BundleError(f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'")
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{file}: cannot be read: {error}; compile the bundle again") from error
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if version != FORMAT_VERSION:
+        raise BundleError(f"{file}: has format version {version}, this nearfar reads {FORMAT_VERSION}; compile the bundle again")
+    try:
+        manifest = Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{file}: {where}: {first['msg']}; compile the bundle again") from error
+    for shard in manifest.shards:
+        shard_path = path / shard.file
+        size = shard_path.stat().st_size if shard_path.is_file() else None
+        if size != shard.size:
+            found = "is missing" if size is None else f"has {size:,} bytes, the manifest says {shard.size:,}"
+            raise BundleError(f"{shard_path}: {found}; copy or compile the bundle again", file=shard.file)
+    return Bundle(path, manifest)
+
+
+@contextmanager
+def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
+    """A folder to write into that becomes ``output`` when the block ends well, and vanishes when it does not.
+
+    Raises OutputError when ``output`` exists (and ``force`` is not given, or it is no bundle), cannot be written to, or the disk is full.
+    """
+    if output.exists():
+        is_bundle = (output / MANIFEST_FILE).is_file()
+        is_empty = output.is_dir() and not any(output.iterdir())
+        if not force and not is_empty:
+            raise OutputError(f"{output}: exists already; choose another -o, or replace it with --force")
+        if not is_bundle and not is_empty:
+            raise OutputError(f"{output}: exists and is not a bundle, so --force does not replace it; choose another -o")
+    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        if output.exists():
+            old = output.with_name(f".{output.name}.old-{os.getpid()}")
+            output.rename(old)
+            aside.rename(output)
+            shutil.rmtree(old)
+        else:
+            aside.rename(output)
+    except OSError as error:
+        reason = "the disk is full" if error.errno == 28 else error.strerror or str(error)
+        raise OutputError(f"{output}: cannot be written: {reason}; free space there or choose another -o") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def file_entry(folder: Path, file: str) -> FileEntry:
+    """The size and hash of a file that has been written."""
+    path = folder / file
+    return FileEntry(file=file, size=path.stat().st_size, sha256=sha256_of(path))
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,179 @@
+"""compile: a checkpoint becomes a bundle.
+
+    checkpoint -> spec -> graph -> passes -> plan -> the target's kernels
+               -> tensors, packed a block of rows at a time           -> a folder, written aside and renamed at the end
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+from . import quant
+from .arch import by_model_type
+from .bundle import Bundle, file_entry, new_folder
+from .errors import RequestError
+from .formats import Checkpoint, load
+from .manifest import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    BufferEntry,
+    ConstantEntry,
+    KernelEntry,
+    Manifest,
+    PlanEntry,
+    StepEntry,
+    TokenizerEntry,
+)
+from .passes import run_passes
+from .plan import Buffer, Plan, make_plan
+from .quant import Quantization
+from .spec import ModelSpec
+from .target import LoweredPlan, load_target
+from .weights import check_tensors, write_weights
+
+PAGE_SIZE = 16
+DEFAULT_CONTEXT = 4096
+
+# Called with a phase ("kernels", "weights"), what is done and what there is in all.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """``context`` None means 4,096 tokens, or fewer where the model was trained for fewer. ``activations`` are those to offer, best first;
+    None means all that the quantization allows."""
+
+    target: str = "webgpu"
+    quantization: str = "q4f16"
+    context: int | None = None
+    activations: tuple[str, ...] | None = None
+    force: bool = False
+
+
+def compile_model(model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Bundle:
+    """Compile a local folder or hub name into a bundle at ``output``.
+
+    Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError, and leaves nothing half-written.
+    """
+    target = load_target(options.target)
+    quantization = quant.by_name(options.quantization)
+    activations = choose_activations(options.activations, quantization)
+    checkpoint = load(model)
+    spec = checkpoint.spec
+    context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES)
+    with new_folder(output, force=options.force) as folder:
+        graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context)
+        check_tensors(checkpoint, graph.parameters)
+        plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES))
+        lowered = target.lower_plan(plan, spec, quantization, activations, lambda done, total: progress("kernels", done, total))
+        kernels = write_kernels(lowered, folder, target.KERNEL_SUFFIX)
+        weights, shards = write_weights(
+            checkpoint, plan.weights, quantization, folder, lambda done, total: progress("weights", done, total)
+        )
+        shutil.copyfile(checkpoint.tokenizer.tokenizer_json, folder / "tokenizer.json")
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            generator=f"nearfar {version('nearfar')}",
+            target=options.target,
+            model=Path(model).name,
+            spec=spec,
+            quantization=quantization.name,
+            context=context,
+            page_size=PAGE_SIZE,
+            activations=list(lowered.activations),
+            plan=plan_entry(plan, lowered),
+            variants={name: list(rows) for name, rows in lowered.variants.items()},
+            kernels=kernels,
+            weights=weights,
+            shards=shards,
+            tokenizer=tokenizer_entry(checkpoint),
+            files=[file_entry(folder, "tokenizer.json")],
+        )
+        (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False))
+    return Bundle(output, manifest)
+
+
+def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization) -> tuple[str, ...]:
+    if wanted is None:
+        return quantization.activations
+    missing = [dtype for dtype in wanted if dtype not in quantization.activations]
+    if missing or not wanted:
+        offered = ", ".join(quantization.activations)
+        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {offered}")
+    return wanted
+
+
+def choose_context(wanted: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int) -> int:
+    """The longest sequence that the bundle will take. Raises RequestError when the model or the target's bindings cannot hold it."""
+    element_bytes = 4 if "float32" in activations else 2
+    bytes_per_token = 2 * spec.num_kv_heads * spec.head_dim * element_bytes
+    largest = min(spec.max_position_embeddings, max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE)
+    if wanted is None:
+        return min(DEFAULT_CONTEXT, largest)
+    if wanted < 1:
+        raise RequestError(f"--context {wanted}: must be at least 1")
+    if wanted > spec.max_position_embeddings:
+        raise RequestError(f"--context {wanted}: the model was trained for {spec.max_position_embeddings} positions; ask for no more")
+    if wanted > largest:
+        raise RequestError(f"--context {wanted}: one layer's keys and values would exceed a binding of {max_binding_bytes >> 20} MiB; the most is {largest}")
+    return wanted
+
+
+def write_kernels(lowered: LoweredPlan, folder: Path, suffix: str) -> dict[str, KernelEntry]:
+    (folder / "kernels").mkdir()
+    entries = {}
+    for name, kernel in lowered.kernels.items():
+        file = f"kernels/{name}{suffix}"
+        text = kernel.text.encode()
+        (folder / file).write_bytes(text)
+        entries[name] = KernelEntry(
+            file=file,
+            sha256=sha256(text).hexdigest(),
+            entry=kernel.entry,
+            bindings=list(kernel.bindings),
+            uniforms=list(kernel.uniforms),
+            grid=list(kernel.grid),
+            workgroup_size=kernel.workgroup_size,
+        )
+    return entries
+
+
+def plan_entry(plan: Plan, lowered: LoweredPlan) -> PlanEntry:
+    def entries(buffers: dict[str, Buffer]) -> dict[str, BufferEntry]:
+        return {name: BufferEntry(shape=list(buffer.shape), dtype=buffer.dtype) for name, buffer in buffers.items()}
+
+    return PlanEntry(
+        inputs=entries(dict(plan.inputs)),
+        states=entries(dict(plan.states)),
+        constants={
+            name: ConstantEntry(kind=constant.kind, shape=list(constant.shape), inverse_frequencies=constant.attrs["inverse_frequencies"])
+            for name, constant in plan.constants.items()
+        },
+        buffers=entries(dict(plan.buffers)),
+        steps=[
+            StepEntry(op=step.op, variants=variants, inputs=dict(step.inputs), outputs=dict(step.outputs), attrs=dict(step.attrs))
+            for step, variants in zip(plan.steps, lowered.step_variants, strict=True)
+        ],
+        outputs=dict(plan.outputs),
+    )
+
+
+def tokenizer_entry(checkpoint: Checkpoint) -> TokenizerEntry:
+    files = checkpoint.tokenizer
+    return TokenizerEntry(
+        file="tokenizer.json",
+        chat_template=files.chat_template,
+        bos_token=files.bos_token,
+        eos_token=files.eos_token,
+        pad_token=files.pad_token,
+        unk_token=files.unk_token,
+        add_bos_token=files.add_bos_token,
+    )
+
+

@@ -1,0 +1,75 @@
+"""Size and condition expressions: data that the compiler writes and every runtime evaluates.
+
+An expression is an int, the name of a dim ("S"), or a list ``[operator, operand, operand]`` such as ``["ceildiv", ["mul", "S", 16], 64]``.
+A condition is ``[comparison, expression, expression]`` or ``["and", condition, condition]``; ``None`` (null) is always true.
+
+Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages (entries of all page lists), P pages of the pool;
+and of the model H query heads, K kv heads, D head dim, E hidden, F ffn, V vocab, which are plain ints by the time a plan exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from typing_extensions import TypeAliasType
+
+# Named aliases, because pydantic cannot check a recursive type that has no name.
+Expr = TypeAliasType("Expr", "int | str | list[Expr]")
+Condition = TypeAliasType("Condition", "list[Any] | None")
+
+OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "ceildiv": lambda a, b: -(-a // b),
+    "min": min,
+    "max": max,
+}
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "<=": lambda a, b: a <= b,
+    "<": lambda a, b: a < b,
+    ">=": lambda a, b: a >= b,
+    ">": lambda a, b: a > b,
+    "==": lambda a, b: a == b,
+}
+
+
+def evaluate(expr: Expr, dims: Mapping[str, int]) -> int:
+    """The value of a size expression. Raises ValueError for an unknown dim or operator."""
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, str):
+        if expr not in dims:
+            raise ValueError(f"dim {expr!r} has no value; known: {', '.join(sorted(dims))}")
+        return dims[expr]
+    operator, left, right = expr
+    if not isinstance(operator, str) or operator not in OPERATORS:
+        raise ValueError(f"operator {operator!r} is not known; known: {', '.join(OPERATORS)}")
+    return OPERATORS[operator](evaluate(left, dims), evaluate(right, dims))
+
+
+def holds(condition: Condition, dims: Mapping[str, int]) -> bool:
+    """Whether a condition is true. Raises ValueError for an unknown dim, operator or comparison."""
+    if condition is None:
+        return True
+    comparison, left, right = condition
+    if comparison == "and":
+        return holds(left, dims) and holds(right, dims)
+    if not isinstance(comparison, str) or comparison not in COMPARISONS:
+        raise ValueError(f"comparison {comparison!r} is not known; known: and, {', '.join(COMPARISONS)}")
+    return COMPARISONS[comparison](evaluate(left, dims), evaluate(right, dims))
+
+
+def product(shape: tuple[Expr, ...]) -> Expr:
+    """The number of elements of a shape, with the ints multiplied out."""
+    number = 1
+    result: Expr | None = None
+    for size in shape:
+        if isinstance(size, int):
+            number *= size
+        else:
+            result = size if result is None else ["mul", result, size]
+    if result is None:
+        return number
+    return result if number == 1 else ["mul", result, number]

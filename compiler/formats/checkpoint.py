@@ -1,0 +1,56 @@
+"""Checkpoint: what every format reader returns, whatever files it read. The rest of the compiler sees no format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..spec import ModelSpec
+
+
+class Tensor(Protocol):
+    """One tensor of a checkpoint, read in rows when asked."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str:
+        """The dtype on disk, by the format's own name."""
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Rows start to stop of the first axis (elements, of a 1-D tensor) as C-contiguous f32: (stop - start, *shape[1:])."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a tokenizer needs: the path of tokenizer.json, and what tokenizer_config.json says beside it.
+
+    ``add_bos_token`` None leaves it to tokenizer.json whether a text starts with the bos token.
+    """
+
+    tokenizer_json: Path
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    add_bos_token: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model on disk: its spec, and its tensors by the names that transformers gives them."""
+
+    path: Path
+    spec: ModelSpec
+    tensors: Mapping[str, Tensor]
+    tokenizer: TokenizerFiles

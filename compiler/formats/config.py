@@ -1,0 +1,162 @@
+"""ConfigReader: typed access to a checkpoint's config.json that remembers what was read.
+
+A parsed config.json flows in; checked values flow out. Whoever has read all that it understands calls `finish`, and a key that nobody
+asked for is an error, because a key that we do not know may change the mathematics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import CheckpointError, UnsupportedModel
+from .json_file import json_kind
+
+_FIX = "correct the file or download it again"
+
+
+class ConfigReader:
+    """Values of one JSON object by key. All errors name the file, the key and the value found."""
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        self.where = where
+        self._values = values
+        self._consumed: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """Whether the key is present, with null or a value. Does not consume it."""
+        return key in self._values
+
+    def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
+        """An integer of at least ``minimum``; an absent key gives the default, or is an error where there is none."""
+        value = self._take(key, default)
+        if not _is_integer(value) or value < minimum:
+            raise self._wrong(key, value, "a positive integer" if minimum == 1 else f"an integer of at least {minimum}")
+        return int(value)
+
+    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
+        """As `integer`; an absent key and null give None."""
+        return None if self._is_null(key) else self.integer(key, minimum=minimum)
+
+    def number(self, key: str, *, default: float | None = None) -> float:
+        """A finite number above zero; an absent key gives the default, or is an error where there is none."""
+        value = self._take(key, default)
+        if not (_is_integer(value) or isinstance(value, float)) or not _is_finite(value) or value <= 0:
+            raise self._wrong(key, value, "a finite number above zero")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """As `number`; an absent key and null give None."""
+        return None if self._is_null(key) else self.number(key)
+
+    def flag(self, key: str, *, default: bool | None = None) -> bool:
+        """true or false; an absent key gives the default, or is an error where there is none."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, *, default: str | None = None) -> str:
+        """A string; an absent key gives the default, or is an error where there is none."""
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        """As `text`; an absent key and null give None."""
+        return None if self._is_null(key) else self.text(key)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; an absent key and null give ()."""
+        if self._is_null(key):
+            return ()
+        value = self._take(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, value, "a list of strings")
+        return tuple(value)
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id or a list of them, each once and in order; an absent key and null give ()."""
+        if self._is_null(key):
+            return ()
+        value = self._take(key, None)
+        ids = value if isinstance(value, list) else [value]
+        if not all(_is_integer(item) and item >= 0 for item in ids):
+            raise self._wrong(key, value, "a token id or a list of token ids")
+        return tuple(dict.fromkeys(ids))
+
+    def section(self, key: str) -> ConfigReader | None:
+        """The object under a key, with a `finish` of its own; an absent key and null give None."""
+        if self._is_null(key):
+            return None
+        value = self._take(key, None)
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return ConfigReader(value, f"{self.where}: {key}")
+
+    def expect(self, key: str, *allowed: object) -> None:
+        """Raise UnsupportedModel unless the key is absent or holds one of these values, the only ones that we compile."""
+        if not self.has(key):
+            return
+        value = self._take(key, None)
+        if not any(_same_json(value, each) for each in allowed):
+            supported = " or ".join(_show(each) for each in allowed)
+            raise self.unsupported(key, f"{key!r} is {_show(value)}, which is not supported; supported: {supported}")
+
+    def unsupported(self, key: str, message: str) -> UnsupportedModel:
+        """The error for a sound value that asks for mathematics that we do not compile. The caller raises it."""
+        return UnsupportedModel(f"{self.where}: {message}", file=self.where, key=key)
+
+    def contradiction(self, key: str, message: str) -> CheckpointError:
+        """The error for a value that cannot be right beside the others. The caller raises it."""
+        return CheckpointError(f"{self.where}: {message}; {_FIX}", file=self.where, key=key)
+
+    def finish(self, ignored: frozenset[str] = frozenset()) -> None:
+        """Raise UnsupportedModel when a key was neither read nor is in the list of those known to leave the mathematics alone."""
+        unknown = sorted(self._values.keys() - self._consumed - ignored)
+        if unknown:
+            found = ", ".join(f"{key!r} = {_show(self._values[key])}" for key in unknown)
+            raise UnsupportedModel(
+                f"{self.where}: unknown {'key' if len(unknown) == 1 else 'keys'} {found}; what it asks for is not known to this "
+                "compiler, so the answers could be wrong: remove it if it does not change the model's mathematics",
+                file=self.where,
+                keys=unknown,
+            )
+
+    def _take(self, key: str, default: object) -> Any:
+        self._consumed.add(key)
+        if key in self._values:
+            return self._values[key]
+        if default is None:
+            raise CheckpointError(f"{self.where}: {key!r} is missing; {_FIX}", file=self.where, key=key)
+        return default
+
+    def _is_null(self, key: str) -> bool:
+        self._consumed.add(key)
+        return self._values.get(key) is None
+
+    def _wrong(self, key: str, value: object, expected: str) -> CheckpointError:
+        message = f"{self.where}: {key!r} is {_show(value)} ({json_kind(value)}), expected {expected}; {_FIX}"
+        return CheckpointError(message, file=self.where, key=key)
+
+
+def _is_integer(value: object) -> bool:
+    # In Python True is an int, in JSON it is not; 2**53 is what every JSON reader holds exactly.
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
+
+
+def _is_finite(value: float) -> bool:
+    return math.isfinite(float(value))
+
+
+def _same_json(left: object, right: object) -> bool:
+    return left == right and isinstance(left, bool) == isinstance(right, bool)
+
+
+def _show(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

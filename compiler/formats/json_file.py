@@ -1,0 +1,64 @@
+"""Reading a JSON object from a file that somebody else wrote: every defect becomes a CheckpointError with the file and the position."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+GIT_LFS_HEAD = b"version https://git-lfs"
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError when it is missing, unreadable, not JSON, or not an object."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}; download it again", file=str(path)) from error
+    return parse_json_object(content, str(path))
+
+
+def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in UTF-8 bytes. A key that is given twice is an error: readers differ in which one they keep."""
+    reject_git_lfs_pointer(content, where)
+    try:
+        parsed = json.loads(content.decode("utf-8"), object_pairs_hook=_unique_keys)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{where}: byte {error.start} is not UTF-8; the file is corrupt, download it again", file=where) from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(
+            f"{where}: line {error.lineno} column {error.colno}: not valid JSON ({error.msg}); the file is corrupt, download it again",
+            file=where,
+            line=error.lineno,
+            column=error.colno,
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where) from error
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{where}: holds a JSON {json_kind(parsed)} where an object is expected; download it again", file=where)
+    return parsed
+
+
+def reject_git_lfs_pointer(head: bytes, where: str) -> None:
+    """Raise CheckpointError when a file is the small text that Git stores in place of a large file."""
+    if head.startswith(GIT_LFS_HEAD):
+        raise CheckpointError(f"{where}: is a Git LFS pointer, not the file itself; run 'git lfs pull' in its folder", file=where)
+
+
+def json_kind(value: object) -> str:
+    """What JSON calls a parsed value: "string", "number", "null"..."""
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), type(value).__name__)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    merged = dict(pairs)
+    if len(merged) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {repeated!r} is given twice")
+    return merged

@@ -1,0 +1,135 @@
+"""Graph: one forward pass on a ragged batch, in SSA form with symbolic dims.
+
+An architecture's ``forward`` builds it op by op; passes rewrite it; `plan.py` turns it into buffers and steps. Values are named;
+a node reads named values through roles ("x", "weight") and defines a new one. States (KV pages) are the exception to SSA: an op
+that appends to one writes it in place, so the order of nodes counts. What an op means stands in `ops.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .expr import Expr
+from .ops import OPS, DType
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array that exists at run time."""
+
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows [start, stop) of a checkpoint's tensor."""
+
+    tensor: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A weight: the rows of its sources, stacked. A matrix (rows, columns) is quantized; a vector (columns is None) stays float32."""
+
+    name: str
+    sources: tuple[Source, ...]
+    columns: int | None
+
+    @property
+    def rows(self) -> int:
+        return sum(source.stop - source.start for source in self.sources)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows,) if self.columns is None else (self.rows, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An array that every runtime computes for itself from a few numbers.
+
+    kind "rope": (positions, D/2, 2) float32, the cosine and sine of position * inverse_frequency, computed in float64.
+    """
+
+    name: str
+    kind: Literal["rope"]
+    shape: tuple[int, ...]
+    attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One application of an op. ``inputs`` and ``outputs`` map the op's roles to names."""
+
+    op: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Graph:
+    """``nodes`` in the order of execution. States (KV pages) outlive a forward pass."""
+
+    inputs: dict[str, Value] = field(default_factory=dict)
+    states: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+    def shape_of(self, name: str) -> tuple[Expr, ...]:
+        return self.lookup(name).shape
+
+    def lookup(self, name: str) -> Value | Constant | Parameter:
+        for table in (self.values, self.inputs, self.states, self.parameters, self.constants):
+            if name in table:
+                return table[name]  # type: ignore[index, no-any-return]
+        raise KeyError(name)
+
+    def users(self, name: str) -> list[Node]:
+        """The nodes that read a value."""
+        return [node for node in self.nodes if name in node.inputs.values()]
+
+    def only_user(self, name: str) -> Node | None:
+        """The node that reads a value, where it is the only one and the value is not an output of the graph."""
+        users = self.users(name)
+        return users[0] if len(users) == 1 and name not in self.outputs.values() else None
+
+    def add(self, op: str, inputs: Mapping[str, str | None], *, name: str = "", **attrs: Any) -> str:
+        """Append a node and return the name of its new value; inputs that are None are left out.
+
+        An op that only writes a state (append_kv) defines no value and takes no name.
+        """
+        given = {role: value for role, value in inputs.items() if value is not None}
+        result = OPS[op].result
+        self.append(Node(op, given, {result: name} if result else {}, attrs))
+        return name
+
+    def append(self, node: Node) -> None:
+        """Append a node and define its output by the op's shape rule. Raises ValueError where the inputs' shapes disagree."""
+        op = OPS[node.op]
+        shapes = {role: self.shape_of(name) for role, name in node.inputs.items()}
+        shape, dtype = op.infer(shapes, node.attrs)
+        if op.result is not None:
+            name = node.outputs[op.result]
+            self.values[name] = Value(name, shape, dtype)
+        self.nodes.append(node)
+
+    def with_nodes(self, nodes: Iterable[Node], parameters: Iterable[Parameter] = ()) -> Graph:
+        """The same graph with other nodes, ``parameters`` added, and the parameters that no node reads any more left out."""
+        known = self.parameters | {parameter.name: parameter for parameter in parameters}
+        graph = Graph(inputs=self.inputs, states=self.states, constants=self.constants, outputs=self.outputs)
+        for node in nodes:
+            for name in node.inputs.values():
+                if name in known:
+                    graph.parameters[name] = known[name]
+            graph.append(node)
+        return graph

@@ -1,0 +1,255 @@
+"""KernelBuilder: how a template writes one TIR function.
+
+A template is a Python function that declares buffers, takes a grid, and stores values; Python loops unroll, ``kernel.loop`` makes a loop.
+
+    kernel = KernelBuilder("double")
+    x = kernel.buffer("x", ("S", 8), "float32")
+    y = kernel.buffer("y", ("S", 8), "float32", write=True)
+    row = kernel.grid("S")
+    column = kernel.threads(8)
+    y[row, column] = x[row, column] * 2.0
+    return kernel.finish()
+
+Sizes and grids are the expressions of `expr.py`; the same data goes into the bundle, so a runtime computes the grid that the kernel assumes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as script
+
+from ..expr import Expr
+
+# A TIR expression; TVM has no type stubs.
+Scalar: TypeAlias = Any
+Index: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A buffer that a kernel reads or writes. ``role`` is the step's role, with ".q" or ".s" for one plane of a packed weight."""
+
+    role: str
+    access: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A TIR function before lowering, and what a runtime must know to launch it. ``grid`` counts workgroups in x and y."""
+
+    name: str
+    function: Any
+    bindings: tuple[Binding, ...]
+    grid: tuple[Expr, Expr]
+    workgroup_size: int
+    shared_bytes: int
+
+
+class Array:
+    """A buffer inside a kernel: ``a[i, j]`` reads, ``a[i, j] = v`` writes, with a Python number taken in the buffer's dtype."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def __getitem__(self, index: Index) -> Scalar:
+        return self.buffer[index]
+
+    def __setitem__(self, index: Index, value: Scalar) -> None:
+        if isinstance(value, (int, float)):
+            value = number(value, str(self.buffer.dtype))
+        script.buffer_store(self.buffer, value, list(index) if isinstance(index, tuple) else [index])
+
+
+class KernelBuilder:
+    def __init__(self, name: str, *, scalars: tuple[str, ...] = ()) -> None:
+        """``scalars`` are the dims that the kernel's body uses and no buffer has as the whole of an extent."""
+        self.name = name
+        self._frames = ExitStack()
+        self._builder = IRBuilder()
+        self._frames.enter_context(self._builder)
+        self._frames.enter_context(script.prim_func(s_tir=True))
+        script.func_name(name)
+        # Arguments never overlap: a plan gives every output of a step storage of its own.
+        script.func_attr({"global_symbol": name, "tirx.noalias": True, "tirx.is_scheduled": True})
+        self._dims: dict[str, Any] = {dim: script.arg(dim, tirx.Var(dim, "int32")) for dim in scalars}
+        self._bindings: list[Binding] = []
+        self._grid: tuple[Expr, Expr] = (1, 1)
+        self._workgroup_size = 0
+        self._shared_bytes = 0
+
+    def buffer(self, role: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
+        """Declare an argument. A dtype such as "float32x4" makes every element a vector, and ``shape`` counts vectors."""
+        name = role.replace(".", "_")
+        handle = script.arg(f"{name}_handle", script.handle())
+        buffer = script.match_buffer(handle, tuple(self.size(extent) for extent in shape), dtype)
+        IRBuilder.name(name, buffer)
+        self._bindings.append(Binding(role, "write" if write else "read"))
+        return Array(buffer)
+
+    def size(self, expr: Expr) -> Scalar:
+        """A size expression as TIR."""
+        if isinstance(expr, int):
+            return tirx.const(expr, "int32")
+        if isinstance(expr, str):
+            return self._dims.setdefault(expr, tirx.Var(expr, "int32"))
+        operator, left, right = expr
+        operators = {
+            "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+            "ceildiv": tirx.ceildiv, "min": tirx.min, "max": tirx.max,
+        }  # fmt: skip
+        return operators[str(operator)](self.size(left), self.size(right))
+
+    def grid(self, x: Expr, y: Expr = 1) -> tuple[Scalar, Scalar]:
+        """Launch over x times y workgroups; the workgroup's coordinates. x may exceed 65,535, y may not."""
+        self._grid = (x, y)
+        return self._bind("blockIdx.x", x, "group_x"), self._bind("blockIdx.y", y, "group_y")
+
+    def threads(self, count: int) -> Scalar:
+        """The thread's index in a workgroup of ``count`` threads."""
+        self._workgroup_size = count
+        return self._bind("threadIdx.x", count, "thread")
+
+    def _bind(self, thread: str, extent: Expr, name: str) -> Scalar:
+        variable = self._frames.enter_context(script.thread_binding(self.size(extent), thread=thread))
+        IRBuilder.name(name, variable)
+        return variable
+
+    def local(self, name: str, length: int, dtype: str, *, fill: float | None = None) -> Array:
+        """Registers of one thread. With ``fill``, every element is set."""
+        array = self._allocate(name, (length,), dtype, "local")
+        if fill is not None:
+            for i in range(length):
+                array[i] = fill
+        return array
+
+    def shared(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        """Memory of the workgroup, not initialised."""
+        self._shared_bytes += math.prod(shape) * size_bytes(dtype)
+        return self._allocate(name, shape, dtype, "shared")
+
+    def _allocate(self, name: str, shape: tuple[int, ...], dtype: str, scope: str) -> Array:
+        buffer = script.alloc_buffer(shape, dtype, scope=scope)
+        IRBuilder.name(name, buffer)
+        return Array(buffer)
+
+    @contextmanager
+    def loop(self, name: str, count: Scalar | int) -> Iterator[Scalar]:
+        """``for name in range(count)``."""
+        with script.serial(count) as i:
+            IRBuilder.name(name, i)
+            yield i
+
+    @contextmanager
+    def when(self, condition: Scalar | bool) -> Iterator[None]:
+        """``if condition``. A Python bool is decided now."""
+        if condition is True:
+            yield
+            return
+        with script.If(condition), script.Then():
+            yield
+
+    def let(self, name: str, value: Scalar) -> Scalar:
+        """Compute a value once and give it a name."""
+        variable = script.Bind(value)
+        IRBuilder.name(name, variable)
+        return variable
+
+    def barrier(self) -> None:
+        """Wait until the whole workgroup is here; never inside divergent code."""
+        script.evaluate(tirx.op.tvm_storage_sync("shared"))
+
+    def fold(self, thread: Scalar, lane: Scalar, lanes: int, combine: Callable[[Scalar, Scalar], None]) -> None:
+        """Fold what threads left in shared memory over groups of ``lanes`` threads (a power of two) into each group's first place.
+
+        ``lane`` is the thread's number in its group; ``combine(mine, other)`` adds place ``other`` to place ``mine``. Barriers are included.
+        """
+        stride = lanes // 2
+        self.barrier()
+        while stride:
+            with self.when(lane < stride):
+                combine(thread, thread + stride)
+            self.barrier()
+            stride //= 2
+
+    def finish(self) -> Kernel:
+        self._frames.close()
+        return Kernel(self.name, self._builder.get(), tuple(self._bindings), self._grid, self._workgroup_size, self._shared_bytes)
+
+
+# --- values ------------------------------------------------------------------------------------------------------------------------
+
+
+def number(value: float, dtype: str) -> Scalar:
+    """A constant; of a vector dtype, the same number in every lane."""
+    base, _, lanes = dtype.partition("x")
+    scalar = tirx.const(value, base)
+    return tirx.Broadcast(scalar, int(lanes)) if lanes else scalar
+
+
+def size_bytes(dtype: str) -> int:
+    """Bytes of one element: 16 of a float32x4."""
+    base, _, lanes = dtype.partition("x")
+    return int(base.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8 * int(lanes or 1)
+
+
+def splat(value: Scalar, lanes: int = 4) -> Scalar:
+    """The same value in every lane."""
+    return tirx.Broadcast(value, lanes)
+
+
+def shifted(value: Scalar, *shifts: int) -> Scalar:
+    """The unsigned value shifted right by a number of bits of its own in each lane."""
+    return splat(value, len(shifts)) >> vector(*(tirx.const(shift, "uint32") for shift in shifts))
+
+
+def vector(*values: Scalar) -> Scalar:
+    """A vector of scalars."""
+    return tirx.Shuffle(list(values), [tirx.const(i, "int32") for i in range(len(values))])
+
+
+def lane_of(value: Scalar, lane: int) -> Scalar:
+    """One lane of a vector."""
+    return tirx.Shuffle([value], [tirx.const(lane, "int32")])
+
+
+def sum_lanes(value: Scalar, lanes: int = 4) -> Scalar:
+    """The sum of a vector's lanes."""
+    return sum((lane_of(value, lane) for lane in range(1, lanes)), lane_of(value, 0))
+
+
+def cast(value: Scalar, dtype: str) -> Scalar:
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+
+
+def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
+    """``then`` if the condition holds, else ``otherwise``; only the one chosen is evaluated, so it may guard a load."""
+    return tirx.if_then_else(condition, then, otherwise)
+
+
+def all_of(*conditions: Scalar | bool) -> Scalar | bool:
+    """The conjunction, with Python's True left out."""
+    real = [condition for condition in conditions if condition is not True]
+    return tirx.all(*real) if len(real) > 1 else real[0] if real else True
+
+
+def any_of(*conditions: Scalar) -> Scalar:
+    return tirx.any(*conditions)
+
+
+exp = tirx.exp
+rsqrt = tirx.rsqrt
+maximum = tirx.max
+minimum = tirx.min
+
+
+def extern(dtype: str, function: str, *arguments: Scalar) -> Scalar:
+    """A call of a builtin of the target's language."""
+    return tirx.call_pure_extern(dtype, function, *arguments)
+

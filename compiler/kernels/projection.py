@@ -1,0 +1,106 @@
+"""What linear and gated_linear kernels have in common: the facts of one projection, how its input is read and its result written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..expr import Expr
+from .builder import Array, KernelBuilder, Scalar, cast, exp, number, select, vector
+from .packed import PackedMatrix, WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or of two halves gated by SiLU.
+
+    x (batch, columns); weight (outputs, columns), of a gated one (2 * outputs, columns). ``batch`` is the dim S or R.
+    """
+
+    batch: str
+    columns: int
+    outputs: int
+    weight: WeightFormat
+    x_dtype: str
+    y_dtype: str
+    norm_eps: float | None = None
+    bias: bool = False
+    residual: bool = False
+    gated: bool = False
+    offset: int = 0
+    width: int = 0
+
+    @property
+    def weight_rows(self) -> int:
+        return self.outputs * (2 if self.gated else 1)
+
+    @property
+    def total_width(self) -> int:
+        return self.width or self.outputs
+
+    @property
+    def name(self) -> str:
+        """A name that no other projection shares."""
+        parts = ["gated_linear" if self.gated else "linear", self.weight.kind, f"{self.weight_rows}x{self.columns}", self.batch.lower()]
+        parts += ["norm"] * (self.norm_eps is not None) + ["bias"] * self.bias + ["residual"] * self.residual
+        if self.width:
+            parts.append(f"at{self.offset}of{self.width}")
+        parts += [{"float16": "f16", "float32": "f32"}[dtype] for dtype in (self.x_dtype, self.y_dtype)]
+        return "_".join(parts)
+
+
+class Rows:
+    """A (rows, columns) float buffer read four columns at a time, zero beyond the last column."""
+
+    def __init__(self, kernel: KernelBuilder, role: str, rows: Expr, columns: int, dtype: str) -> None:
+        self._columns = columns
+        self._whole = columns % 4 == 0
+        self._buffer = kernel.buffer(role, (rows, columns // 4), f"{dtype}x4") if self._whole else kernel.buffer(role, (rows, columns), dtype)
+
+    def quad(self, row: Scalar, index: Scalar) -> Scalar:
+        """Columns 4 * index to 4 * index + 3 as float32x4."""
+        if self._whole:
+            loaded = cast(self._buffer[row, index], "float32x4")
+            inside = index < self._columns // 4
+            return loaded if self._columns % 32 == 0 else select(inside, loaded, number(0, "float32x4"))
+        return vector(*(self._scalar(row, index * 4 + lane) for lane in range(4)))
+
+    def _scalar(self, row: Scalar, column: Scalar) -> Scalar:
+        return select(column < self._columns, cast(self._buffer[row, column], "float32"), number(0, "float32"))
+
+
+class ProjectionArguments:
+    """A projection's buffers, declared in a kernel in the order of a reader's interest: input, norm, weight, bias, residual, result."""
+
+    def __init__(self, kernel: KernelBuilder, facts: Projection, *, vectors: bool) -> None:
+        self.facts = facts
+        self.x = Rows(kernel, "x", facts.batch, facts.columns, facts.x_dtype)
+        self.norm = Rows(kernel, "norm", 1, facts.columns, "float32") if facts.norm_eps is not None else None
+        self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, vectors=vectors)
+        bias_length = facts.weight_rows if facts.gated else facts.total_width
+        self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
+        self._residual = kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
+        self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
+
+    def store(self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar], guard: Scalar | bool) -> None:
+        """Finish one result from its dot product (of a gated one: gate's and up's), where the guard holds."""
+        facts = self.facts
+        with kernel.when(guard):
+            if facts.gated:
+                gate, up = sums
+                if self._bias is not None:
+                    gate, up = gate + self._bias[output], up + self._bias[output + facts.outputs]
+                value = gate / (number(1, "float32") + exp(-gate)) * up
+            else:
+                (value,) = sums
+                if self._bias is not None:
+                    value = value + self._bias[output + facts.offset]
+            if self._residual is not None:
+                value = value + self._residual[row, output + facts.offset]
+            self._y[row, output + facts.offset] = cast(value, facts.y_dtype)
+
+
+def guard_below(index: Scalar, limit: int, step: int) -> Scalar | bool:
+    """``index < limit``, or True where tiles of ``step`` cover the limit exactly."""
+    return True if limit % step == 0 else index < limit
+
+

@@ -1,0 +1,159 @@
+"""The manifest: everything that a runtime must know about a bundle, as data.
+
+This file is the format's definition: Python reads and checks manifests with these classes, and `schema.py` writes the TypeScript types from
+them. A key that is not here is an error, so a runtime never ignores what a newer compiler meant.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from .expr import Condition, Expr
+from .spec import ModelSpec
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+
+
+class Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileEntry(Entry):
+    """A file of the bundle. ``size`` in bytes; ``sha256`` in hexadecimal."""
+
+    file: str
+    size: int
+    sha256: str
+
+
+class PlaneEntry(Entry):
+    """One plane of a weight: ``size`` bytes at ``offset`` of shard number ``shard``."""
+
+    name: str
+    dtype: Literal["float32", "float16", "uint32"]
+    shape: list[int]
+    shard: int
+    offset: int
+    size: int
+
+
+class WeightEntry(Entry):
+    """A weight. ``quantization`` is None for vectors, which are one float32 plane "w"."""
+
+    shape: list[int]
+    quantization: str | None
+    planes: list[PlaneEntry]
+
+
+class BufferEntry(Entry):
+    """An array that a runtime allocates. "activation" is the dtype of the chosen activation entry."""
+
+    shape: list[Expr]
+    dtype: Literal["float32", "int32", "activation"]
+
+
+class ConstantEntry(Entry):
+    """An array that a runtime computes. "rope": cosine and sine of position * inverse_frequencies[i], (positions, D/2, 2) float32."""
+
+    kind: Literal["rope"]
+    shape: list[int]
+    inverse_frequencies: list[float]
+
+
+class StepEntry(Entry):
+    """One step. ``inputs`` and ``outputs`` map roles to names of buffers, inputs, states, constants or weights; ``variants`` names a list."""
+
+    op: str
+    variants: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    attrs: dict[str, Any]
+
+
+class PlanEntry(Entry):
+    """See `plan.Plan`. ``outputs`` maps "logits" (R, V) and "next_token_ids" (R,) to the buffers that hold them."""
+
+    inputs: dict[str, BufferEntry]
+    states: dict[str, BufferEntry]
+    constants: dict[str, ConstantEntry]
+    buffers: dict[str, BufferEntry]
+    steps: list[StepEntry]
+    outputs: dict[str, str]
+
+
+class BindingEntry(Entry):
+    """The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``."""
+
+    role: str
+    plane: str | None
+    access: Literal["read", "write"]
+
+
+class KernelEntry(Entry):
+    """One kernel. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``.
+
+    ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x.
+    """
+
+    file: str
+    sha256: str
+    entry: str
+    bindings: list[BindingEntry]
+    uniforms: list[Expr]
+    grid: list[Expr]
+    workgroup_size: int
+
+
+class VariantEntry(Entry):
+    """One way to run a step: the first row that fits is taken. ``activation`` None fits both dtypes, ``when`` None every batch."""
+
+    kernel: str
+    activation: Literal["float32", "float16"] | None
+    needs: list[str]
+    when: Condition
+
+
+class ActivationEntry(Entry):
+    """An activation dtype, and the device features without which a runtime takes the next entry."""
+
+    dtype: Literal["float32", "float16"]
+    needs: list[str]
+
+
+class TokenizerEntry(Entry):
+    """``chat_template`` is Jinja, as Hugging Face writes it; None where the model has none. The tokens are those that templates may name.
+
+    ``add_bos_token`` None leaves it to the tokenizer's file whether a text starts with the bos token.
+    """
+
+    file: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    add_bos_token: bool | None
+
+
+class Manifest(Entry):
+    """A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards."""
+
+    format_version: int
+    generator: str
+    target: str
+    model: str
+    spec: ModelSpec
+    quantization: str
+    context: int
+    page_size: int
+    activations: list[ActivationEntry]
+    plan: PlanEntry
+    variants: dict[str, list[VariantEntry]]
+    kernels: dict[str, KernelEntry]
+    weights: dict[str, WeightEntry]
+    shards: list[FileEntry]
+    tokenizer: TokenizerEntry
+    files: list[FileEntry]

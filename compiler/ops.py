@@ -1,0 +1,279 @@
+"""Every op: its shape rule, and its meaning in numpy.
+
+This is the definition. A kernel is right when it computes what stands here, and `reference.py` runs any plan with these functions.
+All arithmetic is float32; where a value is stored as float16, the executor rounds it after the op.
+
+A batch is ragged: S new tokens of B sequences, rows ``seq_starts[b]`` to ``seq_starts[b + 1]`` belonging to sequence b. New keys and values
+go to pages first, then attention reads pages, causal by position. ``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .expr import Expr
+
+# "activation" is float16 or float32: a bundle may offer both and the device decides. What must not overflow is always float32.
+DType = Literal["float32", "int32", "activation"]
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = "tuple[Expr, ...]"
+Shapes: TypeAlias = Mapping[str, Shape]
+Attrs: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """``infer`` gives the result's shape and dtype, ``run`` its value; ``result`` is its role, or None for an op that only writes a state.
+
+    ``writes`` names the roles of states that the op changes. A role "into" is an earlier part of the result, whose storage is taken over.
+    """
+
+    infer: Callable[[Shapes, Attrs], tuple[Shape, DType]]
+    run: Callable[[Mapping[str, Array], Attrs], Array | None]
+    result: str | None = "y"
+    writes: tuple[str, ...] = ()
+
+
+def require(condition: bool, op: str, shapes: Shapes) -> None:
+    if not condition:
+        raise ValueError(f"{op}: shapes disagree: {dict(shapes)}")
+
+
+# --- embedding and rows ------------------------------------------------------------------------------------------------------------
+
+
+def infer_embed(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    return (shapes["token_ids"][0], shapes["table"][1]), "float32"
+
+
+def embed(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """y[s] = table[token_ids[s] - first_row] where that row is in the table; other rows stay as in ``into``, or zero.
+
+    table (N, E), token_ids (S,), into (S, E) -> (S, E). A table split by rows is looked up part after part.
+    """
+    table, rows = inputs["table"], inputs["token_ids"] - attrs.get("first_row", 0)
+    y = inputs["into"] if "into" in inputs else np.zeros((len(rows), table.shape[1]), np.float32)
+    here = (rows >= 0) & (rows < len(table))
+    y[here] = table[rows[here]]
+    return y
+
+
+def infer_take_rows(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    return (shapes["rows"][0], shapes["x"][1]), "float32"
+
+
+def take_rows(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """y[r] = x[rows[r]]. x (S, E), rows (R,) -> (R, E)."""
+    return inputs["x"][inputs["rows"]]
+
+
+def infer_slice_columns(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    return (shapes["x"][0], attrs["stop"] - attrs["start"]), "activation"
+
+
+def slice_columns(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """Columns [start, stop) of x (S, N)."""
+    return inputs["x"][:, attrs["start"] : attrs["stop"]]
+
+
+# --- projections -------------------------------------------------------------------------------------------------------------------
+
+
+def infer_linear(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    (rows, columns), (outputs, weight_columns) = shapes["x"], shapes["weight"]
+    require(columns == weight_columns, "linear", shapes)
+    width = attrs.get("columns", outputs)
+    require(all(shapes[role][-1] == width for role in ("bias", "residual") if role in shapes), "linear", shapes)
+    return (rows, width), attrs["dtype"]
+
+
+def linear(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """y = norm(x) @ weight.T + bias + residual, each part where its input is given.
+
+    x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attrs eps -> (S, N). A weight split by rows writes its N of the
+    ``columns`` outputs, from ``offset`` on, into the result of the part before it; bias and residual are then those of all columns.
+    """
+    x = rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs) if "norm" in inputs else inputs["x"]
+    return place(x.astype(np.float32) @ inputs["weight"].T, inputs, attrs)
+
+
+def place(part: Array, inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """Add bias and residual to a projection's columns and put them at their offset in the whole result."""
+    offset, width = attrs.get("offset", 0), attrs.get("columns", part.shape[1])
+    here = slice(offset, offset + part.shape[1])
+    if "bias" in inputs:
+        part = part + inputs["bias"][here]
+    if "residual" in inputs:
+        part = part + inputs["residual"][:, here]
+    if width == part.shape[1]:
+        return part
+    y = inputs["into"] if "into" in inputs else np.zeros((len(part), width), np.float32)
+    y[:, here] = part
+    return y
+
+
+def infer_gated_linear(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    (rows, columns), (outputs, weight_columns) = shapes["x"], shapes["weight"]
+    require(columns == weight_columns and isinstance(outputs, int) and outputs % 2 == 0, "gated_linear", shapes)
+    return (rows, attrs.get("columns", outputs // 2)), "float32"  # type: ignore[operator]
+
+
+def gated_linear(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """y = silu(norm(x) @ gate.T) * (norm(x) @ up.T), the weight (2F, E) being gate (F, E) above up (F, E). Shazeer 2020.
+
+    x (S, E), norm (E,), bias (2F,) -> (S, F), split by rows as in `linear`; a part's bias is its own, (2F of the part,).
+    """
+    both = linear({role: inputs[role] for role in ("x", "weight", "norm", "bias") if role in inputs}, {"eps": attrs.get("eps")})
+    gate, up = np.split(both, 2, axis=1)
+    return place(gated_silu({"gate": gate, "up": up}, {}), {role: inputs[role] for role in ("into",) if role in inputs}, attrs)
+
+
+# --- element-wise ------------------------------------------------------------------------------------------------------------------
+
+
+def infer_like_x(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    return shapes["x"], attrs.get("dtype", "float32")
+
+
+def rms_norm(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """Scale groups of columns to unit root mean square, then by weight. x (S, n * E), weight (E,) -> like x. Zhang & Sennrich 2019."""
+    x, weight = inputs["x"].astype(np.float32), inputs["weight"]
+    groups = x.reshape(len(x), -1, len(weight))
+    scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
+    return (groups * scale * weight).reshape(x.shape)
+
+
+def infer_add(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    require(shapes["a"] == shapes["b"], "add", shapes)
+    return shapes["a"], "float32"
+
+
+def add(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """a + b, same shapes."""
+    return inputs["a"] + inputs["b"]
+
+
+def infer_gated_silu(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    require(shapes["gate"] == shapes["up"], "gated_silu", shapes)
+    return shapes["gate"], "float32"
+
+
+def gated_silu(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """silu(gate) * up, silu(g) = g / (1 + exp(-g))."""
+    gate = inputs["gate"].astype(np.float32)
+    # exp overflows to infinity below about -88, where silu is 0: the right limit.
+    with np.errstate(over="ignore"):
+        return gate / (1 + np.exp(-gate)) * inputs["up"]
+
+
+# --- attention ---------------------------------------------------------------------------------------------------------------------
+
+
+def rope(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """Rotate pairs (i, i + D/2) of each head by position. x (S, n * D), positions (S,), table (positions, D/2, 2) -> like x. Su et al. 2021."""
+    x, table = inputs["x"].astype(np.float32), inputs["table"][inputs["positions"]]
+    cosine, sine = table[:, None, :, 0], table[:, None, :, 1]
+    half = table.shape[1]
+    heads = x.reshape(len(x), -1, 2 * half)
+    low, high = heads[..., :half], heads[..., half:]
+    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1).reshape(x.shape)
+
+
+def infer_nothing(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    return (), "activation"
+
+
+def append_kv(inputs: Mapping[str, Array], attrs: Attrs) -> None:
+    """Store each new token's key and value at its slot: page ``slot // page``, place ``slot % page``. k, v (S, K * D), slots (S,)."""
+    kv, slots = inputs["kv"], inputs["slots"]
+    page, place_in_page = np.divmod(slots, kv.shape[3])
+    for plane, role in enumerate(("k", "v")):
+        kv[page, plane, :, place_in_page] = inputs[role].reshape(len(slots), kv.shape[2], kv.shape[4])
+
+
+def infer_attention(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    return shapes["q"], "activation"
+
+
+def attention(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """softmax(q k^T / sqrt(D)) v over the pages of each row's sequence, up to and with the row's own position.
+
+    q (S, H * D), kv (P, 2, K, page, D), positions (S,), seq_starts (B+1,), page_indptr (B+1,), page_ids (L,) -> (S, H * D).
+    Query head h reads kv head h // (H / K). Vaswani et al. 2017; paged: Kwon et al. 2023.
+    """
+    kv, positions = inputs["kv"], inputs["positions"]
+    _, _, num_kv_heads, page_size, head_dim = kv.shape
+    q = inputs["q"].astype(np.float32)
+    num_rows, width = q.shape
+    queries = q.reshape(num_rows, num_kv_heads, -1, head_dim) / np.float32(np.sqrt(head_dim))
+    y = np.zeros_like(queries)
+    for sequence in range(len(inputs["seq_starts"]) - 1):
+        rows = slice(*inputs["seq_starts"][sequence : sequence + 2])
+        if rows.start == rows.stop:
+            continue
+        length = int(positions[rows].max()) + 1
+        first = inputs["page_indptr"][sequence]
+        pages = kv[inputs["page_ids"][first : first - (-length // page_size)]].astype(np.float32)
+        keys, values = pages.transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
+        scores = np.einsum("skgd,ktd->skgt", queries[rows], keys)
+        hidden = np.arange(length)[None, :] > positions[rows][:, None]
+        scores[np.broadcast_to(hidden[:, None, None], scores.shape)] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        y[rows] = np.einsum("skgt,ktd->skgd", weights / weights.sum(axis=-1, keepdims=True), values)
+    return y.reshape(num_rows, width)
+
+
+def infer_rope_append(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    _, _, num_kv_heads, _, head_dim = shapes["kv"]
+    rows, width = shapes["qkv"]
+    return (rows, width - 2 * num_kv_heads * head_dim), "activation"  # type: ignore[operator]
+
+
+def rope_append(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """Norm (where given) and rotate q and k of a joint projection, append k and v to the pages, return q.
+
+    qkv (S, (H + 2K) * D), q_norm and k_norm (D,) with attrs eps, positions, slots (S,), table, kv -> (S, H * D).
+    """
+    kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
+    kv_width = kv.shape[2] * kv.shape[4]
+    q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
+    if "q_norm" in inputs:
+        q = rms_norm({"x": q, "weight": inputs["q_norm"]}, attrs)
+        k = rms_norm({"x": k, "weight": inputs["k_norm"]}, attrs)
+    where = {"positions": inputs["positions"], "table": inputs["table"]}
+    append_kv({"k": rope({"x": k, **where}, {}), "v": v, "kv": kv, "slots": inputs["slots"]}, {})
+    return rope({"x": q, **where}, {})
+
+
+# --- sampling ----------------------------------------------------------------------------------------------------------------------
+
+
+def infer_argmax(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
+    return (shapes["x"][0],), "int32"
+
+
+def argmax(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """The column of each row's largest value, the first of equals. x (R, V) -> (R,)."""
+    return np.argmax(inputs["x"], axis=-1).astype(np.int32)
+
+
+OPS: dict[str, Op] = {
+    "embed": Op(infer_embed, embed),
+    "take_rows": Op(infer_take_rows, take_rows),
+    "slice_columns": Op(infer_slice_columns, slice_columns),
+    "linear": Op(infer_linear, linear),
+    "gated_linear": Op(infer_gated_linear, gated_linear),
+    "rms_norm": Op(infer_like_x, rms_norm),
+    "add": Op(infer_add, add),
+    "gated_silu": Op(infer_gated_silu, gated_silu),
+    "rope": Op(infer_like_x, rope),
+    "append_kv": Op(infer_nothing, append_kv, result=None, writes=("kv",)),
+    "attention": Op(infer_attention, attention),
+    "rope_append": Op(infer_rope_append, rope_append, result="q", writes=("kv",)),
+    "argmax": Op(infer_argmax, argmax),
+}

@@ -1,0 +1,29 @@
+"""The graph's rewrites, in order. Each leaves what the graph computes as it was; together they set the number of dispatches a token.
+
+    fuse_gate_up      gate and up projections and their activation  -> one gated projection
+    fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
+    fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
+    fuse_residual     projection, then residual addition            -> one projection
+    fuse_norm         RMSNorm, then projection                      -> one projection that norms its input as it reads it
+    split_large       a weight larger than a binding                -> parts by rows
+"""
+
+from __future__ import annotations
+
+from ..graph import Graph
+from ..quant import Quantization
+from .fuse_gate_up import fuse_gate_up
+from .fuse_norm import fuse_norm
+from .fuse_projections import fuse_projections
+from .fuse_residual import fuse_residual
+from .fuse_rope_append import fuse_rope_append
+from .split_large import split_large
+
+FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_residual, fuse_norm)
+
+
+def run_passes(graph: Graph, quantization: Quantization, max_binding_bytes: int) -> Graph:
+    """All fusions, then the split of weights whose planes exceed ``max_binding_bytes``."""
+    for fuse in FUSIONS:
+        graph = fuse(graph)
+    return split_large(graph, quantization, max_binding_bytes)

@@ -1,0 +1,95 @@
+"""Plan: a graph's values laid into buffers, and its nodes as an ordered list of steps. No device words.
+
+Buffers are reused: a value's buffer is free again after its last reader, and a later value of the same shape and dtype takes it.
+A step's inputs and outputs name buffers, weights, constants or states; the names are unique over all four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .expr import Expr
+from .graph import Constant, Graph, Parameter
+from .ops import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    op: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``outputs`` maps "logits" and "next_token_ids" to the buffers that hold them after the last step."""
+
+    inputs: Mapping[str, Buffer]
+    states: Mapping[str, Buffer]
+    constants: Mapping[str, Constant]
+    weights: Mapping[str, Parameter]
+    buffers: Mapping[str, Buffer]
+    steps: tuple[Step, ...]
+    outputs: Mapping[str, str]
+
+    def shape_of(self, name: str) -> tuple[Expr, ...]:
+        tables: tuple[Mapping[str, Buffer | Constant | Parameter], ...] = (
+            self.buffers, self.inputs, self.states, self.weights, self.constants,
+        )  # fmt: skip
+        return next(table[name].shape for table in tables if name in table)
+
+
+def make_plan(graph: Graph) -> Plan:
+    last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs.values()}
+    last_use |= {name: len(graph.nodes) for name in graph.outputs.values()}
+    buffers: dict[str, Buffer] = {}
+    place: dict[str, str] = {}
+    free: list[Buffer] = []
+    steps = []
+    for index, node in enumerate(graph.nodes):
+        for name in node.outputs.values():
+            value = graph.values[name]
+            if "into" in node.inputs:
+                place[name] = place[node.inputs["into"]]
+                continue
+            reused = next((buffer for buffer in free if (buffer.shape, buffer.dtype) == (value.shape, value.dtype)), None)
+            if reused is not None:
+                free.remove(reused)
+                place[name] = reused.name
+            else:
+                # A value that stays to the end keeps its own name; a passing one gets a number, for many values will share it.
+                own = name if name in graph.outputs.values() else f"buffer{len(buffers)}"
+                buffers[own] = Buffer(own, value.shape, value.dtype)
+                place[name] = own
+        steps.append(
+            Step(
+                node.op,
+                {role: place.get(name, name) for role, name in node.inputs.items()},
+                {role: place[name] for role, name in node.outputs.items()},
+                node.attrs,
+            )
+        )
+        ended = {name for name in node.inputs.values() if name in graph.values and last_use[name] == index}
+        # The storage of a part lives on in the whole.
+        free += [buffers[place[name]] for name in ended if name != node.inputs.get("into")]
+    return Plan(
+        inputs={name: Buffer(name, value.shape, value.dtype) for name, value in graph.inputs.items()},
+        states={name: Buffer(name, value.shape, value.dtype) for name, value in graph.states.items()},
+        constants=graph.constants,
+        weights=graph.parameters,
+        buffers=buffers,
+        steps=tuple(steps),
+        outputs={role: place[name] for role, name in graph.outputs.items()},
+    )
+
+

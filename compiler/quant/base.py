@@ -1,0 +1,76 @@
+"""What a quantization is: how a float matrix becomes the planes that a bundle stores, and back.
+
+A plane is one array of a packed matrix (the quantized integers, the scales). Rows stay rows: row n of a plane depends on row n
+of the matrix alone, so a matrix can be packed in blocks of rows and split by rows at any point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import QuantizationError
+
+# Weights in a group. Every format pads its rows to whole groups, so kernels read all of them in chunks of this size.
+GROUP = 32
+
+Array = npt.NDArray[np.generic]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneLayout:
+    """One plane of a matrix of N rows: N rows of ``columns`` elements of ``dtype``."""
+
+    name: str
+    dtype: str
+    columns: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.columns * np.dtype(self.dtype).itemsize
+
+
+class Quantization(Protocol):
+    """The numpy meaning of one weight format."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str:
+        """The layout's name, by which kernel templates know it; several quantizations may share one with other dtypes."""
+
+    @property
+    def activations(self) -> tuple[str, ...]:
+        """Activation dtypes that a bundle offers with these weights, best first: of "float16", "float32"."""
+
+    def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
+        """The planes of a matrix with that many columns."""
+
+    def pack(self, matrix: FloatArray) -> dict[str, Array]:
+        """(N, K) f32 -> planes. Raises QuantizationError where a value cannot be represented."""
+
+    def unpack(self, planes: Mapping[str, Array], columns: int) -> FloatArray:
+        """Planes -> (N, columns) f32, exactly what every kernel must compute with."""
+
+
+def require_finite(matrix: FloatArray) -> None:
+    """Raise QuantizationError when the matrix holds NaN or infinity."""
+    # One pass without a temporary: a sum is finite only if all its terms are, except for overflow, which the slow path clears up.
+    if not np.isfinite(np.sum(matrix, dtype=np.float64)) and not np.isfinite(matrix).all():
+        raise QuantizationError("the tensor holds NaN or infinity; the checkpoint is damaged or was saved after a diverged training")
+
+
+def pad_columns(matrix: FloatArray) -> FloatArray:
+    """Append zero columns, so that a row is a whole number of groups."""
+    missing = -matrix.shape[1] % GROUP
+    return np.pad(matrix, ((0, 0), (0, missing))) if missing else matrix
+
+
+def padded_columns(columns: int) -> int:
+    return -(-columns // GROUP) * GROUP

@@ -1,0 +1,37 @@
+"""Rotary frequencies of a RopeSpec, and the table of cosines and sines that runtimes compute from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .spec import RopeSpec
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> list[float]:
+    """theta^(-2i/D) for each pair i of D/2, scaled as the spec says. Radians a position."""
+    return [scale_frequency(rope, rope.theta ** (-2 * pair / head_dim)) for pair in range(head_dim // 2)]
+
+
+def scale_frequency(rope: RopeSpec, frequency: float) -> float:
+    if rope.scaling == "none":
+        return frequency
+    if rope.scaling == "linear":
+        return frequency / rope.factor
+    # llama3: waves that fit often into the original context stay, long ones stretch, those in between blend.
+    turns = rope.original_max_position_embeddings * frequency / (2 * math.pi)
+    if turns >= rope.high_freq_factor:
+        return frequency
+    if turns <= rope.low_freq_factor:
+        return frequency / rope.factor
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return (1 - blend) * frequency / rope.factor + blend * frequency
+
+
+def rope_table(frequencies: Sequence[float], positions: int) -> npt.NDArray[np.float32]:
+    """(positions, D/2, 2): cosine and sine, computed in float64 so that far positions keep their precision."""
+    angles = np.arange(positions)[:, None] * np.asarray(frequencies)[None, :]
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)

@@ -1,0 +1,59 @@
+"""ModelSpec: the normalised hyper-parameters of a decoder, whatever file format they came from.
+
+Formats (`formats/`) find a checkpoint's configuration, an architecture (`arch/`) turns it into a ModelSpec, and from there on nobody
+looks at the original keys again. A ModelSpec is data: it goes into a bundle's manifest as JSON, field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding of the rotate-half form. Su et al. 2021; "llama3" scaling as in Llama 3.1.
+
+    "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength against
+    ``original_max_position_embeddings``.
+    """
+
+    theta: float
+    scaling: Literal["none", "linear", "llama3"] = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position_embeddings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A pre-norm decoder with grouped-query attention and a gated SiLU feed-forward. Sizes in elements."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeSpec
+    tie_word_embeddings: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ModelSpec:
+        fields = dict(data)
+        return ModelSpec(**{**fields, "rope": RopeSpec(**fields["rope"]), "eos_token_ids": tuple(fields["eos_token_ids"])})

@@ -1,0 +1,63 @@
+"""What a target gives the compiler: for a plan, every kernel as source text and the variants of every step.
+
+A target is a package `targets/<name>` that offers ``lower_plan`` and ``MAX_BINDING_BYTES``; `load_target` finds it by name, so that the
+compiler knows no device.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from .errors import RequestError
+from .manifest import ActivationEntry, BindingEntry, VariantEntry
+from .expr import Expr
+from .plan import Plan
+from .quant import Quantization
+from .spec import ModelSpec
+
+TARGETS = ("webgpu",)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """One kernel as it goes into a bundle; see `manifest.KernelEntry`."""
+
+    name: str
+    text: str
+    entry: str
+    bindings: tuple[BindingEntry, ...]
+    uniforms: tuple[Expr, ...]
+    grid: tuple[Expr, Expr]
+    workgroup_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredPlan:
+    """``step_variants[i]`` names the list in ``variants`` for step i."""
+
+    activations: tuple[ActivationEntry, ...]
+    kernels: Mapping[str, KernelSource]
+    variants: Mapping[str, tuple[VariantEntry, ...]]
+    step_variants: tuple[str, ...]
+
+
+class Target(Protocol):
+    # The largest buffer that a kernel may bind, in bytes.
+    MAX_BINDING_BYTES: int
+    # The file name suffix of kernel sources.
+    KERNEL_SUFFIX: str
+
+    def lower_plan(
+        self, plan: Plan, spec: ModelSpec, quantization: Quantization, activations: tuple[str, ...], progress: Callable[[int, int], None]
+    ) -> LoweredPlan:
+        """Lower every kernel that the plan's steps may use. ``progress`` is told kernels done and in all."""
+
+
+def load_target(name: str) -> Target:
+    """Raises RequestError for a name that is not in TARGETS."""
+    if name not in TARGETS:
+        raise RequestError(f"target {name!r} is not known; known: {', '.join(TARGETS)}")
+    return cast(Target, importlib.import_module(f"nearfar.targets.{name}"))

@@ -1,0 +1,49 @@
+"""Opening a WebGPU device through wgpu, with the features and limits that a bundle needs and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.manifest import ActivationEntry, Manifest
+
+MAX_GRID = 65_535
+# WebGPU's defaults, asked for by name so that a large adapter does not hide a kernel that ordinary devices reject.
+DEFAULT_LIMITS = {
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-storage-size": 16 << 10,
+    "max-storage-buffer-binding-size": 128 << 20,
+}
+
+
+def open_device(manifest: Manifest, activation: str | None, path: Path) -> tuple[str, Any, str]:
+    """The adapter's name, a device, and the activation dtype chosen. Raises DeviceError."""
+    import wgpu
+
+    # wgpu prefers OpenGL where it finds it first, and there some limits are below WebGPU's defaults.
+    adapters = [adapter for adapter in wgpu.gpu.enumerate_adapters_sync() if adapter.info["backend_type"] != "OpenGL"]
+    if not adapters:
+        raise DeviceError(
+            "no WebGPU adapter was found; install a Vulkan driver (Debian: apt-get install mesa-vulkan-drivers), or use --runner numpy"
+        )
+    adapter = min(adapters, key=lambda adapter: adapter.info["adapter_type"] == "CPU")
+    chosen = choose_activation(manifest, set(adapter.features), activation, path)
+    device = adapter.request_device_sync(required_features=list(chosen.needs), required_limits=DEFAULT_LIMITS)
+    return str(adapter.info["device"]), device, chosen.dtype
+
+
+def choose_activation(manifest: Manifest, features: set[str], wanted: str | None, path: Path) -> ActivationEntry:
+    """The first activation entry that the device can run, or the wanted one."""
+    offered = [entry for entry in manifest.activations if wanted in (None, entry.dtype)]
+    if not offered:
+        known = ", ".join(entry.dtype for entry in manifest.activations)
+        raise DeviceError(f"{path}: was compiled for {known} activations, not for {wanted}")
+    for entry in offered:
+        if set(entry.needs) <= features:
+            return entry
+    missing = ", ".join(sorted(set(offered[-1].needs) - features))
+    raise DeviceError(
+        f"{path}: needs {missing}, which this device does not have; compile it with --activations float16 float32, or use --runner numpy"
+    )

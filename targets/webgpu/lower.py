@@ -1,0 +1,80 @@
+"""From a plan to WGSL: every kernel that a step's variants name, lowered once, checked against WebGPU's default limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.lower import lower
+from nearfar.compiler.manifest import ActivationEntry, BindingEntry, VariantEntry
+from nearfar.compiler.plan import Plan
+from nearfar.compiler.quant import Quantization
+from nearfar.compiler.spec import ModelSpec
+from nearfar.compiler.target import KernelSource, LoweredPlan
+
+from .variants import Context, Variant, variants_of
+
+# The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
+MAX_BINDING_BYTES = 128 << 20
+MAX_STORAGE_BUFFERS = 8
+MAX_THREADS = 256
+MAX_SHARED_BYTES = 16 << 10
+
+KERNEL_SUFFIX = ".wgsl"
+# TVM's code generation with subgroups assumes 32 lanes and is wrong elsewhere, so the attribute stays off.
+TVM_TARGET = {"kind": "webgpu", "max_num_threads": MAX_THREADS, "max_shared_memory_per_block": MAX_SHARED_BYTES, "supports_subgroups": False}
+NEEDS = {"float16": ["shader-f16"], "float32": []}
+
+
+def lower_plan(
+    plan: Plan, spec: ModelSpec, quantization: Quantization, activations: tuple[str, ...], progress: Callable[[int, int], None]
+) -> LoweredPlan:
+    """WGSL for every variant of every step; see `nearfar.compiler.target`."""
+    context = Context(plan, spec, quantization, activations)
+    rows = [variants_of(step, context) for step in plan.steps]
+    wanted = {variant.name: variant for row in rows for variant in row}
+    kernels = {}
+    for done, (name, variant) in enumerate(wanted.items()):
+        progress(done, len(wanted))
+        kernels[name] = wgsl(variant.build())
+    progress(len(wanted), len(wanted))
+    lists = {list_name(row): tuple(entry(variant) for variant in row) for row in rows}
+    return LoweredPlan(
+        activations=tuple(ActivationEntry(dtype=dtype, needs=NEEDS[dtype]) for dtype in activations),  # type: ignore[arg-type]
+        kernels=kernels,
+        variants=lists,
+        step_variants=tuple(list_name(row) for row in rows),
+    )
+
+
+def wgsl(kernel: Kernel) -> KernelSource:
+    """One kernel as WGSL. A kernel beyond the default limits is a bug of its template."""
+    lowered = lower(kernel, TVM_TARGET)
+    assert len(lowered.buffers) <= MAX_STORAGE_BUFFERS, (kernel.name, lowered.buffers)
+    assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
+    assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)
+    access = {binding.role: binding.access for binding in kernel.bindings}
+    return KernelSource(
+        name=kernel.name,
+        text=lowered.source,
+        entry=lowered.entry,
+        bindings=tuple(binding(role, access[role]) for role in lowered.buffers),
+        # TVM puts the index of the last workgroup in x behind the dims; the kernel returns beyond it.
+        uniforms=(*lowered.scalars, ["sub", kernel.grid[0], 1]),
+        grid=kernel.grid,
+        workgroup_size=kernel.workgroup_size,
+    )
+
+
+def binding(role: str, access: str) -> BindingEntry:
+    name, _, plane = role.partition(".")
+    return BindingEntry(role=name, plane=plane or None, access=access)  # type: ignore[arg-type]
+
+
+def entry(variant: Variant) -> VariantEntry:
+    return VariantEntry(kernel=variant.name, activation=variant.activation, needs=[], when=variant.when)  # type: ignore[arg-type]
+
+
+def list_name(row: tuple[Variant, ...]) -> str:
+    """The plain variant's name stands for the list: the kernel that runs anywhere."""
+    return row[-1].name

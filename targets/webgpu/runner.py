@@ -1,0 +1,210 @@
+"""Runs a WebGPU bundle from Python, on wgpu: for tests, for `nearfar run` on desktops, and as the twin of the TypeScript runtime.
+
+Everything is allocated once: weights, pages, plan buffers at their largest, one arena for batch inputs and one for uniforms. A forward pass writes the two
+arenas, encodes all steps into one compute pass, submits once and reads the outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.compiler.batch import Batch, Output
+from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.expr import evaluate, holds
+from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry, VariantEntry
+from nearfar.compiler.rope import rope_table
+
+from .device import MAX_GRID, open_device
+
+# WebGPU wants offsets of bindings in multiples of 256 bytes.
+ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A range of a GPU buffer, as a binding takes it."""
+
+    buffer: Any
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest batch: new tokens, sequences, sampled rows, and pages of the pool."""
+
+    tokens: int = 64
+    sequences: int = 1
+    rows: int = 1
+    pages: int | None = None
+
+
+class WebGPURunner:
+    """``activation`` None takes the first dtype that the device can. Raises DeviceError when there is none."""
+
+    def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
+        import wgpu
+
+        self._flags = wgpu.BufferUsage
+        self._manifest, self._path = bundle.manifest, bundle.path
+        limits = limits or Limits()
+        self._num_pages = limits.pages or -(-self._manifest.context // self._manifest.page_size)
+        self._most = {
+            "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages,
+            "L": self._num_pages * limits.sequences, "T": self._manifest.context,
+        }  # fmt: skip
+        self._adapter_name, self._device, self.activation = open_device(self._manifest, activation, bundle.path)
+        self._regions: dict[str, Region] = {}
+        self._allocate(bundle)
+        self._pipelines: dict[str, Any] = {}
+        self._groups: dict[tuple[int, str], Any] = {}
+        # One slice of uniforms a step; a step's kernel may change from batch to batch, its place does not.
+        self._uniforms = self._buffer(ALIGNMENT * len(self._manifest.plan.steps), self._flags.UNIFORM | self._flags.COPY_DST)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    @property
+    def device(self) -> str:
+        return f"{self._adapter_name} ({self.activation})"
+
+    def forward(self, batch: Batch) -> Output:
+        """Logits and argmax of the sampled rows. Raises RequestError for a batch larger than the limits given at the start."""
+        dims = batch.dims(self._num_pages)
+        for dim, value in dims.items():
+            if value > self._most[dim]:
+                raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")
+        self._write_inputs(batch)
+        launches = [self._launch(index, step, dims) for index, step in enumerate(self._manifest.plan.steps)]
+        encoder = self._device.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        for pipeline, group, grid in launches:
+            if all(grid):
+                compute.set_pipeline(pipeline)
+                compute.set_bind_group(0, group)
+                compute.dispatch_workgroups(*grid)
+        compute.end()
+        self._device.queue.submit([encoder.finish()])
+        return Output(
+            logits=self._read("logits", np.float32, (dims["R"], self._manifest.spec.vocab_size)),
+            next_token_ids=self._read("next_token_ids", np.int32, (dims["R"],)),
+        )
+
+    def close(self) -> None:
+        for region in self._regions.values():
+            region.buffer.destroy()
+        self._regions.clear()
+        self._uniforms.destroy()
+        self._device.destroy()
+
+    # --- memory ----------------------------------------------------------------------------------------------------------------
+
+    def _allocate(self, bundle: Bundle) -> None:
+        plan, usage = self._manifest.plan, self._flags
+        storage = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC
+        for name, weight in self._manifest.weights.items():
+            for plane in weight.planes:
+                self._upload(f"{name}.{plane.name}", bundle.plane(name, plane.name))
+        for name, constant in plan.constants.items():
+            self._upload(name, rope_table(constant.inverse_frequencies, constant.shape[0]))
+        for name, entry in {**plan.buffers, **plan.states}.items():
+            count = int(np.prod([evaluate(size, self._most) for size in entry.shape]))
+            size = round_up(count * self._itemsize(entry.dtype), 16)
+            self._regions[name] = Region(self._buffer(size, storage), 0, size)
+        offset = 0
+        places = {}
+        for name, entry in plan.inputs.items():
+            size = round_up(4 * int(np.prod([evaluate(extent, self._most) for extent in entry.shape])), 16)
+            places[name] = (offset, size)
+            offset += round_up(size, ALIGNMENT)
+        self._arena = np.zeros(offset // 4, np.int32)
+        arena = self._buffer(offset, storage)
+        self._regions |= {name: Region(arena, start, size) for name, (start, size) in places.items()}
+
+    def _upload(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        data = array.tobytes()
+        data += bytes(-len(data) % 16)
+        buffer = self._buffer(len(data), self._flags.STORAGE | self._flags.COPY_DST)
+        self._device.queue.write_buffer(buffer, 0, data)
+        self._regions[name] = Region(buffer, 0, len(data))
+
+    def _buffer(self, size: int, usage: int) -> Any:
+        return self._device.create_buffer(size=size, usage=usage)
+
+    def _itemsize(self, dtype: str) -> int:
+        return np.dtype(self.activation if dtype == "activation" else dtype).itemsize
+
+    def _write_inputs(self, batch: Batch) -> None:
+        for name, values in batch.arrays().items():
+            start = self._regions[name].offset // 4
+            self._arena[start : start + len(values)] = values
+        self._device.queue.write_buffer(self._regions["token_ids"].buffer, 0, self._arena)
+
+    def _read(self, output: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Any:
+        size = int(np.prod(shape)) * 4
+        if not size:
+            return np.zeros(shape, dtype)
+        buffer = self._regions[self._manifest.plan.outputs[output]].buffer
+        return np.frombuffer(self._device.queue.read_buffer(buffer, 0, size), dtype).reshape(shape)
+
+    # --- steps -----------------------------------------------------------------------------------------------------------------
+
+    def _launch(self, index: int, step: StepEntry, dims: dict[str, int]) -> tuple[Any, Any, tuple[int, int, int]]:
+        """Pipeline, bind group and workgroups of one step, its uniforms written."""
+        kernel_name = self._choose(step, dims).kernel
+        kernel = self._manifest.kernels[kernel_name]
+        grid = spread(evaluate(kernel.grid[0], dims), evaluate(kernel.grid[1], dims))
+        values = np.array([evaluate(expr, dims) for expr in kernel.uniforms], np.int32)
+        self._device.queue.write_buffer(self._uniforms, index * ALIGNMENT, values)
+        if kernel_name not in self._pipelines:
+            self._pipelines[kernel_name] = self._pipeline(kernel)
+        if (index, kernel_name) not in self._groups:
+            self._groups[index, kernel_name] = self._group(index, step, kernel, self._pipelines[kernel_name])
+        return self._pipelines[kernel_name], self._groups[index, kernel_name], grid
+
+    def _choose(self, step: StepEntry, dims: dict[str, int]) -> VariantEntry:
+        for variant in self._manifest.variants[step.variants]:
+            if variant.activation in (None, self.activation) and holds(variant.when, dims):
+                return variant
+        raise AssertionError(f"no variant of {step.variants} runs anywhere")
+
+    def _pipeline(self, kernel: KernelEntry) -> Any:
+        code = Path(self._path / kernel.file).read_text()
+        module = self._device.create_shader_module(code=code)
+        return self._device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": kernel.entry})
+
+    def _group(self, index: int, step: StepEntry, kernel: KernelEntry, pipeline: Any) -> Any:
+        names = {**step.inputs, **step.outputs}
+        regions = []
+        for binding in kernel.bindings:
+            name = names[binding.role]
+            regions.append(self._regions[f"{name}.{binding.plane}" if binding.plane else self._whole(name)])
+        regions.append(Region(self._uniforms, index * ALIGNMENT, round_up(4 * len(kernel.uniforms), 16)))
+        entries = [
+            {"binding": i, "resource": {"buffer": region.buffer, "offset": region.offset, "size": region.size}}
+            for i, region in enumerate(regions)
+        ]
+        return self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+
+    def _whole(self, name: str) -> str:
+        """Vectors are weights of one plane, which kernels bind under the weight's own name."""
+        return f"{name}.w" if name in self._manifest.weights else name
+
+
+def spread(x: int, y: int) -> tuple[int, int, int]:
+    """Workgroups in x, y and z: a kernel takes z * gridDim.x + x, and WebGPU no more than 65,535 of each."""
+    return min(x, MAX_GRID), y, -(-x // MAX_GRID)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

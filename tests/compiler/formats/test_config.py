@@ -1,0 +1,135 @@
+"""ConfigReader: every value is checked, every key is accounted for, every error says where and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nearfar.compiler.errors import CheckpointError, UnsupportedModel
+from nearfar.compiler.formats.config import ConfigReader
+from nearfar.compiler.formats.json_file import parse_json_object
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def test_values_of_the_right_type_come_out_as_they_are() -> None:
+    config = ConfigReader({"size": 8, "eps": 1e-6, "whole": 2, "tied": True, "name": "x", "names": ["a", "b"], "eos": [3, 3, 1]})
+    assert config.integer("size") == 8
+    assert config.number("eps") == 1e-6
+    assert isinstance(config.number("whole"), float)
+    assert config.flag("tied") is True
+    assert config.text("name") == "x"
+    assert config.texts("names") == ("a", "b")
+    assert config.token_ids("eos") == (3, 1)
+    config.finish()
+
+
+def test_defaults_stand_in_for_absent_keys_only() -> None:
+    config = ConfigReader({"size": None})
+    assert config.integer("absent", default=4) == 4
+    assert config.optional_integer("size") is None
+    assert config.flag("gone", default=False) is False
+    with pytest.raises(CheckpointError, match=r"'size' is null \(null\), expected a positive integer"):
+        config.integer("size", default=4)
+
+
+@pytest.mark.parametrize("value", [True, False, 0, -1, 1.0, "8", None, [8], {}, 2**60])
+def test_a_size_must_be_a_positive_integer_and_a_boolean_is_none(value: object) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: 'hidden_size' is .*expected a positive integer; correct the file") as caught:
+        ConfigReader({"hidden_size": value}).integer("hidden_size")
+    assert caught.value.details == {"file": "config.json", "key": "hidden_size"}
+
+
+@pytest.mark.parametrize("value", [True, 0, -0.5, math.nan, math.inf, "1e-6", None])
+def test_a_number_must_be_finite_and_above_zero(value: object) -> None:
+    with pytest.raises(CheckpointError, match=r"'rms_norm_eps' is .*expected a finite number above zero"):
+        ConfigReader({"rms_norm_eps": value}).number("rms_norm_eps")
+
+
+@pytest.mark.parametrize("value", [0, 1, "true", None])
+def test_a_flag_must_be_true_or_false(value: object) -> None:
+    with pytest.raises(CheckpointError, match="expected true or false"):
+        ConfigReader({"mlp_bias": value}).flag("mlp_bias")
+
+
+@pytest.mark.parametrize("value", [-1, True, "2", [1, None], [[1]], 1.5])
+def test_token_ids_must_be_non_negative_integers(value: object) -> None:
+    with pytest.raises(CheckpointError, match="expected a token id or a list of token ids"):
+        ConfigReader({"eos_token_id": value}).token_ids("eos_token_id")
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"^config\.json: 'vocab_size' is missing; correct the file or download it again$"):
+        ConfigReader({}).integer("vocab_size")
+
+
+def test_a_section_names_itself_in_errors_and_finishes_on_its_own() -> None:
+    config = ConfigReader({"rope_scaling": {"factor": 0, "odd": 1}})
+    section = config.section("rope_scaling")
+    assert section is not None
+    with pytest.raises(CheckpointError, match=r"config\.json: rope_scaling: 'factor' is 0"):
+        section.number("factor")
+    with pytest.raises(UnsupportedModel, match=r"config\.json: rope_scaling: unknown key 'odd' = 1"):
+        section.finish()
+    config.finish()
+
+
+def test_expect_takes_absence_and_the_allowed_values_only() -> None:
+    ConfigReader({}).expect("pretraining_tp", 1)
+    ConfigReader({"pretraining_tp": 1}).expect("pretraining_tp", 1, None)
+    with pytest.raises(UnsupportedModel, match="'pretraining_tp' is 2, which is not supported; supported: 1 or null"):
+        ConfigReader({"pretraining_tp": 2}).expect("pretraining_tp", 1, None)
+    with pytest.raises(UnsupportedModel, match="'pretraining_tp' is true"):
+        ConfigReader({"pretraining_tp": True}).expect("pretraining_tp", 1)
+
+
+def test_finish_refuses_keys_that_nobody_read_and_names_them() -> None:
+    config = ConfigReader({"hidden_size": 8, "logit_scale": 0.5, "a_new_norm": "x" * 200, "use_cache": True})
+    config.integer("hidden_size")
+    with pytest.raises(UnsupportedModel, match=r"unknown keys 'a_new_norm' = 'x+\.\.\., 'logit_scale' = 0\.5; ") as caught:
+        config.finish(frozenset({"use_cache"}))
+    assert caught.value.details["keys"] == ["a_new_norm", "logit_scale"]
+
+
+@given(value=JSON_VALUES)
+def test_any_json_value_gives_a_value_of_the_promised_type_or_a_typed_error(value: Any) -> None:
+    config = ConfigReader({"key": value})
+    readers: list[tuple[Callable[[str], object], tuple[type, ...]]] = [
+        (config.integer, (int,)),
+        (config.number, (float,)),
+        (config.flag, (bool,)),
+        (config.text, (str,)),
+        (config.texts, (tuple,)),
+        (config.token_ids, (tuple,)),
+        (config.section, (ConfigReader, type(None))),
+    ]
+    for read, kinds in readers:
+        with suppress(CheckpointError):
+            assert type(read("key")) in kinds
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1,\n "b" 2}', r"f\.json: line 2 column 6: not valid JSON"),
+        (b"", "line 1 column 1"),
+        (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
+        (b"[1]", "holds a JSON array where an object is expected"),
+        (b'{"a": 1, "a": 2}', "key 'a' is given twice"),
+        (b'{"a":' + b"[" * 100_000, "not usable JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not usable JSON"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer, .* 'git lfs pull'"),
+    ],
+)
+def test_broken_json_is_a_typed_error_with_the_position(content: bytes, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse_json_object(content, "f.json")

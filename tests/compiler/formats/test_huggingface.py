@@ -1,0 +1,370 @@
+"""Folders that transformers writes open; folders with a piece missing, broken or from another model are refused with what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from nearfar.compiler.errors import CheckpointError, UnsupportedModel
+from nearfar.compiler.formats import TokenizerFiles, load
+from nearfar.compiler.formats.huggingface import open_checkpoint
+
+WORDS = ["<s>", "</s>", "<unk>", "hello", "world", "the", "sky", "is", "blue"]
+
+
+def save_tokenizer(folder: Path, **options: Any) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>", **options)
+    tokenizer.save_pretrained(folder)
+
+
+def tiny_model(model_type: str, dtype: str = "float32") -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "head_dim": 8,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    if model_type == "qwen2":
+        del sizes["head_dim"]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).to(getattr(torch, dtype))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    tiny_model("llama").save_pretrained(folder)
+    save_tokenizer(folder, chat_template="{{ messages[0].content }}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    tiny_model("llama").save_pretrained(folder, max_shard_size="6KB")
+    save_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def broken(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+@pytest.fixture
+def broken_shards(shards: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shards, tmp_path / "model"))
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_tensor_of_a_saved_model_reads_back(model_type: str, dtype: str, whole: Path, tmp_path: Path) -> None:
+    model = tiny_model(model_type, dtype)
+    model.save_pretrained(tmp_path)
+    shutil.copy(whole / "tokenizer.json", tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    spec = checkpoint.spec
+    assert (spec.model_type, spec.vocab_size, spec.num_layers, spec.qk_norm, spec.qkv_bias) == (
+        model_type,
+        40,
+        2,
+        model_type == "qwen3",
+        model_type == "qwen2",
+    )
+    state = model.state_dict()
+    assert checkpoint.tensors.keys() == state.keys()
+    for name, tensor in checkpoint.tensors.items():
+        assert tensor.shape == tuple(state[name].shape)
+        np.testing.assert_array_equal(tensor.rows(0, tensor.shape[0]), state[name].float().numpy())
+
+
+def test_shards_hold_the_same_tensors_as_one_file(whole: Path, shards: Path) -> None:
+    one, many = open_checkpoint(whole), open_checkpoint(shards)
+    assert len(list(shards.glob("*.safetensors"))) > 2
+    assert one.spec == many.spec
+    assert one.tensors.keys() == many.tensors.keys()
+    for name, tensor in one.tensors.items():
+        np.testing.assert_array_equal(tensor.rows(0, tensor.shape[0]), many.tensors[name].rows(0, tensor.shape[0]))
+
+
+def test_load_opens_a_local_folder(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(str(whole)).path == whole
+    monkeypatch.chdir(whole.parent)
+    assert load(whole.name).spec == load(str(whole)).spec
+    monkeypatch.setenv("HOME", str(whole.parent))
+    assert load(f"~/{whole.name}").path == whole
+
+
+def test_what_transformers_5_writes_beside_the_tokenizer_is_read(whole: Path) -> None:
+    assert (whole / "chat_template.jinja").is_file()
+    assert open_checkpoint(whole).tokenizer == TokenizerFiles(
+        whole / "tokenizer.json", "{{ messages[0].content }}", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def test_the_older_tokenizer_config_is_read(broken: Path) -> None:
+    (broken / "chat_template.jinja").unlink()
+    old = {
+        "add_bos_token": True,
+        "bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": False, "special": True},
+        "chat_template": [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}],
+        "eos_token": "</s>",
+        "pad_token": None,
+    }
+    (broken / "tokenizer_config.json").write_text(json.dumps(old))
+    (broken / "special_tokens_map.json").write_text(json.dumps({"bos_token": "other", "unk_token": {"content": "<unk>"}}))
+    files = open_checkpoint(broken).tokenizer
+    assert files == TokenizerFiles(broken / "tokenizer.json", "plain", "<s>", "</s>", None, "<unk>", True)
+    (broken / "chat_template.jinja").write_text("newer")
+    assert open_checkpoint(broken).tokenizer.chat_template == "newer"
+
+
+def test_a_tokenizer_without_a_config_has_no_template(broken: Path) -> None:
+    (broken / "chat_template.jinja").unlink()
+    (broken / "tokenizer_config.json").unlink()
+    assert open_checkpoint(broken).tokenizer == TokenizerFiles(broken / "tokenizer.json")
+
+
+def test_ends_of_generation_config_are_added(broken: Path) -> None:
+    edit(broken / "generation_config.json", lambda config: config.update(eos_token_id=[5, 1, 7]))
+    assert open_checkpoint(broken).spec.eos_token_ids == (1, 5, 7)
+    (broken / "generation_config.json").unlink()
+    assert open_checkpoint(broken).spec.eos_token_ids == (1,)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize(("content", "message"), [('{"a": 1,', "line 1 column 9"), ("[]", "holds a JSON array")])
+def test_corrupt_json_is_refused_with_file_and_position(name: str, content: str, message: str, broken: Path) -> None:
+    (broken / name).write_text(content)
+    with pytest.raises(CheckpointError, match=rf"{name}: {message}"):
+        open_checkpoint(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("config.json", {"model_type": "mamba2"}, r"config\.json: model_type 'mamba2' is not supported; supported: llama, qwen2, qwen3"),
+        ("config.json", {"model_type": None}, "'model_type' is null"),
+        ("config.json", {"hidden_size": "16"}, r"config\.json: 'hidden_size' is '16' \(string\)"),
+        ("generation_config.json", {"eos_token_id": [40]}, r"generation_config\.json: .*outside of the vocabulary of 40"),
+        ("generation_config.json", {"eos_token_id": "x"}, r"generation_config\.json: 'eos_token_id' is 'x'"),
+        ("tokenizer_config.json", {"bos_token": 1}, r"'bos_token' is 1, expected a string or an object with 'content'"),
+        ("tokenizer_config.json", {"bos_token": {"text": "x"}}, r"'bos_token' is \{'text': 'x'\}"),
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, r"'add_bos_token' is 'yes' \(string\), expected true or false"),
+        ("tokenizer_config.json", {"chat_template": 5}, "'chat_template' must be a string, or a list"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "rag", "template": ""}]}, "'chat_template' names rag, but no \"default\""),
+    ],
+)
+def test_wrong_values_are_refused(name: str, change: dict[str, Any], message: str, broken: Path) -> None:
+    (broken / "chat_template.jinja").unlink()
+    edit(broken / name, lambda values: values.update(change))
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(broken)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", r"has no config\.json; give a folder as transformers' save_pretrained writes it"),
+        ("tokenizer.json", r"has no tokenizer\.json; write it with transformers"),
+        ("model.safetensors", r"has neither model\.safetensors nor model\.safetensors\.index\.json; download the weights too"),
+    ],
+)
+def test_a_missing_file_is_named_with_what_to_do(missing: str, message: str, broken: Path) -> None:
+    (broken / missing).unlink()
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(broken)
+
+
+def test_pickled_weights_must_be_converted(broken: Path) -> None:
+    (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"PyTorch pickles only.*save_pretrained\(folder, safe_serialization=True\)"):
+        open_checkpoint(broken)
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="holds an adapter"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_template_that_is_not_utf8_is_refused(broken: Path) -> None:
+    (broken / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: cannot be read"):
+        open_checkpoint(broken)
+
+
+def test_a_tokenizer_that_the_library_cannot_load_is_refused(broken: Path) -> None:
+    edit(broken / "tokenizer.json", lambda values: values["model"].update(type="Nonsense"))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is no tokenizer that the tokenizers library can load"):
+        open_checkpoint(broken)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(broken: Path) -> None:
+    edit(broken / "tokenizer.json", lambda values: values["model"]["vocab"].update(extra=40))
+    with pytest.raises(CheckpointError, match="has token ids up to 40, but the model's vocabulary has 40"):
+        open_checkpoint(broken)
+
+
+def test_a_missing_shard_is_named(broken_shards: Path) -> None:
+    victim = sorted(broken_shards.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(CheckpointError, match=rf"shard {victim.name} is missing"):
+        open_checkpoint(broken_shards)
+
+
+def test_a_truncated_shard_is_named(broken_shards: Path) -> None:
+    victim = sorted(broken_shards.glob("*.safetensors"))[0]
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=rf"{victim.name}: the file is truncated"):
+        open_checkpoint(broken_shards)
+
+
+def test_an_index_and_its_shards_must_agree(broken_shards: Path) -> None:
+    index = broken_shards / "model.safetensors.index.json"
+    original = index.read_text()
+    first, second = sorted(path.name for path in broken_shards.glob("*.safetensors"))[:2]
+
+    edit(index, lambda values: values["weight_map"].update({"model.ghost.weight": first}))
+    with pytest.raises(CheckpointError, match=f"places tensor 'model.ghost.weight' in {first}, which does not hold it"):
+        open_checkpoint(broken_shards)
+
+    index.write_text(original)
+    edit(index, lambda values: values["weight_map"].pop("model.norm.weight"))
+    with pytest.raises(CheckpointError, match=r"tensor 'model\.norm\.weight' of .* is not in model\.safetensors\.index\.json"):
+        open_checkpoint(broken_shards)
+
+    index.write_text(original)
+    shutil.copy(broken_shards / first, broken_shards / second)
+    with pytest.raises(CheckpointError, match=f"is in both {first} and {second}"):
+        open_checkpoint(broken_shards)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, [], {"x": 1}, {"x": "../x.safetensors"}, {"x": "/x.safetensors"}, {"x": "x.bin"}])
+def test_an_index_names_only_files_beside_it(weight_map: object, broken_shards: Path) -> None:
+    edit(broken_shards / "model.safetensors.index.json", lambda values: values.update(weight_map=weight_map))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: .*(must map tensor names|expected the name)"):
+        open_checkpoint(broken_shards)
+
+
+def test_a_repository_is_fetched_without_pickles_and_opened(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fnmatch import fnmatch
+
+    import huggingface_hub
+
+    asked: dict[str, Any] = {}
+
+    def fake_download(repository: str, **options: Any) -> str:
+        asked.update(options, repository=repository)
+        return str(whole)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake_download)
+    assert load("Qwen/Qwen3-0.6B").path == whole
+    assert asked["repository"] == "Qwen/Qwen3-0.6B"
+
+    def is_fetched(name: str) -> bool:
+        return any(fnmatch(name, p) for p in asked["allow_patterns"]) and not any(fnmatch(name, p) for p in asked["ignore_patterns"])
+
+    fetched = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "chat_template.jinja", "tokenizer.json"]
+    assert all(map(is_fetched, fetched))
+    left = ["pytorch_model.bin", "original/params.json", "consolidated.safetensors", "model.gguf", "modeling.py", "onnx/x.json"]
+    assert not any(map(is_fetched, left))
+
+
+def hub_errors() -> dict[str, tuple[Exception, str]]:
+    from huggingface_hub import errors
+
+    response: Any = SimpleNamespace(headers={}, request=None)
+    # Which HTTP library the client uses depends on its version.
+    http_error = vars(errors)["HTTPError"]
+    return {
+        "gated": (errors.GatedRepoError("Access is restricted.\nmore", response=response), "Access is restricted; accept its terms"),
+        "absent": (errors.RepositoryNotFoundError("404 Client Error.", response=response), "404 Client Error; check the name"),
+        "http": (errors.HfHubHTTPError("503 Server Error", response=response), "503 Server Error; check the network"),
+        "offline": (errors.OfflineModeIsEnabled("offline mode is enabled"), "offline mode is enabled; check the network"),
+        "uncached": (errors.LocalEntryNotFoundError("not in the cache"), "not in the cache; check the network"),
+        "connect": (http_error("name not resolved"), "name not resolved; check the network"),
+        "disk": (OSError(28, "No space left on device"), "No space left on device; check"),
+        "wordless": (TimeoutError(), "TimeoutError; check the network"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["gated", "absent", "http", "offline", "uncached", "connect", "disk", "wordless"])
+def test_failures_of_the_hub_say_what_failed_and_that_a_folder_needs_no_network(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    failure, words = hub_errors()[kind]
+
+    def fail(*_: object, **__: object) -> str:
+        raise failure
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(
+        CheckpointError, match=r"^owner/name: .*could not be fetched.*or give a local folder, which needs no network$"
+    ) as caught:
+        load("owner/name")
+    assert words in caught.value.message
+    assert caught.value.__cause__ is failure
+
+
+def test_paths_that_are_no_checkpoint_are_refused_without_network(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the network"))
+    with pytest.raises(CheckpointError, match="GGUF files are not supported; give the Hugging Face folder"):
+        load(str(tmp_path / "model.Q4_K_M.gguf"))
+    with pytest.raises(CheckpointError, match=r"is a file; give the folder that holds config\.json"):
+        load(str(whole / "model.safetensors"))
+    for model in [
+        str(tmp_path / "absent"),
+        "./absent/model",
+        "absent",
+        "a/b/c",
+        "",
+        "~/absent",
+        "~no-such-user/x",
+        "../x",
+        "x\0",
+        "x" * 5000,
+    ]:
+        with pytest.raises(CheckpointError, match=r"there is no such folder.*owner/name"):
+            load(model)
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        load(str(tmp_path))
+
+
+def test_a_missing_key_in_a_known_model_is_a_checkpoint_error_and_an_unknown_one_unsupported(broken: Path) -> None:
+    edit(broken / "config.json", lambda values: values.update(attention_sink_size=4))
+    with pytest.raises(UnsupportedModel, match=r"config\.json: unknown key 'attention_sink_size' = 4"):
+        open_checkpoint(broken)
+    edit(broken / "config.json", lambda values: (values.pop("attention_sink_size"), values.pop("vocab_size")))
+    with pytest.raises(CheckpointError, match=r"config\.json: 'vocab_size' is missing"):
+        open_checkpoint(broken)
