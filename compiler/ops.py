@@ -143,7 +143,7 @@ def infer_like_x(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
 def rms_norm(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     """Scale groups of columns to unit root mean square, then by weight. x (S, n * E), weight (E,) -> like x. Zhang & Sennrich 2019."""
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
-    groups = x.reshape(len(x), -1, len(weight))
+    groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     return (groups * scale * weight).reshape(x.shape)
 
@@ -179,7 +179,7 @@ def rope(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     x, table = inputs["x"].astype(np.float32), inputs["table"][inputs["positions"]]
     cosine, sine = table[:, None, :, 0], table[:, None, :, 1]
     half = table.shape[1]
-    heads = x.reshape(len(x), -1, 2 * half)
+    heads = x.reshape(len(x), x.shape[1] // (2 * half), 2 * half)
     low, high = heads[..., :half], heads[..., half:]
     return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1).reshape(x.shape)
 

@@ -1,7 +1,7 @@
 """What a target gives the compiler: for a plan, every kernel as source text and the variants of every step.
 
-A target is a package `targets/<name>` that offers ``lower_plan`` and ``MAX_BINDING_BYTES``; `load_target` finds it by name, so that the
-compiler knows no device.
+A target is a package `targets/<name>` with a module ``lower`` (see `Target`) and a module ``runner`` with ``open_runner``. Both are found by name,
+so that the compiler knows no device.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from .batch import Runner
+from .bundle import Bundle
 from .errors import RequestError
-from .manifest import ActivationEntry, BindingEntry, VariantEntry
 from .expr import Expr
+from .manifest import ActivationEntry, BindingEntry, VariantEntry
 from .plan import Plan
 from .quant import Quantization
+from .reference import ReferenceRunner
 from .spec import ModelSpec
 
 TARGETS = ("webgpu",)
+RUNNERS = ("numpy", *TARGETS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +64,18 @@ def load_target(name: str) -> Target:
     """Raises RequestError for a name that is not in TARGETS."""
     if name not in TARGETS:
         raise RequestError(f"target {name!r} is not known; known: {', '.join(TARGETS)}")
-    return cast(Target, importlib.import_module(f"nearfar.targets.{name}"))
+    return cast(Target, importlib.import_module(f"nearfar.targets.{name}.lower"))
+
+
+def open_runner(name: str, bundle: Bundle, rows: int) -> Runner:
+    """A runner that samples up to ``rows`` rows of one sequence: "numpy", the reference, or a target's own.
+
+    Raises RequestError for an unknown name or a bundle of another target, DeviceError where this machine cannot run it.
+    """
+    if name == "numpy":
+        return ReferenceRunner(bundle)
+    if name not in TARGETS:
+        raise RequestError(f"runner {name!r} is not known; known: {', '.join(RUNNERS)}")
+    if bundle.manifest.target != name:
+        raise RequestError(f"{bundle.path}: was compiled for {bundle.manifest.target}; the {name} runner cannot run it")
+    return cast(Runner, importlib.import_module(f"nearfar.targets.{name}.runner").open_runner(bundle, rows))

@@ -44,6 +44,11 @@ class Limits:
     pages: int | None = None
 
 
+def open_runner(bundle: Bundle, rows: int) -> WebGPURunner:
+    """A runner for one sequence, with up to ``rows`` sampled rows a batch."""
+    return WebGPURunner(bundle, limits=Limits(rows=rows))
+
+
 class WebGPURunner:
     """``activation`` None takes the first dtype that the device can. Raises DeviceError when there is none."""
 

@@ -1,0 +1,46 @@
+"""The command line: ``nearfar compile | inspect | run | score | demo | --version``. One file a command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from ..errors import NearfarError
+from . import compile as compile_command
+from . import demo, inspect, run, score
+from .output import print_error
+
+COMMANDS = (compile_command, inspect, run, score, demo)
+# The exit code for the user's mistakes; a bug of ours is a traceback and 1.
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    options = make_parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except NearfarError as error:
+        print_error(error, as_json=getattr(options, "json", False))
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nearfar",
+        description="Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers.",
+        epilog="example: nearfar compile ./Qwen3-0.6B -o qwen3 && nearfar run qwen3 'Why is the sky blue?'",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"nearfar {version('nearfar')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser

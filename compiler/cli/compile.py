@@ -1,0 +1,74 @@
+"""nearfar compile: a checkpoint becomes a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from .. import quant
+from ..target import TARGETS
+from .output import add_command, escape, megabytes, print_json
+
+PHASES = {"kernels": "lowering kernels", "weights": "packing weights"}
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "compile",
+        run,
+        summary="compile a checkpoint into a bundle",
+        example="nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or a name on its hub such as Qwen/Qwen3-0.6B")
+    parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, required=True, help="the folder to make")
+    parser.add_argument("--target", choices=TARGETS, default="webgpu", help="the kind of device (default: %(default)s)")
+    parser.add_argument("--quantization", choices=quant.NAMES, default="q4f16", help="the weights' format (default: %(default)s)")
+    parser.add_argument("--context", type=int, metavar="N", help="the longest sequence in tokens (default: 4096, or what the model was trained for)")
+    parser.add_argument(
+        "--activations", nargs="+", choices=("float16", "float32"), metavar="DTYPE",
+        help="which activation dtypes to offer, best first: float16, float32 (default: all that the weights' format allows)",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of progress")
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..compile import CompileOptions, compile_model
+
+    started = time.perf_counter()
+    wanted = CompileOptions(
+        target=options.target,
+        quantization=options.quantization,
+        context=options.context,
+        activations=tuple(options.activations) if options.activations else None,
+        force=options.force,
+    )
+    console = Console(quiet=options.json)
+    with progress_bars(console) as bars:
+        tasks = {phase: bars.add_task(label, total=None, start=False) for phase, label in PHASES.items()}
+
+        def progress(phase: str, done: int, total: int) -> None:
+            bars.start_task(tasks[phase])
+            bars.update(tasks[phase], completed=done, total=total)
+
+        bundle = compile_model(options.model, options.output, wanted, progress)
+    seconds = time.perf_counter() - started
+    size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
+    if options.json:
+        print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": len(bundle.manifest.kernels)})
+        return
+    name = escape(str(options.output))
+    console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}, {len(bundle.manifest.kernels)} kernels, {seconds:.1f} s")
+    console.print(f"try it:  nearfar run {name} 'hello'", highlight=False)
+
+
+def progress_bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:17}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console, disable=console.quiet
+    )

@@ -1,0 +1,82 @@
+"""nearfar demo: a bundle in a real browser, from the terminal.
+
+Compiles the demo model (or takes a bundle), serves the page on this machine, lets headless Chromium type the prompts, prints the streamed answers with
+their speed and leaves a screenshot. With --serve it only serves, for one's own browser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..browser.page_server import PageServer
+from ..bundle import open_bundle
+from ..compile import CompileOptions, compile_model
+from .compile import PHASES, progress_bars
+from .output import add_command, escape, megabytes
+
+CHECKPOINT = Path(__file__).resolve().parents[1] / "demo" / "checkpoint"
+PROMPTS = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pear apple fig")
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "demo", run, summary="show a bundle at work in headless Chromium, or serve its page", example="nearfar demo --prompt 'what is 27 + 58?'"
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?", help="a webgpu bundle (default: the demo model, compiled now)")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="what to ask; may be given several times")
+    parser.add_argument("--screenshot", type=Path, default=Path("nearfar-demo.png"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--serve", action="store_true", help="serve the page for your own browser until Ctrl-C")
+    parser.add_argument("--port", type=int, default=0, help="of the page's server on 127.0.0.1 (default: a free one)")
+
+
+def run(options: argparse.Namespace) -> None:
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
+        path = options.bundle or compile_demo(Path(folder) / "demo", console)
+        bundle = open_bundle(path)
+        with PageServer(bundle.path, options.port) as server:
+            if options.serve:
+                serve(server, console)
+            else:
+                show(server, tuple(options.prompt or PROMPTS), options.screenshot, console)
+
+
+def compile_demo(output: Path, console: Console) -> Path:
+    started = time.perf_counter()
+    with progress_bars(console) as bars:
+        tasks = {phase: bars.add_task(label, total=None) for phase, label in PHASES.items()}
+        compile_model(str(CHECKPOINT), output, CompileOptions(), lambda phase, done, total: bars.update(tasks[phase], completed=done, total=total))
+    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    console.print(f"compiled the demo model for webgpu: {megabytes(size)} in {time.perf_counter() - started:.1f} s", highlight=False)
+    return output
+
+
+def serve(server: PageServer, console: Console) -> None:
+    console.print(f"open [bold]{server.url}[/] in a browser with WebGPU (Chrome, Edge, Safari 26, Firefox 141 or newer); Ctrl-C ends", highlight=False)
+    while True:
+        time.sleep(3600)
+
+
+def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console: Console) -> None:
+    from ..browser.chromium import Page
+
+    with Page(server.url) as page:
+        device = page.wait_until_ready()
+        console.print(f"loaded in headless Chromium on {escape(device)}\n", highlight=False)
+        for prompt in prompts:
+            console.print(f"[bold cyan]>[/] {escape(prompt)}", highlight=False)
+            answer = page.ask(prompt, on_text=lambda text: console.print(escape(text), end="", highlight=False, soft_wrap=True))
+            console.print(
+                f"\n[dim]first token after {answer.time_to_first_token_ms:.0f} ms, {answer.tokens_per_second:.1f} tokens/s[/]\n", highlight=False
+            )
+        page.screenshot(screenshot)
+    console.print(f"screenshot: {escape(str(screenshot))}", highlight=False)
+    if "swiftshader" in device.lower():
+        console.print("SwiftShader computes on the CPU: these speeds say nothing about a GPU.", style="dim", highlight=False)
+    console.print("see it yourself: [bold]nearfar demo --serve[/], then open the address it prints", highlight=False)

@@ -1,0 +1,75 @@
+"""nearfar inspect: what a bundle is and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..bundle import open_bundle
+from ..manifest import Manifest
+from ..report import Report, make_report
+from .output import add_command, megabytes, print_json
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "inspect", run, summary="show a bundle's model, sizes, kernels and costs", example="nearfar inspect qwen3-web --context 2048"
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path)
+    parser.add_argument("--context", type=int, metavar="N", help="the sequence length that memory is counted for (default: the bundle's)")
+    parser.add_argument("--activation", choices=("float16", "float32"), help="count for this dtype (default: the bundle's first choice)")
+    parser.add_argument("--verify", action="store_true", help="compare every file with its hash first")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> None:
+    bundle = open_bundle(options.bundle)
+    if options.verify:
+        bundle.verify()
+    report = make_report(bundle.manifest, context=options.context, activation=options.activation)
+    if options.json:
+        steps = {step.variants for step in bundle.manifest.plan.steps}
+        rows = {name: [row.kernel for row in bundle.manifest.variants[name]] for name in sorted(steps)}
+        print_json({**report.to_json(), "step_variants": rows})
+        return
+    console = Console()
+    console.print(facts(report))
+    console.print(kernels(bundle.manifest))
+
+
+def facts(report: Report) -> Table:
+    spec = report.spec
+    table = Table(title=f"{report.model} for {report.target}", show_header=False, title_justify="left")
+    heads = f"{spec['num_heads']} query, {spec['num_kv_heads']} key/value, {spec['head_dim']} wide"
+    rows = {
+        "architecture": f"{spec['model_type']}, {spec['num_layers']} layers, {spec['hidden_size']} hidden, {spec['vocab_size']:,} tokens",
+        "attention heads": heads,
+        "parameters": f"{report.parameters:,}",
+        "quantization": f"{report.quantization}, activations {report.activation}",
+        "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
+        "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token",
+        "memory": f"{megabytes(report.runtime_memory_bytes)} at {report.context:,} tokens",
+        "dispatches": f"{report.dispatches_per_token} a decoded token",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def kernels(manifest: Manifest) -> Table:
+    table = Table(title="steps and their variants, first choice first", title_justify="left")
+    table.add_column("op")
+    table.add_column("steps", justify="right")
+    table.add_column("kernels", overflow="fold")
+    counts: dict[str, int] = {}
+    ops: dict[str, str] = {}
+    for step in manifest.plan.steps:
+        counts[step.variants] = counts.get(step.variants, 0) + 1
+        ops[step.variants] = step.op
+    for name, count in counts.items():
+        table.add_row(ops[name], str(count), "\n".join(row.kernel for row in manifest.variants[name]))
+    return table

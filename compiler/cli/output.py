@@ -1,0 +1,50 @@
+"""What commands print: sizes and durations for people, JSON for scripts, errors for both."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import NearfarError
+
+
+def add_command(commands: Any, name: str, run: Any, *, summary: str, example: str) -> argparse.ArgumentParser:
+    """A subcommand whose help ends in an example."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def print_error(error: NearfarError, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"error": error.to_json()}, ensure_ascii=False, default=str), file=sys.stderr)
+        return
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {escape(error.message)}")
+
+
+def escape(text: str) -> str:
+    """Text that rich prints as it is."""
+    return text.replace("[", "\\[")
+
+
+def megabytes(size_bytes: int) -> str:
+    """ "12.3 MB", in the decimal units of disks and downloads."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes} bytes"

@@ -1,0 +1,60 @@
+"""nearfar score: the logits of a text under forced decoding, by which any two runners are compared."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ..bundle import open_bundle
+from ..errors import OutputError, RequestError
+from ..generate import PREFILL_CHUNK, score
+from ..target import RUNNERS, open_runner
+from .compile import progress_bars
+from .output import add_command, escape, print_json
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands, "score", run, summary="write the logits of given tokens", example="nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy"
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path)
+    parser.add_argument("--tokens", required=True, metavar="IDS", help="token ids with commas between them")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a .npy file: float32 (n, V), row i predicts token i + 1")
+    parser.add_argument("--runner", choices=RUNNERS, default="webgpu", help="what computes (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> None:
+    token_ids = parse_tokens(options.tokens)
+    bundle = open_bundle(options.bundle)
+    runner = open_runner(options.runner, bundle, rows=PREFILL_CHUNK)
+    console = Console(quiet=options.json)
+    blocks = []
+    with progress_bars(console) as bars:
+        task = bars.add_task("scoring", total=len(token_ids))
+        for block in score(runner, token_ids, PREFILL_CHUNK):
+            blocks.append(block)
+            bars.advance(task, len(block))
+    logits = np.concatenate(blocks)
+    runner.close()
+    try:
+        with options.output.open("wb") as file:
+            np.save(file, logits)
+    except OSError as error:
+        raise OutputError(f"{options.output}: cannot be written: {error.strerror}; choose another -o") from error
+    if options.json:
+        print_json({"output": str(options.output), "shape": list(logits.shape), "device": runner.device})
+    else:
+        console.print(f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False)
+
+
+def parse_tokens(text: str) -> list[int]:
+    """ "1,2,3" -> [1, 2, 3]. Raises RequestError."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise RequestError(f"--tokens {text!r}: give whole numbers with commas between them, such as 1,2,3") from error

@@ -1,0 +1,88 @@
+"""What a bundle costs, from its manifest alone: bytes of weights and KV, memory at a context, dispatches a token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .errors import RequestError
+from .expr import evaluate, holds
+from .generate import PREFILL_CHUNK
+from .manifest import Manifest, StepEntry, VariantEntry
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Sizes in bytes. ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables and plan buffers for chunks of 64 tokens."""
+
+    model: str
+    target: str
+    quantization: str
+    activation: str
+    context: int
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    runtime_memory_bytes: int
+    dispatches_per_token: int
+    kernels: int
+    variants: int
+    spec: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_report(manifest: Manifest, *, context: int | None = None, activation: str | None = None) -> Report:
+    """``activation`` None means the bundle's first choice. Raises RequestError for a context beyond the bundle's, or a dtype not offered."""
+    context = context or manifest.context
+    if not 1 <= context <= manifest.context:
+        raise RequestError(f"--context {context}: the bundle was compiled for 1 to {manifest.context} tokens")
+    offered = [entry.dtype for entry in manifest.activations]
+    chosen = activation or offered[0]
+    if chosen not in offered:
+        raise RequestError(f"activation {chosen}: the bundle offers {', '.join(offered)}")
+    plan, pages = manifest.plan, -(-context // manifest.page_size)
+    dims = {"S": PREFILL_CHUNK, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
+
+    def size(shape: list[Any], dtype: str) -> int:
+        return math.prod(evaluate(extent, dims) for extent in shape) * ITEM_BYTES[chosen if dtype == "activation" else dtype]
+
+    weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
+    kv = sum(size(state.shape, state.dtype) for state in plan.states.values())
+    others = sum(size(buffer.shape, buffer.dtype) for buffer in (*plan.buffers.values(), *plan.inputs.values()))
+    tables = sum(math.prod(constant.shape) * 4 for constant in plan.constants.values())
+    return Report(
+        model=manifest.model,
+        target=manifest.target,
+        quantization=manifest.quantization,
+        activation=chosen,
+        context=context,
+        parameters=sum(math.prod(weight.shape) for weight in manifest.weights.values()),
+        weight_bytes=weights,
+        kv_bytes_per_token=kv // (pages * manifest.page_size),
+        runtime_memory_bytes=weights + kv + others + tables,
+        dispatches_per_token=dispatches_per_token(manifest, chosen, context),
+        kernels=len(manifest.kernels),
+        variants=sum(len(rows) for rows in manifest.variants.values()),
+        spec=manifest.spec.to_json(),
+    )
+
+
+def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:
+    """Dispatches of one decode step of one sequence at the end of a context."""
+    pages = -(-context // manifest.page_size)
+    dims = {"S": 1, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
+    grids = (manifest.kernels[choose_variant(manifest, step, activation, dims).kernel].grid for step in manifest.plan.steps)
+    return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)
+
+
+def choose_variant(manifest: Manifest, step: StepEntry, activation: str, dims: dict[str, int]) -> VariantEntry:
+    """The first row of a step's list that fits: the rule of every runtime."""
+    for variant in manifest.variants[step.variants]:
+        if variant.activation in (None, activation) and not variant.needs and holds(variant.when, dims):
+            return variant
+    raise AssertionError(f"no variant of {step.variants} runs anywhere")
