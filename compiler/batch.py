@@ -44,7 +44,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New tokens of one sequence: ``token_ids`` follow ``start`` cached ones; ``pages`` hold the sequence; ``sample`` lists rows of the chunk."""
+    """New tokens of one sequence.
+
+    ``token_ids`` follow ``start`` cached ones, ``pages`` hold the sequence, ``sample`` lists the rows of the chunk whose logits are wanted.
+    """
 
     token_ids: Sequence[int]
     start: int

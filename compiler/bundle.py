@@ -1,9 +1,9 @@
 """Bundle: a folder of data that every runtime of its target can load. Read here, written by `compile.py`.
 
-    manifest.json            everything a runtime must know; see `manifest.py`
-    kernels/<name>.<suffix>  one readable source file a kernel
-    weights/<number>.bin     shards: planes of packed weights, each at an offset that is a multiple of 256 bytes
-    tokenizer.json           as it came with the checkpoint
+manifest.json            everything a runtime must know; see `manifest.py`
+kernels/<name>.<suffix>  one readable source file a kernel
+weights/<number>.bin     shards: planes of packed weights, each at an offset that is a multiple of 256 bytes
+tokenizer.json           as it came with the checkpoint
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """compile: a checkpoint becomes a bundle.
 
-    checkpoint -> spec -> graph -> passes -> plan -> the target's kernels
-               -> tensors, packed a block of rows at a time           -> a folder, written aside and renamed at the end
+checkpoint -> spec -> graph -> passes -> plan -> the target's kernels
+           -> tensors, packed a block of rows at a time           -> a folder, written aside and renamed at the end
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def choose_context(wanted: int | None, spec: ModelSpec, activations: tuple[str, 
     if wanted > spec.max_position_embeddings:
         raise RequestError(f"--context {wanted}: the model was trained for {spec.max_position_embeddings} positions; ask for no more")
     if wanted > largest:
-        raise RequestError(f"--context {wanted}: one layer's keys and values would exceed a binding of {max_binding_bytes >> 20} MiB; the most is {largest}")
+        raise RequestError(
+            f"--context {wanted}: a layer's keys and values would exceed a binding of {max_binding_bytes >> 20} MiB; the most is {largest}"
+        )
     return wanted
 
 
@@ -175,5 +177,3 @@ def tokenizer_entry(checkpoint: Checkpoint) -> TokenizerEntry:
         unk_token=files.unk_token,
         add_bos_token=files.add_bos_token,
     )
-
-

@@ -46,10 +46,7 @@ def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sa
     timings.prompt_tokens = len(prompt)
     started = time.perf_counter()
     ends = set(runner.manifest.spec.eos_token_ids)
-    output = None
-    for output in prefill(runner, prompt, sample_all=False):
-        pass
-    assert output is not None
+    *_, output = prefill(runner, prompt, sample_all=False)
     length = len(prompt)
     for count in range(1, max_tokens + 1):
         token = sampler.next(output.logits[-1], int(output.next_token_ids[-1]))

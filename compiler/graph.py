@@ -91,7 +91,7 @@ class Graph:
     def lookup(self, name: str) -> Value | Constant | Parameter:
         for table in (self.values, self.inputs, self.states, self.parameters, self.constants):
             if name in table:
-                return table[name]  # type: ignore[index, no-any-return]
+                return table[name]
         raise KeyError(name)
 
     def users(self, name: str) -> list[Node]:

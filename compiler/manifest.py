@@ -64,7 +64,10 @@ class ConstantEntry(Entry):
 
 
 class StepEntry(Entry):
-    """One step. ``inputs`` and ``outputs`` map roles to names of buffers, inputs, states, constants or weights; ``variants`` names a list."""
+    """One step. ``inputs`` and ``outputs`` map roles to names of buffers, inputs, states, constants or weights.
+
+    ``variants`` names the list of kernels that can run it.
+    """
 
     op: str
     variants: str

@@ -69,7 +69,8 @@ def infer_take_rows(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
 
 def take_rows(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     """y[r] = x[rows[r]]. x (S, E), rows (R,) -> (R, E)."""
-    return inputs["x"][inputs["rows"]]
+    taken: Array = inputs["x"][inputs["rows"]]
+    return taken
 
 
 def infer_slice_columns(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
@@ -145,7 +146,8 @@ def rms_norm(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     x, weight = inputs["x"].astype(np.float32), inputs["weight"]
     groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
     scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
-    return (groups * scale * weight).reshape(x.shape)
+    y: Array = (groups * scale * weight).reshape(x.shape)
+    return y
 
 
 def infer_add(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
@@ -168,14 +170,18 @@ def gated_silu(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     gate = inputs["gate"].astype(np.float32)
     # exp overflows to infinity below about -88, where silu is 0: the right limit.
     with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-gate)) * inputs["up"]
+        y: Array = gate / (1 + np.exp(-gate)) * inputs["up"]
+    return y
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------------------
 
 
 def rope(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
-    """Rotate pairs (i, i + D/2) of each head by position. x (S, n * D), positions (S,), table (positions, D/2, 2) -> like x. Su et al. 2021."""
+    """Rotate pairs (i, i + D/2) of each head by position. Su et al. 2021.
+
+    x (S, n * D), positions (S,), table (positions, D/2, 2) -> like x.
+    """
     x, table = inputs["x"].astype(np.float32), inputs["table"][inputs["positions"]]
     cosine, sine = table[:, None, :, 0], table[:, None, :, 1]
     half = table.shape[1]
@@ -259,7 +265,8 @@ def infer_argmax(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
 
 def argmax(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     """The column of each row's largest value, the first of equals. x (R, V) -> (R,)."""
-    return np.argmax(inputs["x"], axis=-1).astype(np.int32)
+    y: Array = np.argmax(inputs["x"], axis=-1).astype(np.int32)
+    return y
 
 
 OPS: dict[str, Op] = {

@@ -91,5 +91,3 @@ def make_plan(graph: Graph) -> Plan:
         steps=tuple(steps),
         outputs={role: place[name] for role, name in graph.outputs.items()},
     )
-
-

@@ -16,7 +16,10 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4}
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Sizes in bytes. ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables and plan buffers for chunks of 64 tokens."""
+    """Sizes in bytes.
+
+    ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks.
+    """
 
     model: str
     target: str
@@ -37,7 +40,10 @@ class Report:
 
 
 def make_report(manifest: Manifest, *, context: int | None = None, activation: str | None = None) -> Report:
-    """``activation`` None means the bundle's first choice. Raises RequestError for a context beyond the bundle's, or a dtype not offered."""
+    """``activation`` None means the bundle's first choice.
+
+    Raises RequestError for a context beyond the bundle's, or a dtype that it does not offer.
+    """
     context = context or manifest.context
     if not 1 <= context <= manifest.context:
         raise RequestError(f"--context {context}: the bundle was compiled for 1 to {manifest.context} tokens")

@@ -1,7 +1,8 @@
 """Choosing the next token from logits, the same in every runtime for the same seed.
 
-Greedy at temperature 0. Else one number u in [0, 1) of mulberry32 a token, and the first token, in the order of the vocabulary, whose running sum of
-exp((logit - max) / temperature) exceeds u times the total; sums in float64. `tests/conformance/sampling.json` holds vectors.
+Greedy at temperature 0. Else one number u in [0, 1) of mulberry32 a token, and the first token, in the order of the vocabulary, whose
+running sum of exp((logit - max) / temperature) exceeds u times the total; sums in float64. `tests/conformance/sampling.json` holds
+vectors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a target gives the compiler: for a plan, every kernel as source text and the variants of every step.
 
-A target is a package `targets/<name>` with a module ``lower`` (see `Target`) and a module ``runner`` with ``open_runner``. Both are found by name,
-so that the compiler knows no device.
+A target is a package `targets/<name>` with a module ``lower`` (see `Target`) and a module ``runner`` with ``open_runner``. Both are found
+by name, so that the compiler knows no device.
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ def forward(spec: ModelSpec, page_size: int, context: int) -> Graph:
     for name, size in BATCH_INPUTS.items():
         graph.inputs[name] = Value(name, (size,), "int32")
     frequencies = inverse_frequencies(spec.rope, spec.head_dim)
-    graph.constants["rope_table"] = Constant(
-        "rope_table", "rope", (context, spec.head_dim // 2, 2), {"inverse_frequencies": frequencies}
-    )
+    graph.constants["rope_table"] = Constant("rope_table", "rope", (context, spec.head_dim // 2, 2), {"inverse_frequencies": frequencies})
     x = graph.add(
         "embed",
         {"table": matrix(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size), "token_ids": "token_ids"},
@@ -32,9 +30,7 @@ def forward(spec: ModelSpec, page_size: int, context: int) -> Graph:
     x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps)
     head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
-    graph.add(
-        "linear", {"x": x, "weight": matrix(graph, head, spec.vocab_size, spec.hidden_size)}, name="logits", dtype="float32"
-    )
+    graph.add("linear", {"x": x, "weight": matrix(graph, head, spec.vocab_size, spec.hidden_size)}, name="logits", dtype="float32")
     graph.add("argmax", {"x": "logits"}, name="next_token_ids")
     graph.outputs = {"logits": "logits", "next_token_ids": "next_token_ids"}
     return graph
@@ -71,9 +67,7 @@ def attention_block(graph: Graph, spec: ModelSpec, layer: int, x: str, page_size
     graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
     pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
     attended = graph.add("attention", {"q": q, "kv": kv, **pages}, name=f"{here}.attended")
-    projected = linear(
-        graph, f"{module}.self_attn.o_proj", attended, hidden, spec.num_heads * head_dim, spec.output_bias, "float32"
-    )
+    projected = linear(graph, f"{module}.self_attn.o_proj", attended, hidden, spec.num_heads * head_dim, spec.output_bias, "float32")
     return graph.add("add", {"a": projected, "b": x}, name=f"{here}.after_attention")
 
 

@@ -29,7 +29,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, required=True, help="the folder to make")
     parser.add_argument("--target", choices=TARGETS, default="webgpu", help="the kind of device (default: %(default)s)")
     parser.add_argument("--quantization", choices=quant.NAMES, default="q4f16", help="the weights' format (default: %(default)s)")
-    parser.add_argument("--context", type=int, metavar="N", help="the longest sequence in tokens (default: 4096, or what the model was trained for)")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="the longest sequence in tokens (default: 4096, or what the model was trained for)"
+    )
     parser.add_argument(
         "--activations", nargs="+", choices=("float16", "float32"), metavar="DTYPE",
         help="which activation dtypes to offer, best first: float16, float32 (default: all that the weights' format allows)",

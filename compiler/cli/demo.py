@@ -1,7 +1,7 @@
 """nearfar demo: a bundle in a real browser, from the terminal.
 
-Compiles the demo model (or takes a bundle), serves the page on this machine, lets headless Chromium type the prompts, prints the streamed answers with
-their speed and leaves a screenshot. With --serve it only serves, for one's own browser.
+Compiles the demo model (or takes a bundle), serves the page on this machine, lets headless Chromium type the prompts, prints the streamed
+answers with their speed and leaves a screenshot. With --serve it only serves, for one's own browser.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ PROMPTS = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pea
 
 def add_parser(commands: Any) -> None:
     parser = add_command(
-        commands, "demo", run, summary="show a bundle at work in headless Chromium, or serve its page", example="nearfar demo --prompt 'what is 27 + 58?'"
+        commands,
+        "demo",
+        run,
+        summary="show a bundle at work in headless Chromium, or serve its page",
+        example="nearfar demo --prompt 'what is 27 + 58?'",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?", help="a webgpu bundle (default: the demo model, compiled now)")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="what to ask; may be given several times")
@@ -51,14 +55,18 @@ def compile_demo(output: Path, console: Console) -> Path:
     started = time.perf_counter()
     with progress_bars(console) as bars:
         tasks = {phase: bars.add_task(label, total=None) for phase, label in PHASES.items()}
-        compile_model(str(CHECKPOINT), output, CompileOptions(), lambda phase, done, total: bars.update(tasks[phase], completed=done, total=total))
+        compile_model(
+            str(CHECKPOINT), output, CompileOptions(), lambda phase, done, total: bars.update(tasks[phase], completed=done, total=total)
+        )
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     console.print(f"compiled the demo model for webgpu: {megabytes(size)} in {time.perf_counter() - started:.1f} s", highlight=False)
     return output
 
 
 def serve(server: PageServer, console: Console) -> None:
-    console.print(f"open [bold]{server.url}[/] in a browser with WebGPU (Chrome, Edge, Safari 26, Firefox 141 or newer); Ctrl-C ends", highlight=False)
+    console.print(
+        f"open [bold]{server.url}[/] in a browser with WebGPU (Chrome, Edge, Safari 26, Firefox 141 or newer); Ctrl-C ends", highlight=False
+    )
     while True:
         time.sleep(3600)
 
@@ -73,7 +81,8 @@ def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console
             console.print(f"[bold cyan]>[/] {escape(prompt)}", highlight=False)
             answer = page.ask(prompt, on_text=lambda text: console.print(escape(text), end="", highlight=False, soft_wrap=True))
             console.print(
-                f"\n[dim]first token after {answer.time_to_first_token_ms:.0f} ms, {answer.tokens_per_second:.1f} tokens/s[/]\n", highlight=False
+                f"\n[dim]first token after {answer.time_to_first_token_ms:.0f} ms, {answer.tokens_per_second:.1f} tokens/s[/]\n",
+                highlight=False,
             )
         page.screenshot(screenshot)
     console.print(f"screenshot: {escape(str(screenshot))}", highlight=False)

@@ -17,7 +17,11 @@ from .output import add_command, megabytes, print_json
 
 def add_parser(commands: Any) -> None:
     parser = add_command(
-        commands, "inspect", run, summary="show a bundle's model, sizes, kernels and costs", example="nearfar inspect qwen3-web --context 2048"
+        commands,
+        "inspect",
+        run,
+        summary="show a bundle's model, sizes, kernels and costs",
+        example="nearfar inspect qwen3-web --context 2048",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("--context", type=int, metavar="N", help="the sequence length that memory is counted for (default: the bundle's)")

@@ -25,8 +25,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("prompt", metavar="PROMPT")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help=f"stop after N tokens (default: {DEFAULT_MAX_TOKENS}, or what the context holds)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default); 1 samples as the model was trained")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help=f"stop after N tokens (default: {DEFAULT_MAX_TOKENS}, or what the context holds)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default); 1 samples as the model was trained"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)")
     parser.add_argument("--runner", choices=RUNNERS, default="webgpu", help="what computes (default: %(default)s)")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without the chat template")

@@ -19,11 +19,17 @@ from .output import add_command, escape, print_json
 
 def add_parser(commands: Any) -> None:
     parser = add_command(
-        commands, "score", run, summary="write the logits of given tokens", example="nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy"
+        commands,
+        "score",
+        run,
+        summary="write the logits of given tokens",
+        example="nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("--tokens", required=True, metavar="IDS", help="token ids with commas between them")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a .npy file: float32 (n, V), row i predicts token i + 1")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="a .npy file: float32 (n, V), row i predicts token i + 1"
+    )
     parser.add_argument("--runner", choices=RUNNERS, default="webgpu", help="what computes (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -145,9 +145,10 @@ def _parse_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, t
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS_PER_ELEMENT:
         raise _corrupt(path, f"tensor {name!r} has unknown dtype {dtype!r}")
-    if not _are_sizes(shape):
+    # numpy holds at most 64 axes, and counts bytes in 63 bits also where another axis is zero.
+    if not _are_counts(shape) or len(shape) > 32 or math.prod(size for size in shape if size) >= 2**58:
         raise _corrupt(path, f"tensor {name!r} has shape {shape!r}, expected a list of sizes")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _corrupt(path, f"tensor {name!r} has data_offsets {offsets!r}, expected [start, stop]")
     start, stop = offsets
     bits = math.prod(shape) * BITS_PER_ELEMENT[dtype]
@@ -157,14 +158,8 @@ def _parse_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, t
     return start, stop, dtype, tuple(shape)
 
 
-def _are_sizes(values: object) -> bool:
-    # numpy holds at most 64 axes, and counts bytes in 63 bits also where another axis is zero.
-    return (
-        isinstance(values, list)
-        and len(values) <= 32
-        and all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
-        and math.prod(value for value in values if value) < 2**58
-    )
+def _are_counts(values: object) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
 
 
 def _corrupt(path: Path, message: str) -> CheckpointError:

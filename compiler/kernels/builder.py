@@ -10,7 +10,8 @@ A template is a Python function that declares buffers, takes a grid, and stores 
     y[row, column] = x[row, column] * 2.0
     return kernel.finish()
 
-Sizes and grids are the expressions of `expr.py`; the same data goes into the bundle, so a runtime computes the grid that the kernel assumes.
+Sizes and grids are the expressions of `expr.py`; the same data goes into the bundle, so a runtime computes the grid that the kernel
+assumes.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ class KernelBuilder:
     def fold(self, thread: Scalar, lane: Scalar, lanes: int, combine: Callable[[Scalar, Scalar], None]) -> None:
         """Fold what threads left in shared memory over groups of ``lanes`` threads (a power of two) into each group's first place.
 
-        ``lane`` is the thread's number in its group; ``combine(mine, other)`` adds place ``other`` to place ``mine``. Barriers are included.
+        ``lane`` is the thread's number in its group; ``combine(mine, other)`` adds place ``other`` to place ``mine``. Barriers are
+        included.
         """
         stride = lanes // 2
         self.barrier()
@@ -252,4 +254,3 @@ minimum = tirx.min
 def extern(dtype: str, function: str, *arguments: Scalar) -> Scalar:
     """A call of a builtin of the target's language."""
     return tirx.call_pure_extern(dtype, function, *arguments)
-

@@ -87,5 +87,3 @@ def linear_tile(facts: Projection) -> Kernel:
 def tile_row(thread_column: Scalar, j: int) -> Scalar:
     """The j-th of a thread's four weight rows: two from each half of the tile, so that a gate and its up meet in one thread."""
     return thread_column * 2 + (j % 2 + j // 2 * (TILE // 2))
-
-

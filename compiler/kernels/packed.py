@@ -1,7 +1,7 @@
 """Reading packed weights inside a kernel: 32 weights of a row are a chunk, 8 an octet, 4 a quad (one float32x4).
 
-A weight is (code - zero) * scale; quads hold the codes, so that a kernel can fold zero and scale in once a chunk. float16 planes are bound as
-uint32 and unpacked two by two, which every WebGPU device can do, with or without f16 arithmetic.
+A weight is (code - zero) * scale; quads hold the codes, so that a kernel can fold zero and scale in once a chunk. float16 planes are
+bound as uint32 and unpacked two by two, which every WebGPU device can do, with or without f16 arithmetic.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class WeightFormat:
 class PackedMatrix:
     """A packed (rows, columns) matrix as arguments of a kernel: its planes, named after ``role``.
 
-    ``vectors`` binds the codes as vectors of 16 bytes, for kernels in which one thread reads whole chunks (`octets`); else a thread may read
-    any octet by a number known at run time (`octet`).
+    ``vectors`` binds the codes as vectors of 16 bytes, for kernels in which one thread reads whole chunks (`octets`); else a thread may
+    read any octet by a number known at run time (`octet`).
     """
 
     def __init__(self, kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat, *, vectors: bool) -> None:
@@ -39,7 +39,9 @@ class PackedMatrix:
         if kind in ("q4", "q8"):
             words = chunks * (4 if kind == "q4" else 8)
             self._codes = (
-                kernel.buffer(f"{role}.q", (rows, words // 4), "uint32x4") if vectors else kernel.buffer(f"{role}.q", (rows, words), "uint32")
+                kernel.buffer(f"{role}.q", (rows, words // 4), "uint32x4")
+                if vectors
+                else kernel.buffer(f"{role}.q", (rows, words), "uint32")
             )
         elif kind == "f16":
             self._codes = kernel.buffer(f"{role}.w", (rows, chunks * 4), "uint32x4")

@@ -54,7 +54,9 @@ class Rows:
     def __init__(self, kernel: KernelBuilder, role: str, rows: Expr, columns: int, dtype: str) -> None:
         self._columns = columns
         self._whole = columns % 4 == 0
-        self._buffer = kernel.buffer(role, (rows, columns // 4), f"{dtype}x4") if self._whole else kernel.buffer(role, (rows, columns), dtype)
+        self._buffer = (
+            kernel.buffer(role, (rows, columns // 4), f"{dtype}x4") if self._whole else kernel.buffer(role, (rows, columns), dtype)
+        )
 
     def quad(self, row: Scalar, index: Scalar) -> Scalar:
         """Columns 4 * index to 4 * index + 3 as float32x4."""
@@ -102,5 +104,3 @@ class ProjectionArguments:
 def guard_below(index: Scalar, limit: int, step: int) -> Scalar | bool:
     """``index < limit``, or True where tiles of ``step`` cover the limit exactly."""
     return True if limit % step == 0 else index < limit
-
-

@@ -1,11 +1,11 @@
 """The graph's rewrites, in order. Each leaves what the graph computes as it was; together they set the number of dispatches a token.
 
-    fuse_gate_up      gate and up projections and their activation  -> one gated projection
-    fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
-    fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
-    fuse_residual     projection, then residual addition            -> one projection
-    fuse_norm         RMSNorm, then projection                      -> one projection that norms its input as it reads it
-    split_large       a weight larger than a binding                -> parts by rows
+fuse_gate_up      gate and up projections and their activation  -> one gated projection
+fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
+fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
+fuse_residual     projection, then residual addition            -> one projection
+fuse_norm         RMSNorm, then projection                      -> one projection that norms its input as it reads it
+split_large       a weight larger than a binding                -> parts by rows
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import QuantizationError
-from .base import GROUP, Array, FloatArray, PlaneLayout, pad_columns, require_finite, padded_columns
+from .base import Array, FloatArray, PlaneLayout, pad_columns, padded_columns, require_finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import QuantizationError
-from .base import GROUP, Array, FloatArray, PlaneLayout, pad_columns, require_finite, padded_columns
+from .base import GROUP, Array, FloatArray, PlaneLayout, pad_columns, padded_columns, require_finite
 
 # Below this a GPU may flush an f16 to zero.
 SMALLEST_NORMAL_F16 = 2.0**-14

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import GROUP, Array, FloatArray, PlaneLayout, pad_columns, require_finite, padded_columns
+from .base import GROUP, Array, FloatArray, PlaneLayout, pad_columns, padded_columns, require_finite
 from .q4 import to_scale
 
 

@@ -22,7 +22,12 @@ MAX_SHARED_BYTES = 16 << 10
 
 KERNEL_SUFFIX = ".wgsl"
 # TVM's code generation with subgroups assumes 32 lanes and is wrong elsewhere, so the attribute stays off.
-TVM_TARGET = {"kind": "webgpu", "max_num_threads": MAX_THREADS, "max_shared_memory_per_block": MAX_SHARED_BYTES, "supports_subgroups": False}
+TVM_TARGET = {
+    "kind": "webgpu",
+    "max_num_threads": MAX_THREADS,
+    "max_shared_memory_per_block": MAX_SHARED_BYTES,
+    "supports_subgroups": False,
+}
 NEEDS = {"float16": ["shader-f16"], "float32": []}
 
 

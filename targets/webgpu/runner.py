@@ -1,7 +1,7 @@
 """Runs a WebGPU bundle from Python, on wgpu: for tests, for `nearfar run` on desktops, and as the twin of the TypeScript runtime.
 
-Everything is allocated once: weights, pages, plan buffers at their largest, one arena for batch inputs and one for uniforms. A forward pass writes the two
-arenas, encodes all steps into one compute pass, submits once and reads the outputs.
+Everything is allocated once: weights, pages, plan buffers at their largest, one arena for batch inputs and one for uniforms. A forward
+pass writes the two arenas, encodes all steps into one compute pass, submits once and reads the outputs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from nearfar.compiler.batch import Batch, Output
 from nearfar.compiler.bundle import Bundle
-from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.errors import RequestError
 from nearfar.compiler.expr import evaluate, holds
 from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry, VariantEntry
 from nearfar.compiler.rope import rope_table

@@ -1,7 +1,7 @@
 """The variants of every op on WebGPU: for each step, the kernels that can run it, best first; the last row runs anywhere.
 
-A row is a kernel template with its parameters, the activation dtype it is for (None: both), and when it applies. To add a faster kernel, write its
-template in `compiler/kernels/` and put a row above the plain one.
+A row is a kernel template with its parameters, the activation dtype it is for (None: both), and when it applies. To add a faster kernel,
+write its template in `compiler/kernels/` and put a row above the plain one.
 """
 
 from __future__ import annotations

@@ -231,3 +231,19 @@ def test_any_file_of_the_library_reads_back(tensors: dict[str, tuple[str, list[i
         assert isinstance(found[name], SafetensorsTensor)
         expected = array.astype(np.float32).reshape(array.shape or (1,))
         np.testing.assert_array_equal(found[name].rows(0, len(expected)), expected)
+
+
+def test_a_tensor_far_into_a_large_file_is_read(tmp_path: Path) -> None:
+    far = 2**31
+    header = json.dumps(
+        {
+            "padding": {"dtype": "U8", "shape": [far], "data_offsets": [0, far]},
+            "weight": {"dtype": "F32", "shape": [2], "data_offsets": [far, far + 8]},
+        }
+    ).encode()
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:  # A sparse file: it takes no room on the disk.
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.seek(far, 1)
+        file.write(np.array([1.5, -2.0], np.float32).tobytes())
+    np.testing.assert_array_equal(read_safetensors(path)["weight"].rows(0, 2), [1.5, -2.0])

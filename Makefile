@@ -1,0 +1,80 @@
+# make demo   the demo model in headless Chromium, with all the set-up that it needs
+# make test   every check and test, likewise
+# make web    the TypeScript runtime and its page
+# make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
+# make demo-model   train the demo model again (about 15 minutes on one core)
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+# Debian ships a lock that apt waits for, so that two machines' set-ups do not fail on each other.
+APT := apt-get -o DPkg::Lock::Timeout=300
+CHROMIUM := $(or $(shell command -v chromium),$(shell command -v chromium-browser),$(shell command -v google-chrome))
+# lavapipe is a Vulkan driver that runs on every CPU; tests of the Python runner need it where there is no GPU.
+VULKAN := $(firstword $(wildcard /usr/share/vulkan/icd.d/*.json))
+
+WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
+
+.PHONY: demo test check web bench demo-model chromium vulkan clean
+
+demo: .venv/.demo web/dist/.built | chromium
+	$(BIN)/nearfar demo --screenshot build/demo.png
+
+test: check
+	cd web && npm test
+	$(BIN)/pytest
+
+check: .venv/.dev web/dist/.built | chromium vulkan
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	cd web && npm run check
+
+web: web/dist/.built
+
+bench: .venv/.dev web/dist/.built
+	$(BIN)/python tests/bench/bench_compile.py
+
+demo-model: .venv/.dev
+	$(BIN)/python -m nearfar.compiler.demo.train
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("nearfar needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: pyproject.toml | .venv/bin/python
+	@mkdir -p build
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+.venv/.dev: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+web/node_modules/.installed: web/package-lock.json
+	@command -v npm > /dev/null || { echo 'nearfar needs Node.js 20 or newer with npm to build the web page'; exit 1; }
+	cd web && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+web/dist/.built: web/node_modules/.installed $(WEB_SOURCES)
+	cd web && npm run build
+	@touch $@
+
+chromium:
+ifeq ($(CHROMIUM),)
+	$(call install,chromium)
+endif
+
+vulkan:
+ifeq ($(VULKAN),)
+	$(call install,mesa-vulkan-drivers libvulkan1)
+endif
+
+# Install Debian packages where we may, else say what to install.
+define install
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		$(APT) update -qq && DEBIAN_FRONTEND=noninteractive $(APT) install -y -qq --no-install-recommends $(1) > /dev/null; \
+	else echo 'please install: $(1)   (Debian: sudo apt-get install $(1))'; exit 1; fi
+endef
+
+clean:
+	rm -rf build web/dist

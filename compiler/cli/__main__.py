@@ -1,0 +1,7 @@
+"""``python -m nearfar.compiler.cli`` is ``nearfar``."""
+
+import sys
+
+from . import main
+
+sys.exit(main())

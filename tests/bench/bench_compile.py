@@ -1,0 +1,80 @@
+"""Compile time and peak memory for a model's real shapes, dispatches per decoded token, and what a bundle weighs beyond weights and tokenizer.
+
+``make bench`` runs it, prints a table and writes ``build/bench/compile.json``. The compile runs in a process of its own, whose peak memory is
+the kernel's count of resident pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes, write_checkpoint
+from rich.console import Console
+from rich.table import Table
+
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.report import make_report
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNTIME = ROOT / "web" / "dist" / "nearfar.js"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where checkpoints and bundles go")
+    folder = parser.parse_args().folder
+    results = [measure(shapes, folder) for shapes in (QWEN3_0_6B, QWEN2_0_5B)]
+    (folder / "compile.json").write_text(json.dumps({"machine": machine(), "results": results}, indent=2))
+    table = Table(title=f"compile, q4f16, webgpu, on {machine()}")
+    for column in results[0]:
+        table.add_column(column, justify="right")
+    for result in results:
+        table.add_row(*(str(value) for value in result.values()))
+    Console(width=170).print(table)
+
+
+def measure(shapes: Shapes, folder: Path) -> dict[str, object]:
+    checkpoint, bundle = folder / shapes.name, folder / f"{shapes.name}-bundle"
+    if not (checkpoint / "model.safetensors").exists():
+        write_checkpoint(shapes, checkpoint)
+    command = [sys.executable, "-m", "nearfar.compiler.cli", "compile", str(checkpoint), "-o", str(bundle), "--force", "--json"]
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - started
+    # The largest of all children so far; each model is smaller than the one before it.
+    peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    report = make_report(open_bundle(bundle).manifest)
+    return {
+        "model": shapes.name,
+        "seconds": round(seconds, 1),
+        "peak GB": round(peak_bytes / 1e9, 2),
+        "weights MB": round(report.weight_bytes / 1e6, 1),
+        "dispatches a token": report.dispatches_per_token,
+        "manifest and kernels kB gz": round(overhead_bytes(bundle) / 1e3, 1),
+        "runtime kB gz": round(len(gzip.compress(RUNTIME.read_bytes())) / 1e3, 1) if RUNTIME.exists() else "not built",
+    }
+
+
+def overhead_bytes(bundle: Path) -> int:
+    """Gzipped bytes of what a page loads beside weights and tokenizer: the manifest and all kernels."""
+    files = [bundle / "manifest.json", *(bundle / "kernels").iterdir()]
+    return sum(len(gzip.compress(file.read_bytes())) for file in files)
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return f"{os.cpu_count()} cores of {name}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Random checkpoints with real models' shapes, written without holding the model in memory, for benchmarks alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """A published model's config.json, as far as its shapes go."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+QWEN3_0_6B = Shapes(
+    "Qwen3-0.6B",
+    {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "tie_word_embeddings": True, "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-06, "max_position_embeddings": 40960, "hidden_act": "silu", "attention_bias": False,
+    },
+)  # fmt: skip
+QWEN2_0_5B = Shapes(
+    "Qwen2-0.5B",
+    {
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "num_key_value_heads": 2, "intermediate_size": 4864, "tie_word_embeddings": True, "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-06, "max_position_embeddings": 32768, "hidden_act": "silu",
+    },
+)  # fmt: skip
+
+
+def write_checkpoint(shapes: Shapes, folder: Path) -> Path:
+    """A Hugging Face folder with bfloat16 weights from one seed. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    architecture = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[shapes.config["model_type"]]
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "torch_dtype": "bfloat16", **shapes.config}))
+    write_tokenizer(folder / "tokenizer.json")
+    write_safetensors(folder / "model.safetensors", tensor_shapes(shapes.config))
+    return folder
+
+
+def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, ffn, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim", hidden // heads)
+    width, kv_width = heads * head_dim, config["num_key_value_heads"] * head_dim
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    for layer in range(config["num_hidden_layers"]):
+        module = f"model.layers.{layer}"
+        tensors |= {f"{module}.input_layernorm.weight": (hidden,), f"{module}.post_attention_layernorm.weight": (hidden,)}
+        for name, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
+            tensors[f"{module}.self_attn.{name}_proj.weight"] = (rows, hidden)
+            if config["model_type"] == "qwen2":
+                tensors[f"{module}.self_attn.{name}_proj.bias"] = (rows,)
+        if config["model_type"] == "qwen3":
+            tensors |= {f"{module}.self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+        tensors[f"{module}.self_attn.o_proj.weight"] = (hidden, width)
+        tensors |= {f"{module}.mlp.{name}_proj.weight": (ffn, hidden) for name in ("gate", "up")}
+        tensors[f"{module}.mlp.down_proj.weight"] = (hidden, ffn)
+    return tensors
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
+    header, end = {}, 0
+    for name, shape in tensors.items():
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    generator = np.random.default_rng(0)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in tensors.values():
+            # Rounding the upper half of a float32 away makes a bfloat16.
+            for rows in np.array_split(np.arange(shape[0]), max(1, int(np.prod(shape)) >> 22)):
+                values = generator.standard_normal((len(rows), *shape[1:]), np.float32) * np.float32(0.02)
+                file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+
+
+def write_tokenizer(path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.save(str(path))
