@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .errors import RequestError
-from .expr import evaluate, holds
+from .expr import evaluate
 from .generate import PREFILL_CHUNK
-from .manifest import Manifest, StepEntry, VariantEntry
+from .manifest import Manifest
+from .variant import choose_variant
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4}
 
@@ -82,13 +83,5 @@ def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> i
     """Dispatches of one decode step of one sequence at the end of a context."""
     pages = -(-context // manifest.page_size)
     dims = {"S": 1, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
-    grids = (manifest.kernels[choose_variant(manifest, step, activation, dims).kernel].grid for step in manifest.plan.steps)
+    grids = (manifest.kernels[choose_variant(manifest, step, activation, (), dims).kernel].grid for step in manifest.plan.steps)
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)
-
-
-def choose_variant(manifest: Manifest, step: StepEntry, activation: str, dims: dict[str, int]) -> VariantEntry:
-    """The first row of a step's list that fits: the rule of every runtime."""
-    for variant in manifest.variants[step.variants]:
-        if variant.activation in (None, activation) and not variant.needs and holds(variant.when, dims):
-            return variant
-    raise AssertionError(f"no variant of {step.variants} runs anywhere")

@@ -14,9 +14,10 @@ import numpy as np
 from nearfar.compiler.batch import Batch, Output
 from nearfar.compiler.bundle import Bundle
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.expr import evaluate, holds
-from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry, VariantEntry
+from nearfar.compiler.expr import evaluate
+from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry
 from nearfar.compiler.rope import rope_table
+from nearfar.compiler.variant import choose_variant
 
 from .device import MAX_GRID, open_device
 
@@ -69,6 +70,7 @@ class WebGPURunner:
         self._groups: dict[tuple[int, str], Any] = {}
         # One slice of uniforms a step; a step's kernel may change from batch to batch, its place does not.
         self._uniforms = self._buffer(ALIGNMENT * len(self._manifest.plan.steps), self._flags.UNIFORM | self._flags.COPY_DST)
+        self._uniform_values = np.zeros(ALIGNMENT // 4 * len(self._manifest.plan.steps), np.int32)
 
     @property
     def manifest(self) -> Manifest:
@@ -90,6 +92,7 @@ class WebGPURunner:
                 raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")
         self._write_inputs(batch)
         launches = [self._launch(index, step, dims) for index, step in enumerate(self._manifest.plan.steps)]
+        self._device.queue.write_buffer(self._uniforms, 0, self._uniform_values)
         encoder = self._device.create_command_encoder()
         compute = encoder.begin_compute_pass()
         for pipeline, group, grid in launches:
@@ -164,23 +167,18 @@ class WebGPURunner:
     # --- steps -----------------------------------------------------------------------------------------------------------------
 
     def _launch(self, index: int, step: StepEntry, dims: dict[str, int]) -> tuple[Any, Any, tuple[int, int, int]]:
-        """Pipeline, bind group and workgroups of one step, its uniforms written."""
-        kernel_name = self._choose(step, dims).kernel
+        """Pipeline, bind group and workgroups of one step, its uniforms set."""
+        kernel_name = choose_variant(self._manifest, step, self.activation, self._device.features, dims).kernel
         kernel = self._manifest.kernels[kernel_name]
         grid = spread(evaluate(kernel.grid[0], dims), evaluate(kernel.grid[1], dims))
         values = np.array([evaluate(expr, dims) for expr in kernel.uniforms], np.int32)
-        self._device.queue.write_buffer(self._uniforms, index * ALIGNMENT, values)
+        start = index * ALIGNMENT // 4
+        self._uniform_values[start : start + len(values)] = values
         if kernel_name not in self._pipelines:
             self._pipelines[kernel_name] = self._pipeline(kernel)
         if (index, kernel_name) not in self._groups:
             self._groups[index, kernel_name] = self._group(index, step, kernel, self._pipelines[kernel_name])
         return self._pipelines[kernel_name], self._groups[index, kernel_name], grid
-
-    def _choose(self, step: StepEntry, dims: dict[str, int]) -> VariantEntry:
-        for variant in self._manifest.variants[step.variants]:
-            if variant.activation in (None, self.activation) and holds(variant.when, dims):
-                return variant
-        raise AssertionError(f"no variant of {step.variants} runs anywhere")
 
     def _pipeline(self, kernel: KernelEntry) -> Any:
         code = Path(self._path / kernel.file).read_text()
