@@ -70,8 +70,8 @@ def load_target(name: str) -> Target:
 def open_runner(name: str, bundle: Bundle, rows: int) -> Runner:
     """A runner that samples up to ``rows`` rows of one sequence: "numpy", the reference, or a target's own.
 
-    Raises RequestError for an unknown name or a bundle of another target, BundleError for a file whose hash is wrong, DeviceError where this
-    machine cannot run it.
+    Raises RequestError for an unknown name or a bundle of another target, BundleError for a file whose hash is wrong, and DeviceError where
+    this machine cannot run it.
     """
     bundle.verify()
     if name == "numpy":

@@ -8,7 +8,9 @@ from .expr import holds
 from .manifest import Manifest, StepEntry, VariantEntry
 
 
-def choose_variant(manifest: Manifest, step: StepEntry, activation: str, features: Collection[str], dims: Mapping[str, int]) -> VariantEntry:
+def choose_variant(
+    manifest: Manifest, step: StepEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
+) -> VariantEntry:
     """The first row of a step's list that the activation dtype, the device's features and the batch allow."""
     for variant in manifest.variants[step.variants]:
         if variant.activation in (None, activation) and set(variant.needs) <= set(features) and holds(variant.when, dims):

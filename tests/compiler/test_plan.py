@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nearfar.compiler import quant
@@ -77,8 +79,6 @@ def test_every_output_buffer_has_the_shape_and_dtype_of_its_value(drawn: tuple[M
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(spec=specs())
 def test_the_number_of_buffers_does_not_grow_with_layers(spec: ModelSpec) -> None:
-    from dataclasses import replace
-
     def count(layers: int) -> int:
         return len(make_plan(run_passes(forward(replace(spec, num_layers=layers), PAGE_SIZE, CONTEXT), Q4, 128 << 20)).buffers)
 
