@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from .. import quant
 from ..target import TARGETS
@@ -51,26 +52,32 @@ def run(options: argparse.Namespace) -> None:
         activations=tuple(options.activations) if options.activations else None,
         force=options.force,
     )
-    console = Console(quiet=options.json)
-    with progress_bars(console) as bars:
-        tasks = {phase: bars.add_task(label, total=None, start=False) for phase, label in PHASES.items()}
-
-        def progress(phase: str, done: int, total: int) -> None:
-            bars.start_task(tasks[phase])
-            bars.update(tasks[phase], completed=done, total=total)
-
-        bundle = compile_model(options.model, options.output, wanted, progress)
+    with progress_bars(quiet=options.json) as bars:
+        bundle = compile_model(options.model, options.output, wanted, phases(bars))
     seconds = time.perf_counter() - started
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
     if options.json:
         print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": len(bundle.manifest.kernels)})
         return
     name = escape(str(options.output))
+    console = Console()
     console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}, {len(bundle.manifest.kernels)} kernels, {seconds:.1f} s")
     console.print(f"try it:  nearfar run {name} 'hello'", highlight=False)
 
 
-def progress_bars(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:17}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console, disable=console.quiet
-    )
+def progress_bars(*, quiet: bool = False) -> Progress:
+    """Bars on the terminal's error stream, so that what a command prints can be piped on."""
+    columns = (TextColumn("{task.description:17}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=quiet)
+
+
+def phases(bars: Progress) -> Callable[[str, int, int], None]:
+    """What `compile_model` tells its progress to: one bar a phase, from the phase's start."""
+    tasks: dict[str, TaskID] = {}
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(PHASES[phase], total=total)
+        bars.update(tasks[phase], completed=done)
+
+    return progress

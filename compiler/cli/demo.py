@@ -17,7 +17,7 @@ from rich.console import Console
 from ..browser.page_server import PageServer
 from ..bundle import open_bundle
 from ..compile import CompileOptions, compile_model
-from .compile import PHASES, progress_bars
+from .compile import phases, progress_bars
 from .output import add_command, escape, megabytes
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "demo" / "checkpoint"
@@ -53,11 +53,8 @@ def run(options: argparse.Namespace) -> None:
 
 def compile_demo(output: Path, console: Console) -> Path:
     started = time.perf_counter()
-    with progress_bars(console) as bars:
-        tasks = {phase: bars.add_task(label, total=None) for phase, label in PHASES.items()}
-        compile_model(
-            str(CHECKPOINT), output, CompileOptions(), lambda phase, done, total: bars.update(tasks[phase], completed=done, total=total)
-        )
+    with progress_bars() as bars:
+        compile_model(str(CHECKPOINT), output, CompileOptions(), phases(bars))
     size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     console.print(f"compiled the demo model for webgpu: {megabytes(size)} in {time.perf_counter() - started:.1f} s", highlight=False)
     return output

@@ -38,9 +38,8 @@ def run(options: argparse.Namespace) -> None:
     token_ids = parse_tokens(options.tokens)
     bundle = open_bundle(options.bundle)
     runner = open_runner(options.runner, bundle, rows=PREFILL_CHUNK)
-    console = Console(quiet=options.json)
     blocks = []
-    with progress_bars(console) as bars:
+    with progress_bars(quiet=options.json) as bars:
         task = bars.add_task("scoring", total=len(token_ids))
         for block in score(runner, token_ids, PREFILL_CHUNK):
             blocks.append(block)
@@ -55,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"output": str(options.output), "shape": list(logits.shape), "device": runner.device})
     else:
-        console.print(f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False)
+        Console().print(f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False)
 
 
 def parse_tokens(text: str) -> list[int]:

@@ -1,0 +1,180 @@
+"""The command line as a user meets it: real commands on tiny bundles, their output, their errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nearfar.compiler.cli import main
+
+CompileTiny = Callable[..., Path]
+COMMANDS = ("compile", "inspect", "run", "score", "demo")
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main(arguments) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert isinstance(result, dict)
+    return result
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The message of a command that must end with exit code 2."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return " ".join(captured.err.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, "--help"])
+    assert exit_info.value.code == 0
+    assert f"example: nearfar {command}" in capsys.readouterr().out
+
+
+def test_version_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("nearfar 0.")
+
+
+def test_importing_the_command_line_loads_no_heavy_library() -> None:
+    heavy = ("tvm", "torch", "wgpu", "transformers", "tokenizers", "huggingface_hub", "playwright")
+    code = f"import sys, nearfar.compiler.cli; print([name for name in {heavy!r} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_compile_prints_what_it_made(tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = tmp_path / "bundle"
+    result = run_json(capsys, "compile", str(tiny_checkpoints["qwen3"]), "-o", str(bundle), "--json")
+    assert result["bundle"] == str(bundle)
+    assert result["bytes"] == sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
+    assert main(["compile", str(tiny_checkpoints["qwen3"]), "-o", str(bundle), "--force", "--quantization", "f32"]) == 0
+    printed = capsys.readouterr()
+    assert "lowering kernels" in printed.err
+    assert "packing weights" in printed.err
+    assert "try it:" in printed.out
+
+
+def test_compile_refuses_to_overwrite_and_says_how(
+    tiny_checkpoints: Mapping[str, Path], tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = fails(capsys, "compile", str(tiny_checkpoints["qwen3"]), "-o", str(tiny_bundle))
+    assert str(tiny_bundle) in message
+    assert "--force" in message
+
+
+def test_errors_are_json_where_json_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = fails(capsys, "compile", str(tmp_path / "missing"), "-o", str(tmp_path / "bundle"), "--json")
+    error = json.loads(message)["error"]
+    assert error["code"] == "checkpoint_error"
+    assert "missing" in error["message"]
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_inspect_counts_what_the_bundle_costs(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run_json(capsys, "inspect", str(tiny_bundle), "--json", "--context", "256", "--activation", "float32")
+    spec = report["spec"]
+    assert isinstance(spec, dict)
+    # Keys and values of every layer, in float32.
+    assert report["kv_bytes_per_token"] == 2 * 4 * spec["num_layers"] * spec["num_kv_heads"] * spec["head_dim"]
+    # Embedding, six steps a layer, the sampled rows, the head and the argmax.
+    assert report["dispatches_per_token"] == 6 * spec["num_layers"] + 4
+    shards = sum(path.stat().st_size for path in (tiny_bundle / "weights").iterdir())
+    assert 0 < shards - int(str(report["weight_bytes"])) < 256 * 100, "weights and the padding between planes make up the shards"
+    kv_bytes = int(str(report["kv_bytes_per_token"])) * 256
+    assert int(str(report["runtime_memory_bytes"])) > int(str(report["weight_bytes"])) + kv_bytes
+
+
+def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tiny_bundle), "--verify"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("qwen3", "q4f16", "dispatches", "attention_f32"):
+        assert word in printed
+
+
+def test_inspect_refuses_a_context_beyond_the_bundles(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--context 257" in fails(capsys, "inspect", str(tiny_bundle), "--context", "257")
+
+
+@pytest.mark.parametrize("runner", ["numpy", "webgpu"])
+def test_run_gives_one_json_object(
+    runner: str, tiny_bundle: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    if runner == "webgpu":
+        request.getfixturevalue("vulkan")
+    arguments = ("run", str(tiny_bundle), "hello", "--raw", "--max-tokens", "5", "--runner", runner, "--json")
+    result = run_json(capsys, *arguments)
+    token_ids, timings = result["token_ids"], result["timings"]
+    assert isinstance(token_ids, list)
+    assert isinstance(timings, dict)
+    assert len(token_ids) == 5
+    assert result["finish_reason"] == "length"
+    assert timings["completion_tokens"] == 5
+    assert timings["prompt_tokens"] == len(result["prompt_token_ids"])  # type: ignore[arg-type]
+    assert 0 < timings["time_to_first_token_seconds"] <= timings["total_seconds"]
+    again = run_json(capsys, *arguments)
+    assert again["token_ids"] == token_ids
+
+
+def test_run_streams_the_same_text_as_json_holds(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("run", str(tiny_bundle), "hello", "--raw", "--max-tokens", "8", "--runner", "numpy", "--temperature", "1", "--seed", "7")
+    whole = run_json(capsys, *arguments, "--json")
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"{whole['text']}\n"
+
+
+def test_run_stops_within_the_context_by_itself(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = "x" * 250
+    result = run_json(capsys, "run", str(tiny_bundle), prompt, "--raw", "--runner", "numpy", "--json")
+    assert len(result["prompt_token_ids"]) + len(result["token_ids"]) <= 256 + 1  # type: ignore[arg-type]
+    message = fails(capsys, "run", str(tiny_bundle), prompt, "--raw", "--runner", "numpy", "--max-tokens", "50")
+    assert "context of 256" in message
+
+
+def test_run_names_a_corrupt_shard(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_bundle, broken)
+    shard = broken / "weights" / "00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    message = fails(capsys, "run", str(broken), "hello", "--raw", "--runner", "numpy")
+    assert "00000.bin" in message
+    assert "corrupt" in message
+
+
+def test_run_says_when_the_path_is_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nearfar compile" in fails(capsys, "run", str(tmp_path), "hello")
+
+
+@pytest.mark.parametrize("runner", ["numpy", "webgpu"])
+def test_score_writes_the_logits_of_every_position(
+    runner: str, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    if runner == "webgpu":
+        request.getfixturevalue("vulkan")
+    expected = json.loads((tiny_bundle / "expected.json").read_text())
+    token_ids = expected["prompt_token_ids"]
+    output = tmp_path / "logits.npy"
+    run_json(capsys, "score", str(tiny_bundle), "--tokens", ",".join(map(str, token_ids)), "-o", str(output), "--runner", runner, "--json")
+    logits = np.load(output)
+    assert logits.shape == (len(token_ids), 509)
+    assert logits.dtype == np.float32
+    assert logits[-1].argmax() == expected["token_ids"][0]
+
+
+def test_score_refuses_what_is_not_a_list_of_tokens(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "logits.npy")
+    assert "1,2,3" in fails(capsys, "score", str(tiny_bundle), "--tokens", "1,two", "-o", output)
+    assert "not in the vocabulary" in fails(capsys, "score", str(tiny_bundle), "--tokens", "1,509", "-o", output, "--runner", "numpy")
+    assert not Path(output).exists()
