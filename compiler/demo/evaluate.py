@@ -1,0 +1,151 @@
+"""Measure the demo model: the share of held-out prompts answered exactly right, by task, split and weight format.
+
+``python -m nearfar.compiler.demo.evaluate [FOLDER]`` measures a checkpoint folder, prints the table and writes ``accuracy.json``.
+Quantized weights are what the compiler's own formats give back after packing; activations stay float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from ..quant import by_name
+from .corpus import TASKS, WITHOUT_SLOTS, held_out_examples
+from .example import Example, Split
+from .model import Llama
+from .saved_model import COMMITTED, read_checkpoint
+from .tokenizer import BOS, END, PAD, encode_prompt
+
+FORMATS = ("f32", "q8f16", "q4f16")
+SPLITS = (Split.HELD_OUT_SLOTS, Split.HELD_OUT_PARAPHRASES)
+# Measured prompts come from a seed of their own; which values are held out does not depend on it.
+SEED = 2024
+LONGEST_ANSWER_TOKENS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure: ``right`` of ``prompts`` answered exactly."""
+
+    task: str
+    split: str
+    format: str
+    prompts: int
+    right: int
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.right / self.prompts
+
+
+def measure(
+    model: Llama,
+    tokenizer: Tokenizer,
+    tasks: tuple[str, ...] = TASKS,
+    splits: tuple[Split, ...] = SPLITS,
+    formats: tuple[str, ...] = FORMATS,
+    prompts: int = 200,
+) -> list[Cell]:
+    """Every combination of task, split and format, with up to ``prompts`` different prompts each."""
+    cells = []
+    for name in formats:
+        quantized = copy.deepcopy(model).eval()
+        quantize_in_place(quantized, name)
+        for task in tasks:
+            for split in splits:
+                if split is Split.HELD_OUT_SLOTS and task in WITHOUT_SLOTS:
+                    continue
+                examples = held_out_examples(task, split, prompts, SEED)
+                answers = answer_all(quantized, tokenizer, [example.prompt for example in examples])
+                right = sum(is_right(example, answer) for example, answer in zip(examples, answers, strict=True))
+                cells.append(Cell(task, split.value, name, len(examples), right))
+    return cells
+
+
+def is_right(example: Example, answer: str) -> bool:
+    if example.accepted:
+        return re.fullmatch(example.accepted, answer) is not None
+    return answer == example.answer
+
+
+def quantize_in_place(model: Llama, name: str) -> None:
+    """Send every matrix, the tied embedding among them, through a weight format and back."""
+    quantization = by_name(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                matrix = parameter.detach().numpy()
+                parameter.copy_(torch.from_numpy(quantization.unpack(quantization.pack(matrix), matrix.shape[1])))
+
+
+@torch.no_grad()
+def answer_all(model: Llama, tokenizer: Tokenizer, prompts: list[str]) -> list[str]:
+    """Greedy answers to prompts, each the only turn of its conversation. All rows advance by one token a step, and a row whose prompt
+    is used up continues with its own output, so that rows of different lengths need no padding on the left."""
+    histories = [[BOS, *encode_prompt(tokenizer, prompt)] for prompt in prompts]
+    return [tokenizer.decode(answer) for answer in continue_greedily(model, histories)]
+
+
+@torch.no_grad()
+def continue_greedily(model: Llama, histories: list[list[int]]) -> list[list[int]]:
+    """Token ids that follow each history, up to and without ``<end>``, at most LONGEST_ANSWER_TOKENS."""
+    length = min(max(map(len, histories)) + LONGEST_ANSWER_TOKENS, model.model.config.max_position_embeddings)
+    cache = model.empty_cache(len(histories), length)
+    answers: list[list[int]] = [[] for _ in histories]
+    finished = [False] * len(histories)
+    current = torch.tensor([history[0] for history in histories])
+    for index in range(length):
+        positions = torch.full((len(histories), 1), index)
+        chosen = model.logits(model.model(current[:, None], positions, cache, index)[:, 0]).argmax(-1).tolist()
+        for row, history in enumerate(histories):
+            if index + 1 < len(history):
+                chosen[row] = history[index + 1]
+            elif finished[row] or chosen[row] == END:
+                finished[row], chosen[row] = True, PAD
+            else:
+                answers[row].append(chosen[row])
+        if all(finished):
+            break
+        current = torch.tensor(chosen)
+    return answers
+
+
+def write_accuracy(path: Path, cells: list[Cell]) -> None:
+    path.write_text(json.dumps({"seed": SEED, "cells": [asdict(cell) for cell in cells]}, indent=1) + "\n")
+
+
+def show_table(cells: list[Cell], console: Console) -> None:
+    """One row a task; under each split a column for each format."""
+    table = Table(title="exact answers to held-out prompts, percent")
+    table.add_column("task")
+    formats = list(dict.fromkeys(cell.format for cell in cells))
+    for split in SPLITS:
+        for name in formats:
+            table.add_column(f"{split.value.removeprefix('held_out_')}\n{name}", justify="right")
+    percents = {(cell.task, cell.split, cell.format): f"{cell.percent:.1f}" for cell in cells}
+    for task in dict.fromkeys(cell.task for cell in cells):
+        table.add_row(task, *(percents.get((task, split.value, name), "") for split in SPLITS for name in formats))
+    console.print(table)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m nearfar.compiler.demo.evaluate", description="Measure a demo checkpoint.")
+    parser.add_argument("folder", type=Path, nargs="?", default=COMMITTED, help="default: the checkpoint in the repository")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    cells = measure(*read_checkpoint(options.folder))
+    write_accuracy(options.folder / "accuracy.json", cells)
+    show_table(cells, Console())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A Hugging Face folder of the demo: written after training, read for measuring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from ..errors import CheckpointError
+from .model import Llama, LlamaConfig
+from .tokenizer import BOS, CHAT_TEMPLATE, END, PAD
+
+# The checkpoint in the repository.
+COMMITTED = Path(__file__).parent / "checkpoint"
+
+
+def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
+    """Write config, weights (float32), tokenizer and chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = model.model.config
+    _write_json(folder / "config.json", _config(config))
+    _write_json(folder / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD, "do_sample": False})
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<bos>",
+            "eos_token": "<end>",
+            "pad_token": "<pad>",
+            # The chat template writes <bos>; a tokenizer that added it too would double it.
+            "add_bos_token": False,
+            "add_eos_token": False,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": config.max_position_embeddings,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def read_checkpoint(folder: Path) -> tuple[Llama, Tokenizer]:
+    """Read what ``write_checkpoint`` wrote. Raises CheckpointError where a file is missing."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is missing; train the demo first: python -m nearfar.compiler.demo.train")
+    stored = json.loads((folder / "config.json").read_text())
+    config = LlamaConfig(**{name: stored[name] for name in LlamaConfig.__dataclass_fields__})
+    model = Llama(config)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _config(config: LlamaConfig) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "float32",
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": BOS,
+        "eos_token_id": END,
+        "pad_token_id": PAD,
+        **{name: getattr(config, name) for name in LlamaConfig.__dataclass_fields__},
+    }
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,66 @@
+"""The demo's tokenizer: byte-level BPE trained on the demo's own language, with one token per digit, and its chat template.
+
+A conversation is ``<bos>`` and then, for each turn, ``<user>prompt<end><assistant>answer<end>``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from .corpus import training_examples
+from .example import Example
+
+VOCABULARY_SIZE = 1024
+SPECIAL_TOKENS = ("<bos>", "<user>", "<assistant>", "<end>", "<pad>")
+BOS, USER, ASSISTANT, END, PAD = range(len(SPECIAL_TOKENS))
+# A digit is always a token of its own: digits that merge would hide the columns of a sum.
+PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
+# Roles other than user and assistant are refused; the model has never seen a system prompt.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] not in ['user', 'assistant'] %}"
+    "{{ raise_exception('the roles are user and assistant, not ' + message['role']) }}{% endif %}"
+    "{{ '<' + message['role'] + '>' + message['content'] + '<end>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+
+def train_tokenizer(seed: int, examples: int = 20_000) -> Tokenizer:
+    """Train the BPE on a seeded sample of the corpus; the special tokens take ids 0 to 4."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[AddedToken(token, special=True) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(seed, examples), trainer)
+    return tokenizer
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The tokens from ``<user>`` to ``<assistant>``; the answer follows."""
+    return [USER, *tokenizer.encode(prompt, add_special_tokens=False).ids, END, ASSISTANT]
+
+
+def encode_turn(tokenizer: Tokenizer, example: Example) -> tuple[list[int], int]:
+    """A whole turn, and how many of its tokens are prompt, on which there is no loss."""
+    prompt = encode_prompt(tokenizer, example.prompt)
+    return [*prompt, *tokenizer.encode(example.answer, add_special_tokens=False).ids, END], len(prompt)
+
+
+def _texts(seed: int, examples: int) -> Iterator[str]:
+    for example in islice(training_examples(random.Random(f"{seed}/tokenizer")), examples):
+        yield example.prompt
+        yield example.answer
