@@ -81,7 +81,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             format_version=FORMAT_VERSION,
             generator=f"nearfar {version('nearfar')}",
             target=options.target,
-            model=Path(model).name,
+            model=Path(model).resolve().name,
             spec=spec,
             quantization=quantization.name,
             context=context,

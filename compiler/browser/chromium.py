@@ -14,18 +14,18 @@ from ..errors import BundleError, ToolError
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 # SwiftShader is the one adapter that every machine has; without the later flags Chromium talks to its maker at every start.
 FLAGS = (
-    "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 READ_STATE = """() => ({
     state: document.body.dataset.state,
-    error: document.querySelector("[data-error]")?.innerText ?? "",
-    device: document.querySelector("[data-device]")?.innerText ?? "",
+    error: document.getElementById("failure-message").textContent,
+    device: document.getElementById("device").textContent,
 })"""
 READ_ANSWER = """() => {
     const answer = [...document.querySelectorAll(".answer")].at(-1);
-    return {text: answer.dataset.text ?? "", state: answer.dataset.state,
-            ttft: Number(answer.dataset.ttftMs ?? 0), speed: Number(answer.dataset.tokensPerSecond ?? 0)};
+    return {text: answer.querySelector(".text").textContent, problem: answer.querySelector(".problem")?.textContent ?? "",
+            state: answer.dataset.state, ttft: Number(answer.dataset.ttftMs), speed: Number(answer.dataset.tokensPerSecond)};
 }"""
 LOAD_SECONDS = 300
 ANSWER_SECONDS = 300
@@ -47,11 +47,9 @@ class Page:
             from playwright.sync_api import sync_playwright
         except ImportError as error:
             raise ToolError("Playwright is not installed; run \"pip install 'nearfar[demo]'\", or use 'nearfar demo --serve'") from error
-        executable = next((path for path in map(shutil.which, NAMES) if path), None)
-        if executable is None:
-            raise ToolError("Chromium was not found; install it (Debian: apt-get install chromium), or use 'nearfar demo --serve'")
+        executable = find_chromium()
         self._playwright = sync_playwright().start()
-        self._browser = self._playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", *FLAGS])
+        self._browser = self._playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
         self._page = self._browser.new_page(viewport={"width": 1100, "height": 860})
         self._page.goto(url)
 
@@ -85,6 +83,8 @@ class Page:
             found = self._page.evaluate(READ_ANSWER)
             on_text(found["text"][shown:])
             shown = len(found["text"])
+            if found["problem"]:
+                raise BundleError(f"the page could not answer: {found['problem']}")
             if found["state"] == "done":
                 return Answer(found["text"], found["ttft"], found["speed"])
             time.sleep(POLL_SECONDS)
@@ -92,3 +92,11 @@ class Page:
 
     def screenshot(self, path: Path) -> None:
         self._page.screenshot(path=path)
+
+
+def find_chromium() -> str:
+    """The path of a Chromium on this machine. Raises ToolError where there is none."""
+    found = next((path for path in map(shutil.which, NAMES) if path), None)
+    if found is None:
+        raise ToolError("Chromium was not found; install it (Debian: apt-get install chromium), or use 'nearfar demo --serve'")
+    return found

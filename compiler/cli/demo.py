@@ -20,7 +20,7 @@ from ..compile import CompileOptions, compile_model
 from .compile import phases, progress_bars
 from .output import add_command, escape, megabytes
 
-CHECKPOINT = Path(__file__).resolve().parents[1] / "demo" / "checkpoint"
+CHECKPOINT = Path(__file__).resolve().parents[1] / "demo" / "nearfar-demo"
 PROMPTS = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pear apple fig")
 
 

@@ -11,7 +11,7 @@ import random
 from . import home_phrasings as say
 from .example import Example, Split
 from .phrasing import Phrasings, phrase
-from .words import ANIMALS, COMMON, THINGS, pseudo_word, real_word, word
+from .words import ANIMALS, COMMON, THINGS, blended_word, pseudo_word, real_word, word
 
 ROOMS = (
     "kitchen",
@@ -92,7 +92,9 @@ def command(rng: random.Random, split: Split) -> Example:
         return _timer(rng, split)
     if kind < 0.91:
         return _music(rng, split)
-    item = word(rng, THINGS, split) if split.slots_are_held_out or rng.random() < 0.6 else _any_word(rng, split)
+    item = word(rng, THINGS, split) if split.slots_are_held_out or rng.random() < 0.5 else _any_word(rng, split)
+    if not split.slots_are_held_out and rng.random() < 0.2:
+        item = f"{item} {_any_word(rng, split)}"
     return _call(rng, split, say.LIST, {"tool": "add_to_list", "item": item}, item=item)
 
 
@@ -170,4 +172,7 @@ def _place(rng: random.Random, split: Split, known: tuple[str, ...], held_out: t
 
 
 def _any_word(rng: random.Random, split: Split) -> str:
-    return rng.choice(COMMON) if rng.random() < 0.5 else real_word(rng, THINGS + ANIMALS, split)
+    kind = rng.random()
+    if kind < 0.5:
+        return blended_word(rng, split)
+    return rng.choice(COMMON) if kind < 0.75 else real_word(rng, THINGS + ANIMALS, split)

@@ -12,15 +12,15 @@ from .example import Example, Split, Task
 # Shares of training turns. Sums learn late, so they and the differences get the most after home commands.
 SHARES: Mapping[str, tuple[Task, float]] = MappingProxyType(
     {
-        "home": (commands.command, 28),
+        "home": (commands.command, 36),
         "sum": (arithmetic.short_sum, 12),
-        "sum_3_digits": (arithmetic.long_sum, 6),
+        "sum_3_digits": (arithmetic.long_sum, 5),
         "difference": (arithmetic.short_difference, 14),
-        "difference_3_digits": (arithmetic.long_difference, 6),
+        "difference_3_digits": (arithmetic.long_difference, 5),
         "sort_numbers": (lists.sort_numbers, 8),
-        "sort_words": (lists.sort_words, 9),
+        "sort_words": (lists.sort_words, 6),
         "spell": (lists.spell, 4),
-        "reverse": (lists.reverse, 6),
+        "reverse": (lists.reverse, 5),
         "numbers": (extraction.numbers, 4),
         "email": (extraction.email, 4),
         "story": (talk.story, 3),

@@ -13,7 +13,8 @@ from .model import Llama, LlamaConfig
 from .tokenizer import BOS, CHAT_TEMPLATE, END, PAD
 
 # The checkpoint in the repository.
-COMMITTED = Path(__file__).parent / "checkpoint"
+NAME = "nearfar-demo"
+COMMITTED = Path(__file__).parent / NAME
 
 
 def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:

@@ -2,7 +2,7 @@
 ``python -m nearfar.compiler.demo.train [--steps N] [--seed N] [--output FOLDER] [--resume] [--start FOLDER]``.
 
 Seed and step decide the data and the learning rate, never the clock, so a run that was interrupted and resumed ends where an
-uninterrupted one does. Into the output folder go ``resume.pt`` (everything that a continued run needs), ``checkpoint/`` (the model
+uninterrupted one does. Into the output folder go ``resume.pt`` (everything that a continued run needs), ``nearfar-demo/`` (the model
 as a Hugging Face folder, with its accuracy table) and ``loss.png``.
 """
 
@@ -29,7 +29,7 @@ from ..errors import CheckpointError, NearfarError
 from .evaluate import measure, quantize_in_place, show_table, write_accuracy
 from .model import Llama, LlamaConfig
 from .rows import NO_TARGET, training_rows
-from .saved_model import read_checkpoint, write_checkpoint
+from .saved_model import NAME, read_checkpoint, write_checkpoint
 from .tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ ROUNDED_TO = "q4f16"
 class TrainingPlan:
     """Everything that decides the result, apart from the code and the machine's arithmetic."""
 
-    steps: int = 3900
+    steps: int = 5000
     seed: int = 1
     rows: int = 20
     row_tokens: int = 192
@@ -222,11 +222,11 @@ def _train_and_measure(plan: TrainingPlan, output: Path, start: Path | None, res
 
         run(training, plan.steps, after_step)
     save(training, output / "resume.pt")
-    write_checkpoint(output / "checkpoint", training.model, training.tokenizer)
+    write_checkpoint(output / NAME, training.model, training.tokenizer)
     draw_losses(training.losses, output / "loss.png")
     console.print(f"trained in {training.seconds:.0f} s; the model is in {output / 'checkpoint'}")
     table = measure(training.model, training.tokenizer)
-    write_accuracy(output / "checkpoint" / "accuracy.json", table)
+    write_accuracy(output / NAME / "accuracy.json", table)
     show_table(table, console)
 
 

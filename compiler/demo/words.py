@@ -59,6 +59,7 @@ ONSETS = (
 VOWELS = (
     "a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ee", "oo", "ou",
 )  # fmt: skip
+ENDINGS = ("", "", "", "s", "er", "ing", "ed", "y", "en", "et", "ow", "ity", "or", "al", "ist", "um")
 CODAS = ("", "", "", "", "n", "r", "l", "s", "t", "m", "k", "d", "p", "x", "ng", "ck", "sh", "nd", "st")
 
 
@@ -76,6 +77,15 @@ def pseudo_word(rng: random.Random, split: Split) -> str:
         word = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3))))
         # A common word that happens to be pronounced is trained everywhere, so it is never held out.
         if 3 <= len(word) <= 9 and split.allows(word) and not (split.slots_are_held_out and word in COMMON):
+            return word
+
+
+def blended_word(rng: random.Random, split: Split) -> str:
+    """The beginning of one word and the end of another: pieces that pseudo-words lack, so that every token is copied now and then."""
+    while True:
+        first, second = (rng.choice(COMMON + THINGS + ANIMALS) for _ in range(2))
+        word = first[: rng.randint(2, 5)] + second[-rng.randint(2, 5) :] + rng.choice(ENDINGS)
+        if split.allows(word):
             return word
 
 

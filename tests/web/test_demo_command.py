@@ -1,0 +1,35 @@
+"""``nearfar demo`` from end to end, in a process of its own as a user starts it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import lacks
+
+from nearfar.compiler.browser.chromium import find_chromium
+from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.errors import ToolError
+
+
+@pytest.fixture
+def chromium() -> None:
+    try:
+        find_chromium()
+    except ToolError as error:
+        lacks(error.message)
+    if not PAGE.is_dir():
+        lacks("the page is not built ('make web')")
+
+
+@pytest.mark.usefixtures("chromium")
+def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path: Path) -> None:
+    screenshot = tmp_path / "demo.png"
+    command = [sys.executable, "-m", "nearfar.compiler.cli", "demo", "--prompt", "what is 27 + 58?", "--screenshot", str(screenshot)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "27 + 58 = 85" in printed
+    assert "tokens/s" in printed
+    assert "--serve" in printed
+    assert screenshot.read_bytes().startswith(b"\x89PNG")

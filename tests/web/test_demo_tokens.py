@@ -1,0 +1,79 @@
+"""The demo model says the same everywhere: numpy, the Python runner and headless Chromium, 64 greedy tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import lacks
+
+from nearfar.compiler.batch import Runner
+from nearfar.compiler.browser.chromium import FLAGS, find_chromium
+from nearfar.compiler.browser.page_server import PAGE, PageServer
+from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.cli.demo import CHECKPOINT
+from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.errors import ToolError
+from nearfar.compiler.generate import generate
+from nearfar.compiler.manifest import MANIFEST_FILE
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.sampling import Sampler
+from nearfar.compiler.tokenizer import Tokenizer
+
+PROMPT = [{"role": "user", "content": "tell me a story about a fox"}]
+TOKENS = 64
+GENERATE = """async ([messages, maxTokens]) => {
+    const ids = [];
+    for await (const event of window.nearfar.engine.generate(messages, { maxTokens })) if (event.type === "token") ids.push(event.tokenId);
+    return ids;
+}"""
+
+
+@pytest.fixture(scope="module", params=["q4f16", "q4f32", "f32"])
+def endless_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The demo model with nothing that ends an answer, so that it goes on for all 64 tokens; float32 activations."""
+    path = tmp_path_factory.mktemp("demo") / request.param
+    compile_model(str(CHECKPOINT), path, CompileOptions(quantization=request.param, activations=("float32",)))
+    manifest = json.loads((path / MANIFEST_FILE).read_text())
+    manifest["spec"]["eos_token_ids"] = []
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    return open_bundle(path)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    try:
+        executable = find_chromium()
+    except ToolError as error:
+        lacks(error.message)
+    if not PAGE.is_dir():
+        lacks("the page is not built ('make web')")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+        yield browser.new_page()
+        browser.close()
+
+
+def tokens_of(runner: Runner, bundle: Bundle) -> list[int]:
+    prompt = Tokenizer(bundle.tokenizer_files()).encode_chat(PROMPT)
+    try:
+        return list(generate(runner, prompt, TOKENS, Sampler()))
+    finally:
+        runner.close()
+
+
+def test_numpy_python_runner_and_chromium_agree(endless_bundle: Bundle, page: Any, vulkan: None) -> None:  # noqa: ARG001
+    from nearfar.targets.webgpu.runner import WebGPURunner
+
+    expected = tokens_of(ReferenceRunner(endless_bundle), endless_bundle)
+    assert len(expected) == TOKENS
+    assert tokens_of(WebGPURunner(endless_bundle), endless_bundle) == expected
+    with PageServer(endless_bundle.path) as server:
+        page.goto(server.url)
+        page.wait_for_selector("body[data-state=ready]", timeout=120_000)
+        assert page.evaluate(GENERATE, [PROMPT, TOKENS]) == expected
