@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_plan import CONTEXT, PAGE_SIZE, random_batches, random_tensors, run_graph, run_plan, specs
+
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
 from nearfar.compiler.graph import Graph
@@ -13,7 +15,6 @@ from nearfar.compiler.ops import OPS
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.plan import make_plan
 from nearfar.compiler.spec import ModelSpec
-from run_plan import CONTEXT, PAGE_SIZE, random_batches, random_tensors, run_graph, run_plan, specs
 
 Q4 = quant.by_name("q4f16")
 

@@ -7,14 +7,15 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_plan import CONTEXT, PAGE_SIZE, errors, random_batches, random_tensors, run_graph, run_plan, specs
+from tolerances import F32
+
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
 from nearfar.compiler.graph import Graph
 from nearfar.compiler.passes import FUSIONS, run_passes
 from nearfar.compiler.plan import make_plan
 from nearfar.compiler.spec import ModelSpec, RopeSpec
-from run_plan import CONTEXT, PAGE_SIZE, errors, random_batches, random_tensors, run_graph, run_plan, specs
-from tolerances import F32
 
 Pass = Callable[[Graph], Graph]
 MAX_BINDING_BYTES = 128 << 20

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_plan import CONTEXT, PAGE_SIZE, errors, random_batches, random_tensors, run_graph, run_plan, specs
+from tolerances import F32
+
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
 from nearfar.compiler.graph import Graph
@@ -11,9 +14,6 @@ from nearfar.compiler.passes import run_passes
 from nearfar.compiler.plan import make_plan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec, RopeSpec
-from run_plan import CONTEXT, PAGE_SIZE, errors, random_batches, random_tensors, run_graph, run_plan, specs
-from tolerances import F32
-
 
 quantizations = st.sampled_from(quant.NAMES).map(quant.by_name)
 

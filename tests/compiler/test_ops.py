@@ -1,0 +1,175 @@
+"""The ops against what they are by definition: plain loops in float64, and the rules that hold for any input."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import F32, relative_error
+
+from nearfar.compiler.ops import OPS, Array
+from nearfar.compiler.rope import rope_table
+
+
+def run(op: str, inputs: dict[str, Array], **attrs: object) -> Array:
+    result = OPS[op].run(inputs, attrs)
+    assert result is not None
+    return result
+
+
+def random(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# --- shape rules -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "expected"),
+    [
+        ("embed", {"table": (509, 72), "token_ids": ("S",)}, {}, (("S", 72), "float32")),
+        ("take_rows", {"x": ("S", 72), "rows": ("R",)}, {}, (("R", 72), "float32")),
+        ("slice_columns", {"x": ("S", 72)}, {"start": 8, "stop": 20}, (("S", 12), "activation")),
+        ("linear", {"x": ("S", 72), "weight": (40, 72)}, {"dtype": "activation"}, (("S", 40), "activation")),
+        ("linear", {"x": ("S", 7), "weight": (4, 7)}, {"dtype": "float32", "offset": 4, "columns": 12}, (("S", 12), "float32")),
+        ("linear", {"x": ("S", 7), "weight": (4, 7), "bias": (4,), "residual": ("S", 4)}, {"dtype": "float32"}, (("S", 4), "float32")),
+        ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {}, (("S", 4), "float32")),
+        ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {"columns": 16}, (("S", 16), "float32")),
+        ("rms_norm", {"x": ("S", 72), "weight": (24,)}, {"dtype": "activation"}, (("S", 72), "activation")),
+        ("attention", {"q": ("S", 144)}, {}, (("S", 144), "activation")),
+        ("rope_append", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
+        ("argmax", {"x": ("R", 509)}, {}, (("R",), "int32")),
+    ],
+)
+def test_a_shape_rule_gives_shape_and_dtype(op: str, shapes: dict[str, object], attrs: dict[str, object], expected: object) -> None:
+    assert OPS[op].infer(shapes, attrs) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("linear", {"x": ("S", 72), "weight": (40, 71)}),
+        ("linear", {"x": ("S", 72), "weight": (40, 72), "bias": (39,)}),
+        ("linear", {"x": ("S", 72), "weight": (40, 72), "residual": ("S", 41)}),
+        ("gated_linear", {"x": ("S", 72), "weight": (40, 71)}),
+        ("gated_linear", {"x": ("S", 72), "weight": (41, 72)}),
+        ("add", {"a": ("S", 72), "b": ("S", 71)}),
+        ("gated_silu", {"gate": ("S", 72), "up": ("S", 71)}),
+    ],
+)
+def test_shapes_that_disagree_are_refused(op: str, shapes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{op}: shapes disagree"):
+        OPS[op].infer(shapes, {"dtype": "float32"})  # type: ignore[arg-type]
+
+
+# --- meanings ----------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(rows=st.integers(1, 30), first=st.integers(0, 30), seed=st.integers(0, 99))
+def test_a_table_in_two_parts_embeds_like_the_whole(rows: int, first: int, seed: int) -> None:
+    table, token_ids = random(seed, rows + first, 5), np.random.default_rng(seed).integers(0, rows + first, 9)
+    part = run("embed", {"table": table[:first], "token_ids": token_ids}, first_row=0)
+    whole = run("embed", {"table": table[first:], "token_ids": token_ids, "into": part}, first_row=first)
+    np.testing.assert_array_equal(whole, table[token_ids])
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 4), columns=st.integers(1, 20), outputs=st.integers(1, 20), cut=st.integers(0, 20), seed=st.integers(0, 99),
+    roles=st.sets(st.sampled_from(["norm", "bias", "residual"])),
+)  # fmt: skip
+def test_a_projection_is_norm_then_product_then_bias_then_residual_also_in_parts(
+    rows: int, columns: int, outputs: int, cut: int, seed: int, roles: set[str]
+) -> None:
+    shapes = {"norm": (columns,), "bias": (outputs,), "residual": (rows, outputs)}
+    extras = {role: random(seed + 1 + i, *shapes[role]) for i, role in enumerate(sorted(roles))}
+    x, weight = random(seed, rows, columns), random(seed + 9, outputs, columns)
+    normed = run("rms_norm", {"x": x, "weight": extras["norm"]}, eps=1e-5) if "norm" in extras else x
+    expected = normed.astype(np.float64) @ weight.T.astype(np.float64) + extras.get("bias", 0) + extras.get("residual", 0)
+    assert relative_error(run("linear", {"x": x, "weight": weight, **extras}, eps=1e-5), expected) < F32
+    cut = min(cut, outputs)
+    first = run("linear", {"x": x, "weight": weight[:cut], **extras}, eps=1e-5, offset=0, columns=outputs)
+    both = run("linear", {"x": x, "weight": weight[cut:], "into": first, **extras}, eps=1e-5, offset=cut, columns=outputs)
+    assert relative_error(both, expected) < F32
+
+
+def test_a_gated_projection_is_silu_of_the_upper_rows_times_the_lower_ones() -> None:
+    x, weight, bias = random(1, 3, 7), random(2, 10, 7), random(3, 10)
+    both = x.astype(np.float64) @ weight.T + bias
+    expected = both[:, :5] / (1 + np.exp(-both[:, :5])) * both[:, 5:]
+    assert relative_error(run("gated_linear", {"x": x, "weight": weight, "bias": bias}), expected) < F32
+
+
+def test_silu_of_extreme_numbers_is_zero_or_the_number_without_a_warning() -> None:
+    gate = np.array([[-1e4, -100, 0, 100, 1e4]], np.float32)
+    found = run("gated_silu", {"gate": gate, "up": np.ones_like(gate)})
+    np.testing.assert_allclose(found, [[0, 0, 0, 100, 1e4]], atol=1e-30)
+
+
+def test_an_rms_norm_of_heads_norms_each_head_alone() -> None:
+    x, weight = random(1, 4, 3 * 6), random(2, 6)
+    for head in range(3):
+        columns = slice(6 * head, 6 * head + 6)
+        alone = run("rms_norm", {"x": x[:, columns], "weight": weight}, eps=1e-6)
+        np.testing.assert_array_equal(run("rms_norm", {"x": x, "weight": weight}, eps=1e-6)[:, columns], alone)
+
+
+def test_an_rms_norm_of_zeros_is_zero() -> None:
+    assert not run("rms_norm", {"x": np.zeros((2, 8), np.float32), "weight": random(1, 8)}, eps=1e-6).any()
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(first=st.integers(0, 40), distance=st.integers(0, 20), shift=st.integers(0, 40), seed=st.integers(0, 99))
+def test_products_of_rotated_heads_depend_on_their_distance_alone(first: int, distance: int, shift: int, seed: int) -> None:
+    table = rope_table([1.0, 0.3, 0.01], 101)
+    q, k = random(seed, 1, 6), random(seed + 1, 1, 6)
+
+    def product(q_position: int, k_position: int) -> float:
+        rotated = [run("rope", {"x": x, "positions": np.array([p]), "table": table}) for x, p in ((q, q_position), (k, k_position))]
+        return float((rotated[0] * rotated[1]).sum())
+
+    assert math.isclose(product(first + distance, first), product(first + shift + distance, first + shift), rel_tol=1e-4, abs_tol=1e-4)
+
+
+def test_position_zero_is_not_rotated() -> None:
+    x = random(1, 2, 12)
+    np.testing.assert_array_equal(run("rope", {"x": x, "positions": np.zeros(2, int), "table": rope_table([1.0, 0.5], 3)}), x)
+
+
+def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
+    heads, kv_heads, head_dim, page = 4, 2, 6, 4
+    lengths, news = [9, 4, 1], [3, 4, 1]
+    page_ids = np.array([5, 0, 3, 1, 6])
+    kv = random(1, 8, 2, kv_heads, page, head_dim)
+    q = random(2, sum(news), heads * head_dim)
+    positions = np.concatenate([np.arange(length - new, length) for length, new in zip(lengths, news, strict=True)])
+    indptr = np.array([0, 3, 4, 5])
+    found = run(
+        "attention",
+        {"q": q, "kv": kv, "positions": positions, "seq_starts": np.cumsum([0, *news]), "page_indptr": indptr, "page_ids": page_ids},
+    )
+    expected = np.zeros((sum(news), heads, head_dim))
+    sequence_of = np.repeat(np.arange(3), news)
+    for row, (position, sequence) in enumerate(zip(positions, sequence_of, strict=True)):
+        for head in range(heads):
+            places = [(page_ids[indptr[sequence] + t // page], head // 2, t % page) for t in range(position + 1)]
+            query = q[row].reshape(heads, head_dim)[head].astype(np.float64)
+            weights = [math.exp(query @ kv[p, 0, h, place] / math.sqrt(head_dim)) for p, h, place in places]
+            values = [kv[p, 1, h, place] for p, h, place in places]
+            expected[row, head] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+    assert relative_error(found, expected.reshape(found.shape)) < F32
+
+
+def test_argmax_takes_the_first_of_equals() -> None:
+    x = np.array([[1, 3, 3, 2], [0, 0, 0, 0], [-np.inf, -np.inf, -1, -1]], np.float32)
+    assert run("argmax", {"x": x}).tolist() == [1, 0, 2]
+
+
+def test_no_rows_give_no_results() -> None:
+    empty = np.zeros((0, 4), np.float32)
+    assert run("linear", {"x": empty, "weight": random(1, 3, 4), "norm": random(2, 4)}, eps=1e-5).shape == (0, 3)
+    assert run("argmax", {"x": empty}).shape == (0,)

@@ -1,0 +1,150 @@
+"""What several test files share: tiny checkpoints and bundles, and the tools of this machine.
+
+What a machine lacks is skipped with its reason, which the summary prints; where CI is set, nothing may lack, and it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+ROOT = Path(__file__).parents[1]
+# Debian's chromium brings SwiftShader, a Vulkan driver that runs on the CPU.
+SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+
+CompileTiny = Callable[..., Path]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Print the reason of every skip."""
+    if "s" not in config.option.reportchars:
+        config.option.reportchars += "s"
+
+
+def lacks(reason: str) -> None:
+    """Skip a test for what this machine lacks, or fail it where CI is set."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason} (CI is set, so this is not skipped)")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """XDG_RUNTIME_DIR, without which graphics drivers print complaints."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "XDG_RUNTIME_DIR" not in os.environ:
+            folder = tmp_path_factory.mktemp("runtime")
+            folder.chmod(0o700)
+            patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The folders of all checkpoints of `tiny_models.py`, by name."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name in CHECKPOINTS:
+        make_checkpoint(name, folder / name)
+    return {name: folder / name for name in CHECKPOINTS}
+
+
+@pytest.fixture(scope="session")
+def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
+    """compile_tiny(checkpoint, quantization, **options) -> the bundle's folder; each is compiled once. Tests must not change it."""
+    from nearfar.compiler.compile import CompileOptions, compile_model
+
+    folder = tmp_path_factory.mktemp("bundles")
+    done: dict[tuple[object, ...], Path] = {}
+
+    def compile_once(checkpoint: str, quantization: str = "q4f16", **options: Any) -> Path:
+        given = {"context": 256, **options}
+        key = (checkpoint, quantization, *sorted(given.items()))
+        if key not in done:
+            path = folder / f"{len(done)}-{checkpoint}-{quantization}"
+            compile_model(str(tiny_checkpoints[checkpoint]), path, CompileOptions(quantization=quantization, **given))
+            done[key] = path
+        return done[key]
+
+    return compile_once
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(compile_tiny: CompileTiny) -> Path:
+    """A bundle of qwen3, q4f16, for 256 tokens, with expected.json beside its manifest: a prompt of 75 tokens and the 64 that follow
+    greedily on the reference runner with float32 activations."""
+    from nearfar.compiler.bundle import open_bundle
+    from nearfar.compiler.generate import generate
+    from nearfar.compiler.reference import ReferenceRunner
+    from nearfar.compiler.sampling import Sampler
+
+    path = compile_tiny("qwen3", "q4f16")
+    prompt = [(7 * i * i + 11 * i + 3) % VOCAB_SIZE for i in range(75)]
+    token_ids = list(generate(ReferenceRunner(open_bundle(path), activation="float32"), prompt, 64, Sampler()))
+    assert len(token_ids) == 64
+    (path / "expected.json").write_text(json.dumps({"prompt_token_ids": prompt, "token_ids": token_ids}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def prompt_token_ids() -> list[int]:
+    """75 ids: four whole pages of 16 and a part of a fifth, two tiles of 32 and a part of a third."""
+    import numpy as np
+
+    return [int(token) for token in np.random.default_rng(0).integers(0, VOCAB_SIZE, 75)]
+
+
+@pytest.fixture(scope="session")
+def transformers_logits(tiny_checkpoints: Mapping[str, Path], prompt_token_ids: list[int]) -> Callable[[str], npt.NDArray[np.float32]]:
+    """The logits (75, V) that transformers computes for the prompt, by checkpoint."""
+    import torch
+    import transformers
+
+    done: dict[str, npt.NDArray[np.float32]] = {}
+
+    def logits(checkpoint: str) -> npt.NDArray[np.float32]:
+        if checkpoint not in done:
+            model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoints[checkpoint], dtype=torch.float32).eval()
+            with torch.no_grad():
+                done[checkpoint] = model(torch.tensor([prompt_token_ids])).logits[0].numpy()
+        return done[checkpoint]
+
+    return logits
+
+
+@pytest.fixture(scope="session")
+def vulkan(runtime_folder: None) -> None:  # noqa: ARG001
+    """Asked for by tests that need wgpu to find an adapter."""
+    import wgpu
+
+    if all(adapter.info["backend_type"] == "OpenGL" for adapter in wgpu.gpu.enumerate_adapters_sync()):
+        lacks("wgpu finds no Vulkan adapter (Debian: apt-get install mesa-vulkan-drivers)")
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    """The path of Node, where the web package's dependencies are installed beside it."""
+    found = shutil.which("node")
+    if found is None:
+        lacks("node is not installed (Node.js 20 or later)")
+    if not (ROOT / "web/node_modules/webgpu").is_dir():
+        lacks("web/node_modules/webgpu is not installed (npm ci in web/)")
+    return str(found)
+
+
+@pytest.fixture(scope="session")
+def swiftshader(node: str, runtime_folder: None) -> Mapping[str, str]:  # noqa: ARG001
+    """The environment in which Dawn in Node finds SwiftShader."""
+    if not SWIFTSHADER.is_file():
+        lacks(f"{SWIFTSHADER} is not there (Debian: apt-get install chromium)")
+    return {**os.environ, "VK_ICD_FILENAMES": str(SWIFTSHADER)}

@@ -1,0 +1,76 @@
+"""What every runner is put to: a prompt in chunks of any size, and ragged batches against each sequence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nearfar.compiler.batch import Chunk, Runner, make_batch
+from nearfar.compiler.ops import Array
+
+# Token by token; less than a page; a page; a tile and one more; all 75 at once.
+CHUNK_SIZES = (1, 7, 16, 33, 75)
+
+# The tokens of three sequences, and the pages of each, interleaved and in no order.
+TOKENS = tuple(tuple((start + 17 * i * i + i) % 509 for i in range(length)) for start, length in ((3, 41), (200, 50), (77, 20)))
+PAGES = ((9, 2, 14), (0, 11, 3, 8), (5, 1))
+# Forward by forward, how many tokens of each sequence: prefills, then decodes beside prefills, 33 rows in all, and a sequence that pauses.
+SCHEDULE = ((5, 17, 1), (1, 31, 1), (33, 0, 0), (1, 1, 17), (1, 1, 1))
+# Of these forwards no row is sampled.
+UNSAMPLED = (2,)
+
+
+def whole_and_in_chunks(runner: Runner, token_ids: Sequence[int], chunk: int) -> Array:
+    """The logits of every token, computed in chunks."""
+    page_size = runner.manifest.page_size
+    pages = list(range(runner.num_pages))[::-1]
+    logits = []
+    for start in range(0, len(token_ids), chunk):
+        tokens = token_ids[start : start + chunk]
+        output = runner.forward(
+            make_batch([Chunk(tokens, start, pages[: -(-(start + len(tokens)) // page_size)], range(len(tokens)))], page_size)
+        )
+        np.testing.assert_array_equal(output.next_token_ids, output.logits.argmax(-1))
+        logits.append(output.logits)
+    return np.concatenate(logits)
+
+
+def ragged_logits(runner: Runner) -> list[Array]:
+    """The sampled logits of each sequence, run side by side."""
+    logits: list[list[Array]] = [[], [], []]
+    done = [0, 0, 0]
+    for forward, counts in enumerate(SCHEDULE):
+        running = [(sequence, count) for sequence, count in enumerate(counts) if count]
+        chunks = [
+            Chunk(TOKENS[s][done[s] : done[s] + count], done[s], PAGES[s], () if forward in UNSAMPLED else sampled(count))
+            for s, count in running
+        ]
+        output = runner.forward(make_batch(chunks, runner.manifest.page_size))
+        np.testing.assert_array_equal(output.next_token_ids, output.logits.argmax(-1).astype(np.int32))
+        row = 0
+        for (sequence, count), chunk in zip(running, chunks, strict=True):
+            logits[sequence].append(output.logits[row : row + len(chunk.sample)])
+            row += len(chunk.sample)
+            done[sequence] += count
+        assert row == len(output.logits)
+    assert done == [len(tokens) for tokens in TOKENS]
+    return [np.concatenate(each) for each in logits]
+
+
+def sequences_alone(runner: Runner) -> list[Array]:
+    """The same logits, each sequence in one piece on the same pool."""
+    results = []
+    for s, tokens in enumerate(TOKENS):
+        rows = []
+        done = 0
+        for forward, counts in enumerate(SCHEDULE):
+            rows += [] if forward in UNSAMPLED else [done + row for row in sampled(counts[s])]
+            done += counts[s]
+        results.append(runner.forward(make_batch([Chunk(tokens, 0, PAGES[s], rows)], runner.manifest.page_size)).logits)
+    return results
+
+
+def sampled(count: int) -> list[int]:
+    """Every third row and the last."""
+    return sorted({*range(0, count, 3), count - 1} - {-1})

@@ -1,0 +1,172 @@
+"""Running graphs and plans with random weights in numpy, and random specs and batches to run them with.
+
+A graph runs in SSA form: every value is an array of its own, and each must have the shape that the op's rule says. A plan runs in its
+buffers, allocated once; what a buffer held becomes NaN as soon as the graph needs it no more, so a step that reads it too late shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from nearfar.compiler.batch import Batch, Chunk, make_batch
+from nearfar.compiler.expr import evaluate
+from nearfar.compiler.graph import Graph, Parameter
+from nearfar.compiler.ops import OPS, Array
+from nearfar.compiler.plan import Plan
+from nearfar.compiler.rope import rope_table
+from nearfar.compiler.spec import ModelSpec, RopeSpec
+
+PAGE_SIZE = 4
+CONTEXT = 32
+NUM_PAGES = 24
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outputs of every batch, and the states after the last."""
+
+    outputs: tuple[Mapping[str, Array], ...]
+    states: Mapping[str, Array]
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> ModelSpec:
+    """Decoders of one or two layers, every flag on or off."""
+    num_kv_heads = draw(st.integers(1, 3))
+    head_dim = draw(st.sampled_from([2, 6, 8]))
+    return ModelSpec(
+        model_type="llama",
+        vocab_size=draw(st.integers(5, 40)),
+        hidden_size=draw(st.integers(3, 20)),
+        num_layers=draw(st.integers(1, 2)),
+        num_heads=num_kv_heads * draw(st.integers(1, 3)),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=draw(st.integers(1, 20)),
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        rope=RopeSpec(theta=100.0),
+        tie_word_embeddings=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
+        output_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+    )
+
+
+def random_tensors(graph: Graph, seed: int) -> dict[str, Array]:
+    """A checkpoint's tensors for a graph that no pass has changed yet."""
+    rng = np.random.default_rng(seed)
+    scale = {name: 1 / np.sqrt(parameter.columns or 4) for name, parameter in graph.parameters.items()}
+    return {
+        name: (rng.normal(size=p.shape) * scale[name] + (p.columns is None) * 0.5).astype(np.float32)
+        for name, p in graph.parameters.items()
+    }
+
+
+def random_batches(vocab_size: int, seed: int) -> list[Batch]:
+    """Three sequences over three forwards, in chunks of 1 to 9 tokens, on interleaved pages in no order; some sequences pause."""
+    rng = np.random.default_rng(seed)
+    pages = rng.permutation(NUM_PAGES).reshape(3, -1)
+    lengths = [0, 0, 0]
+    batches = []
+    for forward in range(3):
+        chunks = []
+        for sequence in range(3):
+            count = int(rng.integers(1, 10)) if forward == 0 or rng.random() < 0.7 else 0
+            if not count:
+                continue
+            start = lengths[sequence]
+            lengths[sequence] += count
+            used = pages[sequence][: -(-lengths[sequence] // PAGE_SIZE)]
+            sampled = [row for row in range(count) if rng.random() < 0.6]
+            chunks.append(Chunk([int(token) for token in rng.integers(0, vocab_size, count)], start, [int(page) for page in used], sampled))
+        if chunks:
+            batches.append(make_batch(chunks, PAGE_SIZE))
+    return batches
+
+
+def run_graph(graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch]) -> Result:
+    """Every batch in turn, each value an array of its own."""
+    fixed = {**fixed_arrays(graph, tensors), **new_states(graph)}
+    outputs = []
+    for batch in batches:
+        dims = batch.dims(NUM_PAGES)
+        values: dict[str, Array] = {**fixed, **batch.arrays()}
+        for node in graph.nodes:
+            op = OPS[node.op]
+            # A copy, for an op may write into an earlier part of its result, which SSA keeps.
+            inputs = {role: values[name].copy() if role == "into" else values[name] for role, name in node.inputs.items()}
+            result = op.run(inputs, node.attrs)
+            if op.result is None:
+                continue
+            assert result is not None
+            name = node.outputs[op.result]
+            assert result.shape == tuple(evaluate(size, dims) for size in graph.values[name].shape), node
+            assert (result.dtype == np.int32) == (graph.values[name].dtype == "int32"), node
+            values[name] = result
+        outputs.append({role: values[name] for role, name in graph.outputs.items()})
+    return Result(tuple(outputs), {name: fixed[name] for name in graph.states})
+
+
+def run_plan(plan: Plan, graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch]) -> Result:
+    """The plan of a graph, whose nodes are its steps one by one."""
+    assert len(plan.steps) == len(graph.nodes)
+    last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs.values()}
+    fixed = {**fixed_arrays(graph, tensors), **new_states(graph)}
+    outputs = []
+    for batch in batches:
+        dims = batch.dims(NUM_PAGES)
+        storage: dict[str, Array] = {
+            name: poison(np.empty([evaluate(size, dims) for size in buffer.shape], np.int32 if buffer.dtype == "int32" else np.float32))
+            for name, buffer in plan.buffers.items()
+        }
+        values: dict[str, Array] = {**fixed, **batch.arrays(), **storage}
+        for index, (step, node) in enumerate(zip(plan.steps, graph.nodes, strict=True)):
+            op = OPS[step.op]
+            if op.result is not None and "into" not in step.inputs:
+                poison(storage[step.outputs[op.result]])
+            result = op.run({role: values[name] for role, name in step.inputs.items()}, step.attrs)
+            if op.result is not None and result is not None:
+                storage[step.outputs[op.result]][...] = result
+            for role, name in node.inputs.items():
+                if name in graph.values and last_use[name] == index and role != "into" and name not in graph.outputs.values():
+                    poison(storage[step.inputs[role]])
+        outputs.append({role: storage[name].copy() for role, name in plan.outputs.items()})
+    return Result(tuple(outputs), {name: fixed[name] for name in graph.states})
+
+
+def fixed_arrays(graph: Graph, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Weights and constants."""
+    weights = {name: stacked(parameter, tensors) for name, parameter in graph.parameters.items()}
+    tables = {name: rope_table(constant.attrs["inverse_frequencies"], constant.shape[0]) for name, constant in graph.constants.items()}
+    return {**weights, **tables}
+
+
+def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
+    return np.concatenate([tensors[source.tensor][source.start : source.stop] for source in parameter.sources])
+
+
+def new_states(graph: Graph) -> dict[str, Array]:
+    return {name: np.zeros([evaluate(size, {"P": NUM_PAGES}) for size in state.shape], np.float32) for name, state in graph.states.items()}
+
+
+def poison(array: Array) -> Array:
+    array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(np.int32).min)
+    return array
+
+
+def errors(found: Result, expected: Result) -> dict[str, Any]:
+    """The relative error of the logits of all batches together, and of every state."""
+    from tolerances import relative_error
+
+    def logits(result: Result) -> Array:
+        return np.concatenate([outputs["logits"] for outputs in result.outputs])
+
+    states = {name: relative_error(found.states[name], expected.states[name]) for name in expected.states}
+    return {"logits": relative_error(logits(found), logits(expected)), **states}

@@ -1,0 +1,58 @@
+"""Every kernel template against its op in numpy, on wgpu (naga, lavapipe) and on Dawn (Tint, SwiftShader)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+from kernel_cases import all_cases, nothing
+from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
+
+from nearfar.compiler.kernels.take_rows import take_rows
+
+CASES = {case.name: case for case in all_cases()}
+
+
+@pytest.fixture(scope="module")
+def lowered() -> Mapping[str, LoweredCase]:
+    return {name: case.lowered() for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def gpu(vulkan: None) -> Iterator[Gpu]:  # noqa: ARG001
+    device = Gpu()
+    yield device
+    device.close()
+
+
+@pytest.fixture(scope="module")
+def dawn_outputs(
+    lowered: Mapping[str, LoweredCase], node: str, swiftshader: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, list[dict[str, bytes]]]:
+    cases = [lowered[name] for name, case in CASES.items() if case.on_dawn]
+    return run_on_dawn(cases, node, swiftshader, tmp_path_factory.mktemp("dawn"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_computes_its_op_on_wgpu(name: str, lowered: Mapping[str, LoweredCase], gpu: Gpu) -> None:
+    case = lowered[name]
+    for run in case.runs:
+        case.check(run, gpu.run(case, run))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.on_dawn])
+def test_a_kernel_computes_its_op_on_dawn(
+    name: str, lowered: Mapping[str, LoweredCase], dawn_outputs: Mapping[str, list[dict[str, bytes]]]
+) -> None:
+    for run, outputs in zip(lowered[name].runs, dawn_outputs[name], strict=True):
+        lowered[name].check(run, outputs)
+
+
+def test_a_grid_wider_than_65535_workgroups_reaches_every_column(gpu: Gpu) -> None:
+    columns = 65_536 * 64 + 1
+    x = np.arange(columns, dtype=np.float32).reshape(1, columns)
+    run = Run({"S": 1, "R": 1}, {"x": x, "rows": np.zeros(1, np.int32), "y": nothing(x.shape, "float32")}, {"y": x})
+    case = Case("take_rows_wide", lambda: take_rows("take_rows", columns), lambda: [run]).lowered()
+    assert case.launch(run)[2] == (65_535, 1, 2)
+    case.check(run, gpu.run(case, run))

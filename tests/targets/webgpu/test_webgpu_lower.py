@@ -1,0 +1,110 @@
+"""The WGSL of whole models: Chrome's compiler takes all of it, it keeps to WebGPU's default limits, and it is the same every time."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from kernel_cases import all_cases
+from kernel_harness import validate
+from tiny_models import CHECKPOINTS
+
+from nearfar.compiler import quant
+from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.formats import load
+from nearfar.compiler.passes import run_passes
+from nearfar.compiler.plan import make_plan
+from nearfar.targets.webgpu.lower import wgsl
+from nearfar.targets.webgpu.variants import Context, variants_of
+
+Sources = Mapping[str, tuple[str, str]]
+BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
+
+
+@pytest.fixture(scope="module")
+def sources(compile_tiny: Callable[..., Path]) -> Sources:
+    """(code, entry) of every kernel of every checkpoint in every quantization, and of the kernels' own cases."""
+    found = {}
+    for checkpoint in CHECKPOINTS:
+        for quantization in quant.NAMES:
+            bundle = open_bundle(compile_tiny(checkpoint, quantization))
+            for name, kernel in bundle.manifest.kernels.items():
+                found[f"{checkpoint}/{quantization}/{name}"] = ((bundle.path / kernel.file).read_text(), kernel.entry)
+    for case in all_cases():
+        kernel_source = wgsl(case.build())
+        found[f"case/{case.name}"] = (kernel_source.text, kernel_source.entry)
+    return found
+
+
+def test_tint_accepts_every_kernel(sources: Sources, node: str, tmp_path: Path) -> None:
+    assert any("enable f16;" in code for code, _ in sources.values())
+    answers = validate(sources, node, os.environ, tmp_path)
+    assert answers.keys() == sources.keys()
+    assert {name: error for name, error in answers.items() if error} == {}
+
+
+def test_tint_rejects_broken_kernels(sources: Sources, node: str, tmp_path: Path) -> None:
+    code, entry = next(each for name, each in sources.items() if name.endswith("argmax"))
+    barrier = re.sub(r"workgroupBarrier\(\);", "if (threadIdx.x < 3u) { workgroupBarrier(); }", code, count=1)
+    assert barrier != code
+    broken = {
+        "sound": (code, entry),
+        "a barrier that not all threads reach": (barrier, entry),
+        "a missing name": (code.replace("PODArgs {", "Arguments {"), entry),
+        "too many threads": (code.replace("workgroup_size(256", "workgroup_size(512"), entry),
+        "no such entry": (code, "nothing"),
+    }
+    answers = validate(broken, node, os.environ, tmp_path)
+    assert [name for name, error in answers.items() if not error] == ["sound"]
+
+
+def test_every_kernel_keeps_to_the_default_limits(sources: Sources) -> None:
+    for name, (code, _) in sources.items():
+        assert code.count("var<storage") <= 8, name
+        sizes = re.search(r"@workgroup_size\((\d+), (\d+), (\d+)\)", code)
+        assert sizes is not None
+        assert int(sizes[1]) * int(sizes[2]) * int(sizes[3]) <= 256, name
+        shared = re.findall(r"var<workgroup> \w+ : array<(?:vec(\d)<(\w+)>|(\w+)), (\d+)>", code)
+        assert len(shared) == code.count("var<workgroup>"), name
+        assert sum(int(lanes or 1) * BYTES[vector or scalar] * int(count) for lanes, vector, scalar, count in shared) <= 16 << 10, name
+
+
+def test_float32_kernels_need_no_f16(compile_tiny: Callable[..., Path]) -> None:
+    manifest = (bundle := open_bundle(compile_tiny("qwen3", "q4f16"))).manifest
+    for variant in (variant for row in manifest.variants.values() for variant in row):
+        if variant.activation != "float16":
+            assert "f16;" not in (bundle.path / manifest.kernels[variant.kernel].file).read_text()
+
+
+@pytest.mark.parametrize("quantization", quant.NAMES)
+@pytest.mark.parametrize("limit", [128 << 20, 40_000])
+def test_kernels_of_one_name_are_equal_and_lowering_is_deterministic(
+    quantization: str, limit: int, tiny_checkpoints: Mapping[str, Path]
+) -> None:
+    spec = load(str(tiny_checkpoints["llama"])).spec
+    fmt = quant.by_name(quantization)
+    plan = make_plan(run_passes(by_model_type("llama").forward(spec, 16, 16), fmt, limit))
+    context = Context(plan, spec, fmt, fmt.activations)
+    texts: dict[str, set[str]] = {}
+    names_of: dict[str, set[str]] = {}
+    for step in plan.steps[:14]:
+        for variant in variants_of(step, context):
+            text = wgsl(variant.build()).text
+            texts.setdefault(variant.name, set()).add(text)
+            names_of.setdefault(text, set()).add(variant.name)
+    assert {name: len(found) for name, found in texts.items() if len(found) > 1} == {}
+    assert all(len(names) == 1 for names in names_of.values())
+
+
+def test_the_last_variant_of_every_step_runs_anywhere(compile_tiny: Callable[..., Path]) -> None:
+    for quantization in ("q4f16", "f32"):
+        manifest = open_bundle(compile_tiny("qwen3", quantization)).manifest
+        for row in manifest.variants.values():
+            for activation in (entry.dtype for entry in manifest.activations):
+                fitting = [variant for variant in row if variant.activation in (None, activation)]
+                assert fitting[-1].when is None
+                assert fitting[-1].needs == []

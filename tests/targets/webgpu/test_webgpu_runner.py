@@ -1,0 +1,143 @@
+"""Whole bundles on wgpu: against transformers, against the reference runner in both activation dtypes, and ragged batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chunks
+from tiny_models import ARCHITECTURES, CHECKPOINTS
+from tolerances import F32, OF_ACTIVATION, relative_error
+
+from nearfar.compiler import quant
+from nearfar.compiler.batch import Chunk, make_batch
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.generate import generate
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.sampling import Sampler
+from nearfar.targets.webgpu import lower
+from nearfar.targets.webgpu.device import choose_activation
+from nearfar.targets.webgpu.runner import Limits, WebGPURunner
+
+CompileTiny = Callable[..., Path]
+ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
+
+pytestmark = pytest.mark.usefixtures("vulkan")
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_logits_are_those_of_transformers_in_chunks_of_any_size(
+    checkpoint: str,
+    compile_tiny: CompileTiny,
+    transformers_logits: Callable[[str], np.ndarray],  # type: ignore[type-arg]
+    prompt_token_ids: list[int],
+) -> None:
+    runner = WebGPURunner(open_bundle(compile_tiny(checkpoint, "f32")), limits=ALL_ROWS)
+    for chunk in CHUNK_SIZES:
+        found = whole_and_in_chunks(runner, prompt_token_ids, chunk)
+        assert relative_error(found, transformers_logits(checkpoint)) < F32, chunk
+    runner.close()
+
+
+@pytest.mark.parametrize("checkpoint", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("quantization", "activation"), [(name, activation) for name in quant.NAMES[:-1] for activation in quant.by_name(name).activations]
+)
+def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
+    checkpoint: str, quantization: str, activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+) -> None:
+    bundle = open_bundle(compile_tiny(checkpoint, quantization))
+    expected = whole_and_in_chunks(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
+    runner = WebGPURunner(bundle, limits=ALL_ROWS, activation=activation)
+    for chunk in (75, 3):
+        found = whole_and_in_chunks(runner, prompt_token_ids[: 75 if chunk == 75 else 12], chunk)
+        assert relative_error(found, expected[: len(found)]) < OF_ACTIVATION[activation], chunk
+    runner.close()
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_tiny: CompileTiny) -> None:
+    bundle = open_bundle(compile_tiny(checkpoint, "q4f16"))
+    runner = WebGPURunner(bundle, limits=ALL_ROWS, activation="float32")
+    found = ragged_logits(runner)
+    reference = sequences_alone(ReferenceRunner(bundle, num_pages=20))
+    for mine, alone, expected in zip(found, sequences_alone(runner), reference, strict=True):
+        assert relative_error(mine, alone) < F32
+        assert relative_error(mine, expected) < F32
+    runner.close()
+
+
+@pytest.mark.parametrize("quantization", ["q4f16", "q4f32", "f32"])
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_weights_split_for_small_bindings_give_the_same_logits(
+    checkpoint: str,
+    quantization: str,
+    compile_tiny: CompileTiny,
+    tiny_checkpoints: dict[str, Path],
+    prompt_token_ids: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = ReferenceRunner(open_bundle(compile_tiny(checkpoint, quantization)), activation="float32")
+    # One layer's pages of 16 tokens take 9,216 bytes.
+    limit = 9_300
+    monkeypatch.setattr(lower, "MAX_BINDING_BYTES", limit)
+    split = compile_model(str(tiny_checkpoints[checkpoint]), tmp_path / "split", CompileOptions(quantization=quantization, context=16))
+    assert all(plane.size <= limit for weight in split.manifest.weights.values() for plane in weight.planes)
+    ops = [step.op for step in split.manifest.plan.steps]
+    assert ops.count("embed") > 1
+    assert quantization != "f32" or ops.count("gated_linear") > 3
+    expected = whole_and_in_chunks(whole, prompt_token_ids[:16], 16)
+    assert relative_error(whole_and_in_chunks(ReferenceRunner(split), prompt_token_ids[:16], 16), expected) < F32
+    runner = WebGPURunner(split, limits=Limits(tokens=16, rows=16), activation="float32")
+    for chunk in (16, 3):
+        assert relative_error(whole_and_in_chunks(runner, prompt_token_ids[:16], chunk), expected) < F32
+    runner.close()
+
+
+def test_greedy_answers_are_those_of_the_reference(tiny_bundle: Path) -> None:
+    expected = json.loads((tiny_bundle / "expected.json").read_text())
+    runner = WebGPURunner(open_bundle(tiny_bundle), activation="float32")
+    assert list(generate(runner, expected["prompt_token_ids"], 64, Sampler())) == expected["token_ids"]
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("dim", "chunks"),
+    [
+        ("S", [Chunk([1] * 9, 0, [0])]),
+        ("R", [Chunk([1] * 4, 0, [0], [0, 1, 2])]),
+        ("B", [Chunk([1], 0, [0]), Chunk([1], 0, [1]), Chunk([1], 0, [2])]),
+        ("L", [Chunk([1], 0, [0] * 13)]),
+        ("T", [Chunk([1], 256, [0] * 12)]),
+    ],
+)
+def test_a_batch_beyond_the_limits_is_refused(dim: str, chunks: list[Chunk], tiny_bundle: Path) -> None:
+    runner = WebGPURunner(open_bundle(tiny_bundle), limits=Limits(tokens=8, sequences=2, rows=2, pages=6))
+    batch = make_batch([replace(chunk, pages=[*chunk.pages, *[0] * 5]) if dim == "T" else chunk for chunk in chunks], 16)
+    with pytest.raises(RequestError, match=f"the batch has {dim} = "):
+        runner.forward(batch)
+    runner.close()
+
+
+def test_a_device_without_f16_takes_float32_where_the_bundle_offers_it(compile_tiny: CompileTiny) -> None:
+    path = compile_tiny("qwen3", "q4f16")
+    manifest = open_bundle(path).manifest
+    assert choose_activation(manifest, {"shader-f16"}, None, path).dtype == "float16"
+    assert choose_activation(manifest, set(), None, path).dtype == "float32"
+    assert choose_activation(manifest, {"shader-f16"}, "float32", path).dtype == "float32"
+
+
+def test_a_device_without_f16_is_named_when_the_bundle_has_nothing_else(compile_tiny: CompileTiny) -> None:
+    path = compile_tiny("qwen3", "q4f16", activations=("float16",))
+    manifest = open_bundle(path).manifest
+    with pytest.raises(DeviceError, match="needs shader-f16, which this device does not have"):
+        choose_activation(manifest, set(), None, path)
+    with pytest.raises(DeviceError, match="compiled for float16 activations, not for float32"):
+        choose_activation(manifest, {"shader-f16"}, "float32", path)

@@ -1,0 +1,95 @@
+"""Who may import what, read from the source; and that what is generated or listed twice agrees."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = {"compiler": ("targets", "server_fallback"), "targets": ("server_fallback",)}
+HEAVY = {"tvm", "torch", "wgpu", "transformers", "huggingface_hub", "playwright"}
+# Files that exist for a heavy library; nothing imports them before it is needed.
+MAY_IMPORT_AT_THE_TOP = {
+    "compiler/kernels/builder.py": {"tvm"},
+    "compiler/demo/model.py": {"torch"},
+    "compiler/demo/evaluate.py": {"torch"},
+    "compiler/demo/train.py": {"torch"},
+}
+SOURCES = sorted(
+    path.relative_to(ROOT).as_posix() for layer in ("compiler", "targets", "server_fallback") for path in (ROOT / layer).rglob("*.py")
+)
+
+
+def imports(file: str, *, top_only: bool) -> Iterator[str]:
+    """Absolute names of the modules that a file imports."""
+    tree = ast.parse((ROOT / file).read_text())
+    package = ["nearfar", *Path(file).parent.parts]
+    for node in top_level(tree) if top_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def top_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements that run on import: not those in functions, nor for type checkers only."""
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+@pytest.mark.parametrize("file", SOURCES)
+def test_a_layer_imports_no_layer_above_it(file: str) -> None:
+    above = tuple(f"nearfar.{layer}" for layer in LAYERS.get(file.split("/")[0], ()))
+    assert [name for name in imports(file, top_only=False) if name.startswith(above or ("\0",))] == []
+
+
+@pytest.mark.parametrize("file", SOURCES)
+def test_heavy_libraries_are_imported_where_they_are_used(file: str) -> None:
+    heavy = {name.split(".")[0] for name in imports(file, top_only=True)} & HEAVY
+    assert heavy <= MAY_IMPORT_AT_THE_TOP.get(file, set())
+
+
+def test_every_exception_from_the_rule_is_still_needed() -> None:
+    for file, libraries in MAY_IMPORT_AT_THE_TOP.items():
+        assert libraries <= {name.split(".")[0] for name in imports(file, top_only=True)}, file
+
+
+@pytest.mark.parametrize("module", ["nearfar.compiler.cli", "nearfar.compiler.compile", "nearfar.compiler.reference"])
+def test_importing_the_command_line_loads_no_heavy_library(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({HEAVY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_packages_on_disk_are_those_of_pyproject() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    folders = {
+        path.parent.relative_to(ROOT)
+        for layer in ("compiler", "targets", "server_fallback")
+        for path in (ROOT / layer).rglob("__init__.py")
+    }
+    mine = {name for name in listed if name.startswith(("nearfar.compiler", "nearfar.targets", "nearfar.server_fallback"))}
+    assert mine == {".".join(["nearfar", *folder.parts]) for folder in folders}
+    # A folder of modules that is no package would be left out of a wheel.
+    assert {Path(file).parent for file in SOURCES} <= folders
+
+
+def test_the_manifest_types_of_the_web_runtime_are_those_of_python() -> None:
+    from nearfar.compiler.schema import typescript
+
+    assert (ROOT / "web/src/runtime/manifest.ts").read_text() == typescript()

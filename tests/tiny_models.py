@@ -1,0 +1,69 @@
+"""Tiny checkpoints that transformers writes: random weights, at sizes that fit no tile.
+
+Head size 24, 3 kv heads, hidden 72, feed-forward 70, vocabulary 509: none a power of two, some not even a multiple of four or of 32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 509
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 72,
+    "intermediate_size": 70,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+# Checkpoint name -> (transformers' family, what its configuration says beside the sizes).
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"head_dim": 24, "tie_word_embeddings": False, "attention_bias": True, "rope_parameters": LLAMA3_ROPE}),
+    "llama_plain": ("Llama", {"tie_word_embeddings": False, "mlp_bias": True}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+}
+# One of each model_type.
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+def make_checkpoint(name: str, folder: Path) -> None:
+    """Write a checkpoint of CHECKPOINTS into a folder."""
+    import torch
+    import transformers
+
+    family, config = CHECKPOINTS[name]
+    torch.manual_seed(len(name))
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**SIZES, **config)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            # Vectors are norms, which start at one, and biases, which start at zero; matrices keep the size of what they multiply.
+            parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else noise / parameter.shape[1] ** 0.5)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer: ids 0 to 255 are bytes, then the two special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}))
