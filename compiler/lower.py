@@ -41,9 +41,9 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
         tirx.transform.UnrollLoop(),
         tirx.transform.StmtSimplify(),
         tirx.transform.RemoveNoOp(),
-        s_tir.transform.RewriteUnsafeSelect(),
         tirx.transform.VerifyMemory(),
         tirx.transform.AnnotateEntryFunc(),
+        # RewriteUnsafeSelect would make branches of our selects, whose loads are all in range.
         # TVM's own ThreadSync is left out on purpose, and StorageRewrite, which relies on it: templates place every barrier themselves,
         # and ThreadSync refuses reads and writes of shared memory under one condition.
         tirx.transform.SplitHostDevice(),

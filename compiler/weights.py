@@ -17,7 +17,7 @@ from .formats.checkpoint import Checkpoint
 from .graph import Parameter
 from .manifest import FileEntry, PlaneEntry, WeightEntry
 from .quant import PlaneLayout, Quantization
-from .quant.base import FloatArray
+from .quant.base import FloatArray, require_finite
 
 # Shards of this size load in parallel and resume in small steps; a plane is never cut, so a large one has a shard of its own.
 SHARD_BYTES = 32 << 20
@@ -146,6 +146,7 @@ def read_and_pack(checkpoint: Checkpoint, parameter: Parameter, start: int, stop
     try:
         rows = read_rows(checkpoint, parameter, start, stop)
         if parameter.columns is None:
+            require_finite(rows)
             return {"w": rows}
         return quantization.pack(rows)
     except QuantizationError as error:

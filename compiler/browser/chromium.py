@@ -77,7 +77,7 @@ class Page:
         self._page.fill("#prompt", prompt)
         count = self._page.locator(".answer").count()
         self._page.click("#send")
-        self._page.wait_for_function(f"document.querySelectorAll('.answer').length > {count}")
+        self._page.locator(".answer").nth(count).wait_for(state="attached")
         shown, deadline = 0, time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline:
             found = self._page.evaluate(READ_ANSWER)

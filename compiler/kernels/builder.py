@@ -231,8 +231,8 @@ def cast(value: Scalar, dtype: str) -> Scalar:
 
 
 def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
-    """``then`` if the condition holds, else ``otherwise``; only the one chosen is evaluated, so it may guard a load."""
-    return tirx.if_then_else(condition, then, otherwise)
+    """``then`` if the condition holds, else ``otherwise``. Both are evaluated, without a branch, so loads in them must be in range."""
+    return tirx.Select(condition, then, otherwise)
 
 
 def all_of(*conditions: Scalar | bool) -> Scalar | bool:

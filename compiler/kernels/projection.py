@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..expr import Expr
-from .builder import Array, KernelBuilder, Scalar, cast, exp, number, select, vector
+from .builder import Array, KernelBuilder, Scalar, cast, exp, minimum, number, select, vector
 from .packed import PackedMatrix, WeightFormat
 
 
@@ -61,13 +61,16 @@ class Rows:
     def quad(self, row: Scalar, index: Scalar) -> Scalar:
         """Columns 4 * index to 4 * index + 3 as float32x4."""
         if self._whole:
-            loaded = cast(self._buffer[row, index], "float32x4")
-            inside = index < self._columns // 4
-            return loaded if self._columns % 32 == 0 else select(inside, loaded, number(0, "float32x4"))
+            quads = self._columns // 4
+            if self._columns % 32 == 0:
+                return cast(self._buffer[row, index], "float32x4")
+            loaded = cast(self._buffer[row, minimum(index, quads - 1)], "float32x4")
+            return select(index < quads, loaded, number(0, "float32x4"))
         return vector(*(self._scalar(row, index * 4 + lane) for lane in range(4)))
 
     def _scalar(self, row: Scalar, column: Scalar) -> Scalar:
-        return select(column < self._columns, cast(self._buffer[row, column], "float32"), number(0, "float32"))
+        loaded = cast(self._buffer[row, minimum(column, self._columns - 1)], "float32")
+        return select(column < self._columns, loaded, number(0, "float32"))
 
 
 class ProjectionArguments:

@@ -18,8 +18,8 @@ import numpy as np
 from ..errors import QuantizationError
 from .base import GROUP, Array, FloatArray, PlaneLayout, pad_columns, padded_columns, require_finite
 
-# Below this a GPU may flush an f16 to zero.
-SMALLEST_NORMAL_F16 = 2.0**-14
+# Below these a GPU may flush a scale to zero.
+SMALLEST_NORMAL = {"float16": 2.0**-14, "float32": 2.0**-126}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,8 @@ class Q4:
 
 def to_scale(scale: FloatArray, dtype: str) -> Array:
     """Scales in their stored dtype: never a number that a GPU may flush to zero, never infinite."""
-    if dtype == "float32":
-        return scale
-    if np.abs(scale).max(initial=0) > np.finfo(np.float16).max:
+    if dtype == "float16" and np.abs(scale).max(initial=0) > np.finfo(np.float16).max:
         raise QuantizationError("weights are too large for f16 scales; use --quantization q4f32 or f32")
-    tiny = (scale != 0) & (np.abs(scale) < SMALLEST_NORMAL_F16)
-    return np.where(tiny, np.copysign(np.float32(SMALLEST_NORMAL_F16), scale), scale).astype(np.float16)
+    smallest = np.float32(SMALLEST_NORMAL[dtype])
+    tiny = (scale != 0) & (np.abs(scale) < smallest)
+    return np.where(tiny, np.copysign(smallest, scale), scale).astype(dtype)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from nearfar.compiler.batch import Batch, Output
 from nearfar.compiler.bundle import Bundle
 from nearfar.compiler.errors import RequestError

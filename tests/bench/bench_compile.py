@@ -1,6 +1,6 @@
-"""Compile time and peak memory for a model's real shapes, dispatches per decoded token, and what a bundle weighs beyond weights and tokenizer.
+"""Compile time and peak memory for real shapes, dispatches per decoded token, and what a bundle weighs beside its weights.
 
-``make bench`` runs it, prints a table and writes ``build/bench/compile.json``. The compile runs in a process of its own, whose peak memory is
+``make bench`` runs it, prints a table and writes ``build/bench/compile.json``. Compiling runs in a process of its own, whose peak memory is
 the kernel's count of resident pages.
 """
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 
-
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """A published model's config.json, as far as its shapes go."""

@@ -38,7 +38,7 @@ def test_greedy_answers_are_those_of_transformers(
 def test_scores_are_the_logits_of_every_token_in_blocks(
     rows_at_once: int,
     compile_tiny: CompileTiny,
-    transformers_logits: Callable[[str], np.ndarray],  # type: ignore[type-arg]
+    transformers_logits: Callable[[str], np.ndarray],
     prompt_token_ids: list[int],
 ) -> None:
     runner = ReferenceRunner(open_bundle(compile_tiny("llama", "f32")))

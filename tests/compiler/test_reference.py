@@ -24,7 +24,7 @@ def test_logits_are_those_of_transformers_in_chunks_of_any_size(
     checkpoint: str,
     chunk: int,
     compile_tiny: CompileTiny,
-    transformers_logits: Callable[[str], np.ndarray],  # type: ignore[type-arg]
+    transformers_logits: Callable[[str], np.ndarray],
     prompt_token_ids: list[int],
 ) -> None:
     runner = ReferenceRunner(open_bundle(compile_tiny(checkpoint, "f32")))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from nearfar.compiler.errors import CheckpointError, RequestError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.tokenizer import TextStream, Tokenizer

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from nearfar.compiler import arch
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats.config import ConfigReader

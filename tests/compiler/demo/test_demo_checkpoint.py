@@ -12,6 +12,8 @@ from typing import Any
 import jinja2
 import pytest
 import torch
+from tokenizers import Tokenizer
+
 from nearfar.compiler.demo.corpus import training_examples
 from nearfar.compiler.demo.evaluate import answer_all, continue_greedily, measure
 from nearfar.compiler.demo.example import Split
@@ -19,7 +21,6 @@ from nearfar.compiler.demo.model import Llama, LlamaConfig
 from nearfar.compiler.demo.saved_model import COMMITTED, read_checkpoint, write_checkpoint
 from nearfar.compiler.demo.tokenizer import BOS, CHAT_TEMPLATE, END, encode_prompt, encode_turn
 from nearfar.compiler.errors import CheckpointError
-from tokenizers import Tokenizer
 
 # f32 sums in another order; the logits are of the order of 10.
 LOGIT_TOLERANCE = 1e-4

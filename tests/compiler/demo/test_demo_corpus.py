@@ -9,6 +9,7 @@ from itertools import islice, product
 from types import ModuleType
 
 import pytest
+
 from nearfar.compiler.demo import arithmetic, commands, extraction, home_phrasings, lists, talk
 from nearfar.compiler.demo.corpus import SHARES, TASKS, WITHOUT_SLOTS, held_out_examples, training_examples
 from nearfar.compiler.demo.example import Example, Split

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from tokenizers import Tokenizer
+
 from nearfar.compiler.demo.evaluate import Cell, answer_all, is_right, quantize_in_place, show_table, write_accuracy
 from nearfar.compiler.demo.example import Example
 from nearfar.compiler.demo.model import Llama, LlamaConfig
 from nearfar.compiler.demo.saved_model import COMMITTED, read_checkpoint
 from nearfar.compiler.quant import by_name
-from rich.console import Console
-from tokenizers import Tokenizer
 
 CELLS = [
     Cell("sum", "held_out_slots", "f32", 200, 199),

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+
 from nearfar.compiler.demo.corpus import training_examples
 from nearfar.compiler.demo.example import Example
 from nearfar.compiler.demo.rows import NO_TARGET, pack_rows, training_rows
 from nearfar.compiler.demo.saved_model import COMMITTED
 from nearfar.compiler.demo.tokenizer import ASSISTANT, BOS, END, PAD, USER, encode_turn
 from nearfar.compiler.errors import RequestError
-from tokenizers import Tokenizer
 
 
 @pytest.fixture(scope="module")

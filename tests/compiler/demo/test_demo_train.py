@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from nearfar.compiler.demo.model import LlamaConfig
 from nearfar.compiler.demo.rows import NO_TARGET
 from nearfar.compiler.demo.saved_model import COMMITTED, read_checkpoint

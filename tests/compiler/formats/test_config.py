@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.json_file import parse_json_object

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats import TokenizerFiles, load
 from nearfar.compiler.formats.huggingface import open_checkpoint

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats.safetensors_file import SafetensorsTensor, read_safetensors
 

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from nearfar.compiler import quant
 from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.quant.base import padded_columns
-from nearfar.compiler.quant.q4 import SMALLEST_NORMAL_F16
+from nearfar.compiler.quant.q4 import SMALLEST_NORMAL
 
 COLUMNS = (1, 31, 32, 33, 72, 96)
 FAST = settings(max_examples=60, deadline=None, derandomize=True)
@@ -27,12 +27,12 @@ matrices = st.sampled_from(COLUMNS).flatmap(
 )
 
 
-def round_trip(name: str, matrix: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def round_trip(name: str, matrix: np.ndarray) -> np.ndarray:
     fmt = quant.by_name(name)
     return fmt.unpack(fmt.pack(matrix), matrix.shape[1])
 
 
-def largest_of_groups(matrix: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def largest_of_groups(matrix: np.ndarray) -> np.ndarray:
     """For every element the largest magnitude of its group of 32."""
     padded = np.pad(np.abs(matrix), ((0, 0), (0, -matrix.shape[1] % 32)))
     return np.repeat(padded.reshape(len(matrix), -1, 32).max(-1), 32, axis=1)[:, : matrix.shape[1]]
@@ -41,10 +41,10 @@ def largest_of_groups(matrix: np.ndarray) -> np.ndarray:  # type: ignore[type-ar
 @pytest.mark.parametrize("name", quant.NAMES)
 @FAST
 @given(matrix=matrices)
-def test_unpacking_is_within_a_step_of_what_was_packed(name: str, matrix: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_unpacking_is_within_a_step_of_what_was_packed(name: str, matrix: np.ndarray) -> None:
     bound = largest_of_groups(matrix) * (STEP[name] + ROUNDING[name]) * 1.001
     # A scale is never below f16's smallest normal number.
-    smallest = {"q4f16": 8, "q8f16": 127}.get(name, 0) * SMALLEST_NORMAL_F16 + (2.0**-24 if name == "f16" else 0)
+    smallest = {"q4f16": 8, "q8f16": 127}.get(name, 0) * SMALLEST_NORMAL["float16"] + (2.0**-24 if name == "f16" else 0)
     assert (np.abs(round_trip(name, matrix) - matrix) <= np.maximum(bound, smallest)).all()
 
 
@@ -66,7 +66,7 @@ def test_planes_have_the_shape_and_dtype_of_the_layout(name: str, columns: int) 
 @pytest.mark.parametrize("name", quant.NAMES)
 @FAST
 @given(matrix=matrices, block=st.integers(1, 3))
-def test_packing_blocks_of_rows_is_packing_the_whole(name: str, matrix: np.ndarray, block: int) -> None:  # type: ignore[type-arg]
+def test_packing_blocks_of_rows_is_packing_the_whole(name: str, matrix: np.ndarray, block: int) -> None:
     fmt = quant.by_name(name)
     whole = fmt.pack(matrix)
     parts = [fmt.pack(matrix[start : start + block]) for start in range(0, len(matrix), block)]
@@ -77,10 +77,10 @@ def test_packing_blocks_of_rows_is_packing_the_whole(name: str, matrix: np.ndarr
 @pytest.mark.parametrize("name", quant.NAMES)
 @FAST
 @given(matrix=matrices)
-def test_unpacked_weights_pack_to_the_same_numbers_again(name: str, matrix: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_unpacked_weights_pack_to_the_same_numbers_again(name: str, matrix: np.ndarray) -> None:
     once = round_trip(name, matrix)
     again = round_trip(name, once)
-    np.testing.assert_allclose(again, once, rtol=2.0**-10, atol=SMALLEST_NORMAL_F16 * 127)
+    np.testing.assert_allclose(again, once, rtol=2.0**-10, atol=SMALLEST_NORMAL["float16"] * 127)
 
 
 @pytest.mark.parametrize("name", ["q4f16", "q4f32"])
@@ -126,7 +126,7 @@ def test_groups_of_numbers_at_the_end_of_f32_pack_to_almost_zero(name: str, valu
 def test_an_f16_scale_is_zero_or_a_normal_number(name: str, magnitude: float, sign: int) -> None:
     matrix = np.full((1, 32), sign * magnitude, np.float32)
     scale = np.abs(quant.by_name(name).pack(matrix)["s"].astype(np.float64))
-    assert ((scale == 0) | (scale >= SMALLEST_NORMAL_F16)).all()
+    assert ((scale == 0) | (scale >= SMALLEST_NORMAL["float16"])).all()
     assert np.isfinite(round_trip(name, matrix)).all()
 
 
@@ -161,14 +161,14 @@ def test_f32_formats_take_the_largest_numbers(name: str) -> None:
 
 def test_4_bit_codes_lie_in_low_nibbles_then_in_high_ones() -> None:
     # Codes 0 to 15 of the first sixteen weights, scale 0.5; then fifteen times 0 (code 8), and -4, the largest magnitude (code 0).
-    matrix = np.concatenate([np.arange(-8, 8), np.zeros(15), [-8]]).astype(np.float32)[None] / 2
+    matrix = np.concatenate([np.arange(-8, 8), np.zeros(15), [-8]]).astype(np.float32)[None] * np.float32(0.5)
     planes = quant.by_name("q4f16").pack(matrix)
     assert [f"{word:08x}" for word in planes["q"][0]] == ["73625140", "fbead9c8", "88888888", "08888888"]
     assert planes["s"].tolist() == [[0.5]]
 
 
 def test_8_bit_codes_are_bytes_in_order() -> None:
-    matrix = np.concatenate([[-127, -1, 0, 1], np.zeros(27), [127]]).astype(np.float32)[None] / 4
+    matrix = np.concatenate([[-127, -1, 0, 1], np.zeros(27), [127]]).astype(np.float32)[None] * np.float32(0.25)
     planes = quant.by_name("q8f16").pack(matrix)
     assert [f"{word:08x}" for word in planes["q"][0]] == ["81807f01", *["80808080"] * 6, "ff808080"]
     assert planes["s"].tolist() == [[0.25]]

@@ -42,7 +42,7 @@ FORMATS = {
 TEMPLATES: dict[str, Callable[[Projection], Kernel]] = {"vector": linear_vector, "tile": linear_tile}
 
 # (columns, outputs, what the projection has). Each of these with every template and format.
-PROJECTIONS = (
+PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (96, 32, {}),
     (72, 37, {"norm_eps": EPS, "bias": True}),
     (37, 61, {"residual": True}),
@@ -55,7 +55,7 @@ PROJECTIONS_ON_DAWN = {
     ("tile", "q4f16", 3), ("tile", "q8f16", 2), ("tile", "f32", 1),
 }  # fmt: skip
 # Each of these with both templates and one format: long rows, for more than one step a thread; one row; the dtypes and dims of real steps.
-RARE_PROJECTIONS = (
+RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 2144, 5, {"norm_eps": EPS}),
     ("f16", 2080, 3, {"gated": True}),
     ("q8f16", 128, 64, {"gated": True, "norm_eps": EPS}),

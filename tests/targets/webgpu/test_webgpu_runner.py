@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("vulkan")
 def test_logits_are_those_of_transformers_in_chunks_of_any_size(
     checkpoint: str,
     compile_tiny: CompileTiny,
-    transformers_logits: Callable[[str], np.ndarray],  # type: ignore[type-arg]
+    transformers_logits: Callable[[str], np.ndarray],
     prompt_token_ids: list[int],
 ) -> None:
     runner = WebGPURunner(open_bundle(compile_tiny(checkpoint, "f32")), limits=ALL_ROWS)

@@ -1,0 +1,10 @@
+// @nearfar/web: run a language model's bundle in a page, through WebGPU.
+
+export type { FinishReason } from "./engine/generate_tokens.js";
+export type { EngineInfo, GenerateOptions, GenerationEvent, LoadOptions, LoadProgress, Timings } from "./engine.js";
+export { Engine } from "./engine.js";
+export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";
+export { BundleError, DeviceError, NearfarError, RequestError } from "./errors.js";
+export type { Source } from "./runtime/source.js";
+export { httpSource } from "./runtime/source.js";
+export type { Message } from "./text/chat_template.js";

@@ -1,0 +1,37 @@
+// GPU buffers and who frees them. Sizes flow in, buffers flow out; one destroy() frees all that one allocator gave.
+
+import { BUFFER_USAGE } from "./gpu_flags.js";
+
+export class Allocator {
+  readonly #buffers: GPUBuffer[] = [];
+  #bytes = 0;
+
+  constructor(readonly device: GPUDevice) {}
+
+  /** Bytes allocated so far. */
+  get bytes(): number {
+    return this.#bytes;
+  }
+
+  /** A storage buffer of at least ``size`` bytes, zeroed. */
+  storage(label: string, size: number): GPUBuffer {
+    return this.allocate(label, size, BUFFER_USAGE.STORAGE | BUFFER_USAGE.COPY_DST | BUFFER_USAGE.COPY_SRC);
+  }
+
+  allocate(label: string, size: number, usage: GPUBufferUsageFlags): GPUBuffer {
+    const buffer = this.device.createBuffer({ label, size: paddedSize(size), usage });
+    this.#buffers.push(buffer);
+    this.#bytes += buffer.size;
+    return buffer;
+  }
+
+  destroy(): void {
+    for (const buffer of this.#buffers.splice(0)) buffer.destroy();
+    this.#bytes = 0;
+  }
+}
+
+/** A kernel reads up to four 32-bit words at once, so a buffer holds whole vectors of them. */
+export function paddedSize(size: number): number {
+  return Math.max(16, Math.ceil(size / 16) * 16);
+}

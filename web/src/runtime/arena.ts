@@ -1,0 +1,82 @@
+// The arena: all that changes with a batch, its integers and the kernels' uniforms, in one buffer that one write per forward fills.
+
+import { BundleError } from "../errors.js";
+import type { Allocator } from "./allocator.js";
+import type { Batch } from "./batch.js";
+import type { Dims } from "./expr.js";
+import { elements, evaluate } from "./expr.js";
+import { BUFFER_USAGE } from "./gpu_flags.js";
+import type { Expr, PlanEntry } from "./manifest.js";
+
+// The offset alignment that every device takes, for uniforms and storage alike (W3C, WebGPU, 3.6.2).
+const ALIGNMENT = 256;
+
+export class Arena {
+  readonly #words: Int32Array<ArrayBuffer>;
+  readonly #buffer: GPUBuffer;
+  readonly #inputs = new Map<keyof Batch, GPUBufferBinding>();
+  readonly #uniforms = new Map<string, GPUBufferBinding>();
+
+  /** ``capacity`` gives the dims of the largest batch, ``uniforms`` each kernel's uniform integers. */
+  constructor(
+    private readonly allocator: Allocator,
+    plan: PlanEntry,
+    uniforms: ReadonlyMap<string, readonly Expr[]>,
+    capacity: Dims,
+  ) {
+    const inputs = Object.entries(plan.inputs).map(([name, entry]) => [inputName(name), elements(entry.shape, capacity)] as const);
+    const ranges = [...inputs.map(([, count]) => count), ...[...uniforms.values()].map((values) => values.length)].map(range);
+    const size = ranges.reduce((sum, bytes) => sum + bytes, 0);
+    this.#words = new Int32Array(size / 4);
+    this.#buffer = allocator.allocate("arena", size, BUFFER_USAGE.STORAGE | BUFFER_USAGE.UNIFORM | BUFFER_USAGE.COPY_DST);
+    let offset = 0;
+    const take = (count: number): GPUBufferBinding => {
+      const binding = { buffer: this.#buffer, offset, size: Math.ceil(Math.max(count, 1) / 4) * 16 };
+      offset += range(count);
+      return binding;
+    };
+    for (const [name, count] of inputs) this.#inputs.set(name, take(count));
+    for (const [kernel, values] of uniforms) this.#uniforms.set(kernel, take(values.length));
+  }
+
+  input(name: string): GPUBufferBinding | undefined {
+    return this.#inputs.get(name as keyof Batch);
+  }
+
+  uniform(kernel: string): GPUBufferBinding {
+    const binding = this.#uniforms.get(kernel);
+    if (binding === undefined) throw new Error(`kernel ${kernel} has no place in the arena`);
+    return binding;
+  }
+
+  putInputs(batch: Batch): void {
+    for (const [name, { offset = 0 }] of this.#inputs) this.#words.set(batch[name], offset / 4);
+  }
+
+  putUniforms(kernel: string, exprs: readonly Expr[], dims: Dims): void {
+    const { offset = 0 } = this.uniform(kernel);
+    exprs.forEach((expr, index) => {
+      this.#words[offset / 4 + index] = evaluate(expr, dims);
+    });
+  }
+
+  /** Send everything to the device. */
+  write(): void {
+    this.allocator.device.queue.writeBuffer(this.#buffer, 0, this.#words);
+  }
+}
+
+const INPUTS: readonly string[] = [
+  "token_ids", "positions", "slots", "seq_starts", "page_indptr", "page_ids", "sample_rows",
+] satisfies readonly (keyof Batch)[]; // prettier-ignore
+
+function inputName(name: string): keyof Batch {
+  if (!INPUTS.includes(name)) {
+    throw new BundleError(`manifest.json: plan.inputs.${name} is not known here; known: ${INPUTS.join(", ")}; use a newer @nearfar/web`, { input: name });
+  }
+  return name as keyof Batch;
+}
+
+function range(words: number): number {
+  return Math.ceil(Math.max(words * 4, 1) / ALIGNMENT) * ALIGNMENT;
+}

@@ -1,0 +1,23 @@
+// Constants that a runtime computes instead of downloading. A constant's entry flows in, its array flows out.
+
+import type { ConstantEntry } from "./manifest.js";
+
+/** The array of a constant, in the shape that its entry gives. */
+export function computeConstant(entry: ConstantEntry): Float32Array<ArrayBuffer> {
+  // "rope" is the only kind; a second one makes this a switch, as the line says to the compiler.
+  entry.kind satisfies "rope";
+  return ropeTable(entry.inverse_frequencies, entry.shape[0] ?? 0);
+}
+
+/** (positions, D/2, 2) float32: cosine and sine of position * inverse frequency, computed in float64. */
+function ropeTable(inverseFrequencies: readonly number[], positions: number): Float32Array<ArrayBuffer> {
+  const table = new Float32Array(positions * inverseFrequencies.length * 2);
+  let next = 0;
+  for (let position = 0; position < positions; position++) {
+    for (const frequency of inverseFrequencies) {
+      table[next++] = Math.cos(position * frequency);
+      table[next++] = Math.sin(position * frequency);
+    }
+  }
+  return table;
+}

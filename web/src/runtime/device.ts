@@ -1,0 +1,118 @@
+// The device. A manifest and WebGPU flow in; a GPUDevice with just what the bundle needs flows out, or a DeviceError that names what is missing.
+
+import { DeviceError, messageOf } from "../errors.js";
+import type { Manifest } from "./manifest.js";
+import type { ActivationDtype } from "./variants.js";
+
+/** ``gpu`` stands in for navigator.gpu, ``adapter`` for what it would choose. */
+export interface DeviceOptions {
+  readonly gpu?: GPU | undefined;
+  readonly adapter?: GPUAdapter | undefined;
+}
+
+/** The caller destroys ``device``. */
+export interface OpenDevice {
+  readonly device: GPUDevice;
+  readonly activation: ActivationDtype;
+  readonly features: ReadonlySet<string>;
+  readonly adapter: string;
+}
+
+type LimitName =
+  | "maxBufferSize"
+  | "maxStorageBufferBindingSize"
+  | "maxStorageBuffersPerShaderStage"
+  | "maxComputeInvocationsPerWorkgroup"
+  | "maxComputeWorkgroupSizeX";
+
+/** What every device has (W3C, WebGPU, 3.6.2). */
+const DEFAULT_LIMITS: Readonly<Record<LimitName, number>> = {
+  maxBufferSize: 256 * 2 ** 20,
+  maxStorageBufferBindingSize: 128 * 2 ** 20,
+  maxStorageBuffersPerShaderStage: 8,
+  maxComputeInvocationsPerWorkgroup: 256,
+  maxComputeWorkgroupSizeX: 256,
+};
+
+/** ``largestBuffer`` gives the bytes of the largest buffer once the activation dtype is known. */
+export async function openDevice(
+  manifest: Manifest,
+  options: DeviceOptions,
+  largestBuffer: (activation: ActivationDtype) => number,
+): Promise<OpenDevice> {
+  const adapter = options.adapter ?? (await findAdapter(options.gpu));
+  const activation = chooseActivation(manifest, adapter.features);
+  const features = new Set([...(manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? []), ...variantNeeds(manifest, adapter.features)]);
+  const requiredLimits = limitsBeyondDefault(manifest, largestBuffer(activation), adapter.limits);
+  try {
+    const device = await adapter.requestDevice({ label: "nearfar", requiredFeatures: [...features] as GPUFeatureName[], requiredLimits });
+    return { device, activation, features, adapter: describeAdapter(adapter.info) };
+  } catch (error) {
+    throw new DeviceError(`The WebGPU adapter gives no device (${messageOf(error)}); reload the page, or restart the browser`, {}, { cause: error });
+  }
+}
+
+/** The first activation dtype whose needs are met. Throws DeviceError naming the missing features. */
+export function chooseActivation(manifest: Manifest, features: ReadonlySet<string>): ActivationDtype {
+  const entry = manifest.activations.find(({ needs }) => needs.every((need) => features.has(need)));
+  if (entry !== undefined) return entry.dtype;
+  const missing = [...new Set(manifest.activations.flatMap(({ needs }) => needs.filter((need) => !features.has(need))))];
+  const dtypes = manifest.activations.map(({ dtype }) => dtype).join(", ");
+  throw new DeviceError(
+    `This device lacks the WebGPU feature ${missing.join(", ")}, and the bundle offers ${dtypes} activations only; ` +
+      "compile it with float32 activations as well, or use a device that has the feature",
+    { missing, activations: dtypes },
+  );
+}
+
+async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
+  const gpu = given ?? (typeof navigator === "undefined" ? undefined : (navigator.gpu));
+  if (gpu === undefined) {
+    const reason =
+      "isSecureContext" in globalThis && !globalThis.isSecureContext
+        ? "This page has no WebGPU, because it was not loaded over https or from localhost; serve it so"
+        : "This browser has no WebGPU; use a current Chrome, Edge, Safari or Firefox with WebGPU switched on";
+    throw new DeviceError(reason, { missing: "navigator.gpu" });
+  }
+  const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
+  if (adapter === null) {
+    throw new DeviceError("This browser has no WebGPU adapter; switch on hardware acceleration, update the graphics driver, or use another device", {
+      missing: "adapter",
+    });
+  }
+  return adapter;
+}
+
+function variantNeeds(manifest: Manifest, features: ReadonlySet<string>): readonly string[] {
+  const needs = Object.values(manifest.variants).flatMap((rows) => rows.flatMap((row) => row.needs));
+  return needs.filter((need) => features.has(need));
+}
+
+function limitsBeyondDefault(manifest: Manifest, largestBuffer: number, offered: GPUSupportedLimits): Record<string, number> {
+  const kernels = Object.values(manifest.kernels);
+  const threads = Math.max(0, ...kernels.map((kernel) => kernel.workgroup_size));
+  const wanted: Readonly<Record<LimitName, number>> = {
+    maxBufferSize: largestBuffer,
+    maxStorageBufferBindingSize: largestBuffer,
+    maxStorageBuffersPerShaderStage: Math.max(0, ...kernels.map((kernel) => kernel.bindings.length)),
+    maxComputeInvocationsPerWorkgroup: threads,
+    maxComputeWorkgroupSizeX: threads,
+  };
+  const beyond = (Object.keys(wanted) as LimitName[]).filter((name) => wanted[name] > DEFAULT_LIMITS[name]);
+  for (const name of beyond) {
+    if (offered[name] < wanted[name]) {
+      throw new DeviceError(`This device's WebGPU limit ${name} is ${offered[name]}, the bundle needs ${wanted[name]}; use a smaller model or context`, {
+        limit: name,
+        found: offered[name],
+        needed: wanted[name],
+      });
+    }
+  }
+  return Object.fromEntries(beyond.map((name) => [name, wanted[name]]));
+}
+
+function describeAdapter(info: GPUAdapterInfo): string {
+  if (info.description !== "") return info.description;
+  const parts = [info.vendor, info.architecture, info.device].filter((part) => part !== "");
+  return parts.length > 0 ? parts.join(" ") : "unnamed adapter";
+}

@@ -1,0 +1,62 @@
+// Size and condition expressions of the manifest: an expression and the values of the dims flow in, an integer or a truth value flows out.
+//
+// Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages, P pages of the pool.
+
+import { BundleError } from "../errors.js";
+import type { Condition, Expr } from "./manifest.js";
+
+export type Dims = Readonly<Record<string, number>>;
+
+// Adding 0 turns a negative zero into zero.
+const OPERATORS: Readonly<Record<string, (a: number, b: number) => number>> = {
+  add: (a, b) => a + b,
+  sub: (a, b) => a - b,
+  mul: (a, b) => a * b + 0,
+  ceildiv: (a, b) => Math.ceil(a / b) + 0,
+  min: (a, b) => Math.min(a, b),
+  max: (a, b) => Math.max(a, b),
+};
+
+const COMPARISONS: Readonly<Record<string, (a: number, b: number) => boolean>> = {
+  "<=": (a, b) => a <= b,
+  "<": (a, b) => a < b,
+  ">=": (a, b) => a >= b,
+  ">": (a, b) => a > b,
+  "==": (a, b) => a === b,
+};
+
+/** The value of a size expression. Throws BundleError for an unknown dim or operator. */
+export function evaluate(expr: Expr, dims: Dims): number {
+  if (typeof expr === "number") return expr;
+  if (typeof expr === "string") {
+    const value = Object.hasOwn(dims, expr) ? dims[expr] : undefined;
+    if (value === undefined) throw unknown("dim", expr, dims);
+    return value;
+  }
+  const [operator, left, right] = expr;
+  return known(OPERATORS, "operator", operator)(evaluate(left, dims), evaluate(right, dims));
+}
+
+/** Whether a condition is true. Throws BundleError for an unknown dim, operator or comparison. */
+export function holds(condition: Condition, dims: Dims): boolean {
+  if (condition === null) return true;
+  const [comparison, left, right] = condition;
+  if (comparison === "and") return holds(left as Condition, dims) && holds(right as Condition, dims);
+  return known(COMPARISONS, "comparison", comparison)(evaluate(left as Expr, dims), evaluate(right as Expr, dims));
+}
+
+/** The number of elements of a shape. */
+export function elements(shape: readonly Expr[], dims: Dims): number {
+  return shape.reduce<number>((product, size) => product * evaluate(size, dims), 1);
+}
+
+function known<T>(table: Readonly<Record<string, T>>, what: string, name: string): T {
+  const entry = Object.hasOwn(table, name) ? table[name] : undefined;
+  if (entry === undefined) throw unknown(what, name, table);
+  return entry;
+}
+
+function unknown(what: string, name: string, table: Readonly<Record<string, unknown>>): BundleError {
+  const names = Object.keys(table).join(", ");
+  return new BundleError(`manifest.json: ${what} '${name}' is not known here; known: ${names}; use a newer @nearfar/web`);
+}

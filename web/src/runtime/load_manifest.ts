@@ -1,0 +1,237 @@
+// The manifest, read and checked key by key. A source flows in, a Manifest that this runtime understands in full flows out.
+//
+// The shapes below repeat manifest.ts as data, because types are gone at run time; the compiler refuses them when a key is missing.
+
+import { BundleError } from "../errors.js";
+import type {
+  ActivationEntry,
+  BindingEntry,
+  BufferEntry,
+  ConstantEntry,
+  FileEntry,
+  KernelEntry,
+  Manifest,
+  ModelSpec,
+  PlanEntry,
+  PlaneEntry,
+  RopeSpec,
+  StepEntry,
+  TokenizerEntry,
+  VariantEntry,
+  WeightEntry,
+} from "./manifest.js";
+import { FORMAT_VERSION } from "./manifest.js";
+import { readFile } from "./read_file.js";
+import type { Source } from "./source.js";
+
+export const MANIFEST_FILE = "manifest.json";
+
+/** Throws BundleError where the manifest is missing, not JSON, of another format version or target, or has a key too few or too many. */
+export async function loadManifest(source: Source, signal: AbortSignal): Promise<Manifest> {
+  const text = new TextDecoder().decode(await readFile(source, { file: MANIFEST_FILE }, signal));
+  let data: unknown;
+  try {
+    data = JSON.parse(text);
+  } catch (error) {
+    throw new BundleError(
+      `${MANIFEST_FILE}: is not JSON (it starts with ${JSON.stringify(text.slice(0, 20))}); check that ${source.location} is a bundle's folder`,
+      { file: MANIFEST_FILE },
+      { cause: error },
+    );
+  }
+  return checkManifest(data);
+}
+
+export function checkManifest(data: unknown): Manifest {
+  if (!isRecord(data)) throw wrong("", "an object", data);
+  if (data.format_version !== FORMAT_VERSION) {
+    const found = describe(data.format_version);
+    throw new BundleError(
+      `${MANIFEST_FILE}: has format version ${found}, this @nearfar/web reads ${FORMAT_VERSION}; compile the bundle again, or use the @nearfar/web of its release`,
+      { file: MANIFEST_FILE, found, expected: FORMAT_VERSION },
+    );
+  }
+  if (data.target !== "webgpu") {
+    const found = describe(data.target);
+    throw new BundleError(`${MANIFEST_FILE}: is for target ${found}; this runtime needs "webgpu": compile with --target webgpu`, {
+      file: MANIFEST_FILE,
+      found,
+    });
+  }
+  MANIFEST(data, "");
+  return data as unknown as Manifest;
+}
+
+type Check = (value: unknown, path: string) => void;
+/** One check for each key of an entry. */
+type Checks<T> = Readonly<Record<keyof T, Check>>;
+
+const text: Check = (value, path) => {
+  if (typeof value !== "string") throw wrong(path, "a string", value);
+};
+const number: Check = (value, path) => {
+  if (typeof value !== "number") throw wrong(path, "a number", value);
+};
+const int: Check = (value, path) => {
+  if (!Number.isSafeInteger(value)) throw wrong(path, "an integer", value);
+};
+const flag: Check = (value, path) => {
+  if (typeof value !== "boolean") throw wrong(path, "true or false", value);
+};
+const expr: Check = (value, path) => {
+  if (typeof value === "string" || Number.isSafeInteger(value)) return;
+  if (!Array.isArray(value) || value.length !== 3 || typeof value[0] !== "string") throw wrong(path, "a size expression", value);
+  expr(value[1], `${path}[1]`);
+  expr(value[2], `${path}[2]`);
+};
+const condition: Check = (value, path) => {
+  if (value === null) return;
+  if (!Array.isArray(value) || value.length !== 3 || typeof value[0] !== "string") throw wrong(path, "a condition", value);
+  const operand = value[0] === "and" ? condition : expr;
+  operand(value[1], `${path}[1]`);
+  operand(value[2], `${path}[2]`);
+};
+const anything: Check = () => undefined;
+
+const oneOf =
+  (...choices: readonly string[]): Check =>
+  (value, path) => {
+    if (!choices.some((choice) => choice === value)) throw wrong(path, choices.map((choice) => `"${choice}"`).join(" or "), value);
+  };
+const nullable =
+  (check: Check): Check =>
+  (value, path) => {
+    if (value !== null) check(value, path);
+  };
+const list =
+  (check: Check): Check =>
+  (value, path) => {
+    if (!Array.isArray(value)) throw wrong(path, "a list", value);
+    value.forEach((item, index) => {
+      check(item, `${path}[${index}]`);
+    });
+  };
+const table =
+  (check: Check): Check =>
+  (value, path) => {
+    if (!isRecord(value)) throw wrong(path, "an object", value);
+    for (const [key, item] of Object.entries(value)) check(item, `${path}.${key}`);
+  };
+const entry =
+  <T>(checks: Checks<T>): Check =>
+  (value, path) => {
+    if (!isRecord(value)) throw wrong(path, "an object", value);
+    const here = path === "" ? "" : `${path}.`;
+    for (const key of Object.keys(value)) {
+      if (!Object.hasOwn(checks, key)) {
+        throw new BundleError(`${MANIFEST_FILE}: key '${here}${key}' is not known here; use the @nearfar/web of the bundle's release`, {
+          file: MANIFEST_FILE,
+          key: here + key,
+        });
+      }
+    }
+    for (const [key, check] of Object.entries<Check>(checks)) check(value[key], here + key);
+  };
+
+const FILE = entry<FileEntry>({ file: text, size: int, sha256: text });
+const BUFFER = entry<BufferEntry>({ shape: list(expr), dtype: oneOf("float32", "int32", "activation") });
+const ROPE = entry<RopeSpec>({
+  theta: number,
+  scaling: oneOf("none", "linear", "llama3"),
+  factor: number,
+  low_freq_factor: number,
+  high_freq_factor: number,
+  original_max_position_embeddings: int,
+});
+const SPEC = entry<ModelSpec>({
+  model_type: text,
+  vocab_size: int,
+  hidden_size: int,
+  num_layers: int,
+  num_heads: int,
+  num_kv_heads: int,
+  head_dim: int,
+  intermediate_size: int,
+  max_position_embeddings: int,
+  rms_norm_eps: number,
+  rope: ROPE,
+  tie_word_embeddings: flag,
+  qkv_bias: flag,
+  output_bias: flag,
+  mlp_bias: flag,
+  qk_norm: flag,
+  bos_token_id: nullable(int),
+  eos_token_ids: list(int),
+});
+const PLAN = entry<PlanEntry>({
+  inputs: table(BUFFER),
+  states: table(BUFFER),
+  constants: table(entry<ConstantEntry>({ kind: oneOf("rope"), shape: list(int), inverse_frequencies: list(number) })),
+  buffers: table(BUFFER),
+  steps: list(entry<StepEntry>({ op: text, variants: text, inputs: table(text), outputs: table(text), attrs: table(anything) })),
+  outputs: table(text),
+});
+const VARIANT = entry<VariantEntry>({
+  kernel: text,
+  activation: nullable(oneOf("float32", "float16")),
+  needs: list(text),
+  when: condition,
+});
+const KERNEL = entry<KernelEntry>({
+  file: text,
+  sha256: text,
+  entry: text,
+  bindings: list(entry<BindingEntry>({ role: text, plane: nullable(text), access: oneOf("read", "write") })),
+  uniforms: list(expr),
+  grid: list(expr),
+  workgroup_size: int,
+});
+const WEIGHT = entry<WeightEntry>({
+  shape: list(int),
+  quantization: nullable(text),
+  planes: list(
+    entry<PlaneEntry>({ name: text, dtype: oneOf("float32", "float16", "uint32"), shape: list(int), shard: int, offset: int, size: int }),
+  ),
+});
+const MANIFEST = entry<Manifest>({
+  format_version: int,
+  generator: text,
+  target: text,
+  model: text,
+  spec: SPEC,
+  quantization: text,
+  context: int,
+  page_size: int,
+  activations: list(entry<ActivationEntry>({ dtype: oneOf("float32", "float16"), needs: list(text) })),
+  plan: PLAN,
+  variants: table(list(VARIANT)),
+  kernels: table(KERNEL),
+  weights: table(WEIGHT),
+  shards: list(FILE),
+  tokenizer: entry<TokenizerEntry>({
+    file: text,
+    chat_template: nullable(text),
+    bos_token: nullable(text),
+    eos_token: nullable(text),
+    pad_token: nullable(text),
+    unk_token: nullable(text),
+    add_bos_token: nullable(flag),
+  }),
+  files: list(FILE),
+});
+
+function isRecord(value: unknown): value is Record<string, unknown> {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function wrong(path: string, expected: string, value: unknown): BundleError {
+  const place = path === "" ? "" : `${path} `;
+  return new BundleError(`${MANIFEST_FILE}: ${place}must be ${expected}, not ${describe(value)}; compile the bundle again`, {
+    file: MANIFEST_FILE,
+    key: path,
+  });
+}
+
+function describe(value: unknown): string {
+  return value === undefined ? "missing" : JSON.stringify(value).slice(0, 60);
+}

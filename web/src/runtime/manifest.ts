@@ -1,0 +1,160 @@
+// The bundle's manifest. Written by compiler/schema.py from compiler/manifest.py: change it there.
+
+/** A size: an int, the name of a dim, or [operator, left, right]. */
+export type Expr = number | string | readonly [string, Expr, Expr];
+
+/** [comparison, left, right], ["and", condition, condition], or null for always. */
+export type Condition = readonly [string, unknown, unknown] | null;
+
+export const FORMAT_VERSION = 1;
+
+/** Rotary position embedding of the rotate-half form. Su et al. 2021; "llama3" scaling as in Llama 3.1. "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength against ``original_max_position_embeddings``. */
+export interface RopeSpec {
+  readonly theta: number;
+  readonly scaling: "none" | "linear" | "llama3";
+  readonly factor: number;
+  readonly low_freq_factor: number;
+  readonly high_freq_factor: number;
+  readonly original_max_position_embeddings: number;
+}
+
+/** A pre-norm decoder with grouped-query attention and a gated SiLU feed-forward. Sizes in elements. */
+export interface ModelSpec {
+  readonly model_type: string;
+  readonly vocab_size: number;
+  readonly hidden_size: number;
+  readonly num_layers: number;
+  readonly num_heads: number;
+  readonly num_kv_heads: number;
+  readonly head_dim: number;
+  readonly intermediate_size: number;
+  readonly max_position_embeddings: number;
+  readonly rms_norm_eps: number;
+  readonly rope: RopeSpec;
+  readonly tie_word_embeddings: boolean;
+  readonly qkv_bias: boolean;
+  readonly output_bias: boolean;
+  readonly mlp_bias: boolean;
+  readonly qk_norm: boolean;
+  readonly bos_token_id: number | null;
+  readonly eos_token_ids: readonly number[];
+}
+
+/** A file of the bundle. ``size`` in bytes; ``sha256`` in hexadecimal. */
+export interface FileEntry {
+  readonly file: string;
+  readonly size: number;
+  readonly sha256: string;
+}
+
+/** One plane of a weight: ``size`` bytes at ``offset`` of shard number ``shard``. */
+export interface PlaneEntry {
+  readonly name: string;
+  readonly dtype: "float32" | "float16" | "uint32";
+  readonly shape: readonly number[];
+  readonly shard: number;
+  readonly offset: number;
+  readonly size: number;
+}
+
+/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". */
+export interface WeightEntry {
+  readonly shape: readonly number[];
+  readonly quantization: string | null;
+  readonly planes: readonly PlaneEntry[];
+}
+
+/** An array that a runtime allocates. "activation" is the dtype of the chosen activation entry. */
+export interface BufferEntry {
+  readonly shape: readonly Expr[];
+  readonly dtype: "float32" | "int32" | "activation";
+}
+
+/** An array that a runtime computes. "rope": cosine and sine of position * inverse_frequencies[i], (positions, D/2, 2) float32. */
+export interface ConstantEntry {
+  readonly kind: "rope";
+  readonly shape: readonly number[];
+  readonly inverse_frequencies: readonly number[];
+}
+
+/** One step. ``inputs`` and ``outputs`` map roles to names of buffers, inputs, states, constants or weights. ``variants`` names the list of kernels that can run it. */
+export interface StepEntry {
+  readonly op: string;
+  readonly variants: string;
+  readonly inputs: Readonly<Record<string, string>>;
+  readonly outputs: Readonly<Record<string, string>>;
+  readonly attrs: Readonly<Record<string, unknown>>;
+}
+
+/** See `plan.Plan`. ``outputs`` maps "logits" (R, V) and "next_token_ids" (R,) to the buffers that hold them. */
+export interface PlanEntry {
+  readonly inputs: Readonly<Record<string, BufferEntry>>;
+  readonly states: Readonly<Record<string, BufferEntry>>;
+  readonly constants: Readonly<Record<string, ConstantEntry>>;
+  readonly buffers: Readonly<Record<string, BufferEntry>>;
+  readonly steps: readonly StepEntry[];
+  readonly outputs: Readonly<Record<string, string>>;
+}
+
+/** The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``. */
+export interface BindingEntry {
+  readonly role: string;
+  readonly plane: string | null;
+  readonly access: "read" | "write";
+}
+
+/** One kernel. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. */
+export interface KernelEntry {
+  readonly file: string;
+  readonly sha256: string;
+  readonly entry: string;
+  readonly bindings: readonly BindingEntry[];
+  readonly uniforms: readonly Expr[];
+  readonly grid: readonly Expr[];
+  readonly workgroup_size: number;
+}
+
+/** One way to run a step: the first row that fits is taken. ``activation`` None fits both dtypes, ``when`` None every batch. */
+export interface VariantEntry {
+  readonly kernel: string;
+  readonly activation: "float32" | "float16" | null;
+  readonly needs: readonly string[];
+  readonly when: Condition;
+}
+
+/** An activation dtype, and the device features without which a runtime takes the next entry. */
+export interface ActivationEntry {
+  readonly dtype: "float32" | "float16";
+  readonly needs: readonly string[];
+}
+
+/** ``chat_template`` is Jinja, as Hugging Face writes it; None where the model has none. The tokens are those that templates may name. ``add_bos_token`` None leaves it to the tokenizer's file whether a text starts with the bos token. */
+export interface TokenizerEntry {
+  readonly file: string;
+  readonly chat_template: string | null;
+  readonly bos_token: string | null;
+  readonly eos_token: string | null;
+  readonly pad_token: string | null;
+  readonly unk_token: string | null;
+  readonly add_bos_token: boolean | null;
+}
+
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. */
+export interface Manifest {
+  readonly format_version: number;
+  readonly generator: string;
+  readonly target: string;
+  readonly model: string;
+  readonly spec: ModelSpec;
+  readonly quantization: string;
+  readonly context: number;
+  readonly page_size: number;
+  readonly activations: readonly ActivationEntry[];
+  readonly plan: PlanEntry;
+  readonly variants: Readonly<Record<string, readonly VariantEntry[]>>;
+  readonly kernels: Readonly<Record<string, KernelEntry>>;
+  readonly weights: Readonly<Record<string, WeightEntry>>;
+  readonly shards: readonly FileEntry[];
+  readonly tokenizer: TokenizerEntry;
+  readonly files: readonly FileEntry[];
+}

@@ -1,0 +1,67 @@
+// What a plan needs in memory. A manifest, the activation dtype and the largest batch flow in; buffers by the plan's names flow out.
+
+import { BundleError } from "../errors.js";
+import type { Allocator } from "./allocator.js";
+import { computeConstant } from "./constants.js";
+import type { Dims } from "./expr.js";
+import { elements } from "./expr.js";
+import type { BufferEntry, Manifest } from "./manifest.js";
+import type { ActivationDtype } from "./variants.js";
+import { largestPlane } from "./weights.js";
+
+/** New tokens that one forward takes at most; a longer prompt goes in several. */
+export const PREFILL_CHUNK = 64;
+
+/** ``buffers`` holds states, constants and passing values, by name. */
+export interface Memory {
+  readonly buffers: ReadonlyMap<string, GPUBuffer>;
+  readonly stateBytes: number;
+}
+
+/** The dims of the largest batch of one sequence that fills the context. */
+export function capacityOf(manifest: Manifest): Dims {
+  const pages = Math.ceil(manifest.context / manifest.page_size);
+  return { S: PREFILL_CHUNK, B: 1, R: 1, T: manifest.context, L: pages, P: pages };
+}
+
+export function allocateMemory(allocator: Allocator, manifest: Manifest, activation: ActivationDtype, capacity: Dims): Memory {
+  const { states, constants, buffers: values } = manifest.plan;
+  const buffers = new Map<string, GPUBuffer>();
+  for (const [name, entry] of Object.entries(states)) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
+  const stateBytes = [...buffers.values()].reduce((sum, buffer) => sum + buffer.size, 0);
+  for (const [name, entry] of Object.entries(values)) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
+  for (const [name, entry] of Object.entries(constants)) {
+    const array = computeConstant(entry);
+    const expected = entry.shape.reduce((product, size) => product * size, 1);
+    if (array.length !== expected) throw new BundleError(`manifest.json: plan.constants.${name}: shape and values disagree; compile the bundle again`);
+    const buffer = allocator.storage(name, array.byteLength);
+    allocator.device.queue.writeBuffer(buffer, 0, array);
+    buffers.set(name, buffer);
+  }
+  return { buffers, stateBytes };
+}
+
+/** The bytes of the largest single buffer that a manifest asks for, weights included. */
+export function largestBuffer(manifest: Manifest, activation: ActivationDtype): number {
+  const { states, buffers, constants } = manifest.plan;
+  const capacity = capacityOf(manifest);
+  const entries = [...Object.values(states), ...Object.values(buffers)].map((entry) => sizeBytes(entry, activation, capacity));
+  const tables = Object.values(constants).map(({ shape }) => shape.reduce((product, size) => product * size, 4));
+  return Math.max(largestPlane(manifest), ...entries, ...tables);
+}
+
+export function sizeBytes(entry: BufferEntry, activation: ActivationDtype, dims: Dims): number {
+  return elements(entry.shape, dims) * bytesOf(entry.dtype === "activation" ? activation : entry.dtype);
+}
+
+function bytesOf(dtype: "float32" | "int32" | "float16"): number {
+  switch (dtype) {
+    case "float32":
+    case "int32":
+      return 4;
+    case "float16":
+      return 2;
+    default:
+      return dtype satisfies never;
+  }
+}

@@ -1,0 +1,79 @@
+// Weights. A bundle's shards flow in, checked one by one; one GPU buffer for each plane of each weight flows out. A shard's bytes are let go once
+// they are on the device, so the host holds a few shards at a time and never the model.
+
+import { BundleError } from "../errors.js";
+import type { Allocator } from "./allocator.js";
+import type { FileEntry, Manifest, PlaneEntry } from "./manifest.js";
+import type { Bytes } from "./read_file.js";
+import { inParallel, readFile } from "./read_file.js";
+import type { Source } from "./source.js";
+
+// Shards in memory at a time.
+const SHARDS = 4;
+
+/** Names a weight's plane among all planes. */
+export function planeKey(weight: string, plane: string): string {
+  return `${weight}:${plane}`;
+}
+
+/** A buffer for each plane, by `planeKey`. */
+export function allocateWeights(allocator: Allocator, manifest: Manifest): ReadonlyMap<string, GPUBuffer> {
+  const planes = planesByShard(manifest).flat();
+  return new Map(planes.map(([key, plane]) => [key, allocator.storage(key, plane.size)]));
+}
+
+/** Fill the buffers. ``onBytes`` is told how many bytes have just come. */
+export async function loadWeights(
+  device: GPUDevice,
+  buffers: ReadonlyMap<string, GPUBuffer>,
+  manifest: Manifest,
+  source: Source,
+  signal: AbortSignal,
+  onBytes?: (count: number) => void,
+): Promise<void> {
+  const planes = planesByShard(manifest);
+  await inParallel(manifest.shards, SHARDS, async (shard, index) => {
+    const bytes = await readFile(source, shard, signal, onBytes);
+    signal.throwIfAborted();
+    for (const [key, plane] of planes[index] ?? []) {
+      const buffer = buffers.get(key);
+      if (buffer !== undefined) upload(device, buffer, bytes, plane);
+    }
+  });
+}
+
+/** The bytes of the largest plane. */
+export function largestPlane(manifest: Manifest): number {
+  return Object.values(manifest.weights).reduce((largest, { planes }) => Math.max(largest, ...planes.map(({ size }) => size)), 0);
+}
+
+function planesByShard(manifest: Manifest): readonly (readonly [string, PlaneEntry])[][] {
+  const planes: [string, PlaneEntry][][] = manifest.shards.map(() => []);
+  for (const [weight, { planes: own }] of Object.entries(manifest.weights)) {
+    for (const plane of own) {
+      requireInside(manifest.shards[plane.shard], weight, plane);
+      planes[plane.shard]?.push([planeKey(weight, plane.name), plane]);
+    }
+  }
+  return planes;
+}
+
+function requireInside(shard: FileEntry | undefined, weight: string, plane: PlaneEntry): void {
+  if (shard === undefined || plane.offset + plane.size > shard.size) {
+    throw new BundleError(`manifest.json: weights.${weight}: plane '${plane.name}' lies outside of shard ${plane.shard}; compile the bundle again`, {
+      weight,
+      plane: plane.name,
+    });
+  }
+}
+
+function upload(device: GPUDevice, buffer: GPUBuffer, bytes: Bytes, plane: PlaneEntry): void {
+  // A write covers whole 32-bit words; of an odd number of float16 the last bytes go by themselves, filled up with zeros.
+  const whole = plane.size - (plane.size % 4);
+  device.queue.writeBuffer(buffer, 0, bytes, plane.offset, whole);
+  if (whole < plane.size) {
+    const rest = new Uint8Array(4);
+    rest.set(bytes.subarray(plane.offset + whole, plane.offset + plane.size));
+    device.queue.writeBuffer(buffer, whole, rest);
+  }
+}

@@ -1,0 +1,122 @@
+// The whole package on a device: Dawn in Node, on whatever adapter Vulkan finds.
+
+import { beforeAll, expect, test } from "vitest";
+
+import type { GenerationEvent, LoadProgress } from "../src/index.js";
+import { Engine } from "../src/index.js";
+import { dawn } from "../tools/dawn.js";
+import { lettersBundle, memorySource } from "./letters_bundle.js";
+
+const gpu = dawn();
+const hasAdapter = (await gpu.requestAdapter()) !== null;
+const REASON = "Dawn finds no adapter; set VK_ICD_FILENAMES to a Vulkan driver such as SwiftShader";
+if (!hasAdapter && process.env.CI !== undefined) throw new Error(`${REASON} (CI is set, so this is not skipped)`);
+if (!hasAdapter) console.warn(`skipped: ${REASON}`);
+
+const { manifest, files } = lettersBundle();
+
+async function collect(events: AsyncIterable<GenerationEvent>): Promise<GenerationEvent[]> {
+  const all: GenerationEvent[] = [];
+  for await (const event of events) all.push(event);
+  return all;
+}
+
+test.runIf(hasAdapter)("a flipped byte in a shard fails the load", async () => {
+  const shard = (files["weights/00000.bin"] ?? new Uint8Array()).slice();
+  shard[3] = 1;
+  const loading = Engine.load(memorySource({ ...files, "weights/00000.bin": shard }), { gpu });
+  await expect(loading).rejects.toMatchObject({ code: "bundle_error", details: { file: "weights/00000.bin" } });
+});
+
+test.runIf(hasAdapter)("a damaged tokenizer fails the load", async () => {
+  const loading = Engine.load(memorySource({ ...files, "tokenizer.json": new Uint8Array(3) }), { gpu });
+  await expect(loading).rejects.toMatchObject({ code: "bundle_error", details: { file: "tokenizer.json" } });
+});
+
+test.runIf(hasAdapter)("an aborted load ends with the signal's reason", async () => {
+  const controller = new AbortController();
+  const loading = Engine.load(memorySource(files), {
+    gpu,
+    signal: controller.signal,
+    onProgress: ({ phase }) => {
+      if (phase === "weights") controller.abort();
+    },
+  });
+  await expect(loading).rejects.toHaveProperty("name", "AbortError");
+});
+
+test.runIf(hasAdapter)("an engine that was destroyed answers with a DeviceError", async () => {
+  const gone = await Engine.load(memorySource(files), { gpu });
+  gone.destroy();
+  await expect(collect(gone.generate("a"))).rejects.toHaveProperty("code", "device_error");
+});
+
+test.runIf(hasAdapter)("a binding that no step has is a BundleError", async () => {
+  const steps = manifest.plan.steps.map((step) => (step.op === "embed" ? { ...step, inputs: { table: "table" } } : step));
+  const broken = lettersBundle({ plan: { ...manifest.plan, steps } });
+  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toThrow("binds role 'token_ids', which step 'embed' does not have");
+});
+
+test.runIf(hasAdapter)("a kernel that the device refuses is a DeviceError that names it", async () => {
+  const entries = Object.entries(manifest.kernels).map(([name, kernel]) => [name, { ...kernel, entry: name === "argmax" ? "nowhere" : kernel.entry }]);
+  const broken = lettersBundle({ kernels: Object.fromEntries(entries) as typeof manifest.kernels });
+  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toMatchObject({ code: "device_error", details: { kernel: "argmax" } });
+});
+
+const withEngine = test.runIf(hasAdapter);
+let engine: Engine;
+const reports: LoadProgress[] = [];
+
+beforeAll(async () => {
+  if (!hasAdapter) return;
+  engine = await Engine.load(memorySource(files), { gpu, onProgress: (report) => reports.push(report) });
+  return () => {
+    engine.destroy();
+  };
+});
+
+withEngine("progress starts with the manifest, counts every byte and kernel, and ends ready", () => {
+  const total = manifest.shards.concat(manifest.files).reduce((sum, { size }) => sum + size, 0);
+  expect(reports[0]?.phase).toBe("manifest");
+  expect(reports.at(-1)).toEqual({ phase: "ready", loadedBytes: total, totalBytes: total, compiledKernels: 4, totalKernels: 4 });
+});
+
+withEngine("info says what runs where", () => {
+  expect(engine.info).toMatchObject({ model: "letters", context: 256, activation: "float32", kernels: 4, dispatchesPerToken: 3, weightBytes: 256 });
+  expect(engine.info.adapter).not.toBe("");
+});
+
+withEngine("a text is answered token by token, with timings at the end", async () => {
+  const events = await collect(engine.generate("ha", { raw: true }));
+  expect(events.slice(0, -1)).toEqual([
+    { type: "token", text: "b", tokenId: 1 },
+    { type: "token", text: "e", tokenId: 4 },
+  ]);
+  expect(events.at(-1)).toMatchObject({ type: "done", text: "", finishReason: "stop", timings: { promptTokens: 2, completionTokens: 2 } });
+});
+
+withEngine("a prompt of several chunks gives the same answer as its end alone", async () => {
+  const long = [...new Array<number>(130).fill(2), 0];
+  const events = engine.generateTokens(long);
+  const ids: number[] = [];
+  for await (const id of events) ids.push(id);
+  expect(ids).toEqual([1, 4]);
+});
+
+withEngine("a low temperature draws what the argmax takes", async () => {
+  const events = await collect(engine.generate("a", { temperature: 0.1, seed: 5 }));
+  expect(events.map((event) => event.text).join("")).toBe("be");
+});
+
+withEngine("a second answer at the same time is a RequestError, and a left loop frees the engine", async () => {
+  for await (const event of engine.generate("c")) {
+    expect(event.type).toBe("token");
+    await expect(collect(engine.generate("a"))).rejects.toThrow("The engine is at another answer");
+    break;
+  }
+  expect((await collect(engine.generate("a"))).length).toBe(3);
+});
+
+withEngine("raw with messages is a RequestError", async () => {
+  await expect(collect(engine.generate([{ role: "user", content: "a" }], { raw: true }))).rejects.toHaveProperty("code", "request_error");
+});

@@ -1,0 +1,186 @@
+// A bundle made by hand, for tests that need no compiler: its "model" maps token t to (3 t + 1) mod 8, by a table of one-hot rows.
+
+import { createHash } from "node:crypto";
+
+import type { KernelEntry, Manifest } from "../src/runtime/manifest.js";
+import type { Source } from "../src/runtime/source.js";
+
+export type Files = Record<string, Uint8Array<ArrayBuffer>>;
+
+export interface LettersBundle {
+  readonly manifest: Manifest;
+  readonly files: Files;
+}
+
+const UNIFORM = "struct U { S: i32, last: u32 }";
+const EMBED = `${UNIFORM}
+@group(0) @binding(0) var<storage, read> t: array<f32>;
+@group(0) @binding(1) var<storage, read> ids: array<i32>;
+@group(0) @binding(2) var<storage, read_write> y: array<f32>;
+@group(0) @binding(3) var<uniform> u: U;
+@compute @workgroup_size(8) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_id) l: vec3<u32>) {
+  if (i32(g.y) >= u.S) { return; }
+  y[g.y * 8u + l.x] = t[u32(ids[g.y]) * 8u + l.x];
+}`;
+const TAKE_ROWS = `${UNIFORM}
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> rows: array<i32>;
+@group(0) @binding(2) var<storage, read_write> y: array<f32>;
+@group(0) @binding(3) var<uniform> u: U;
+@compute @workgroup_size(8) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_id) l: vec3<u32>) {
+  if (i32(g.y) >= u.S) { return; }
+  y[g.y * 8u + l.x] = x[u32(rows[g.y]) * 8u + l.x];
+}`;
+const ARGMAX = `${UNIFORM}
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<i32>;
+@group(0) @binding(2) var<uniform> u: U;
+@compute @workgroup_size(1) fn main(@builtin(workgroup_id) g: vec3<u32>) {
+  if (g.x > u.last) { return; }
+  var best = 0u;
+  for (var i = 1u; i < 8u; i++) { if (x[g.x * 8u + i] > x[g.x * 8u + best]) { best = i; } }
+  y[g.x] = i32(best);
+}`;
+
+/** Stops at token 5 ("f"). ``changes`` replaces keys of the manifest. */
+export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
+  const table = new Float32Array(64);
+  for (let token = 0; token < 8; token++) table[token * 8 + ((3 * token + 1) % 8)] = 10;
+  const files: Files = {
+    "weights/00000.bin": new Uint8Array(table.buffer),
+    "tokenizer.json": bytesOf(JSON.stringify(TOKENIZER)),
+    "kernels/embed.wgsl": bytesOf(EMBED),
+    "kernels/take_rows.wgsl": bytesOf(TAKE_ROWS),
+    "kernels/argmax.wgsl": bytesOf(ARGMAX),
+  };
+  const kernel = (name: string, roles: readonly string[], rest: Pick<KernelEntry, "uniforms" | "grid" | "workgroup_size">): KernelEntry => ({
+    file: `kernels/${name}.wgsl`,
+    sha256: hashOf(files, `kernels/${name}.wgsl`),
+    entry: "main",
+    bindings: roles.map((role) => ({ role, plane: role === "table" ? "w" : null, access: role === "y" ? "write" : "read" })),
+    ...rest,
+  });
+  const embed = kernel("embed", ["table", "token_ids", "y"], { uniforms: ["S", 0], grid: [1, "S"], workgroup_size: 8 });
+  const row = { activation: null, needs: [], when: null };
+  const ints = (size: Manifest["plan"]["inputs"][string]["shape"][number]) => ({ shape: [size], dtype: "int32" as const });
+  const file = (name: string) => ({ file: name, size: files[name]?.length ?? 0, sha256: hashOf(files, name) });
+  const manifest: Manifest = {
+    format_version: 1,
+    generator: "test",
+    target: "webgpu",
+    model: "letters",
+    spec: SPEC,
+    quantization: "f32",
+    context: 256,
+    page_size: 16,
+    activations: [{ dtype: "float32", needs: [] }],
+    plan: {
+      inputs: {
+        token_ids: ints("S"),
+        positions: ints("S"),
+        slots: ints("S"),
+        seq_starts: ints(["add", "B", 1]),
+        page_indptr: ints(["add", "B", 1]),
+        page_ids: ints("L"),
+        sample_rows: ints("R"),
+      },
+      states: { kv: { shape: ["P", 2, 1, 16, 2], dtype: "activation" } },
+      constants: { rope_table: { kind: "rope", shape: [256, 2, 2], inverse_frequencies: [1, 0.01] } },
+      buffers: { x: { shape: ["S", 8], dtype: "float32" }, logits: { shape: ["R", 8], dtype: "float32" }, next: { shape: ["R"], dtype: "int32" } },
+      steps: [
+        { op: "embed", variants: "embed", inputs: { table: "table", token_ids: "token_ids" }, outputs: { y: "x" }, attrs: {} },
+        { op: "take_rows", variants: "take_rows", inputs: { x: "x", rows: "sample_rows" }, outputs: { y: "logits" }, attrs: {} },
+        { op: "argmax", variants: "argmax", inputs: { x: "logits" }, outputs: { y: "next" }, attrs: {} },
+      ],
+      outputs: { logits: "logits", next_token_ids: "next" },
+    },
+    variants: {
+      embed: [
+        { kernel: "embed_few", activation: null, needs: [], when: ["<=", "S", 4] },
+        { kernel: "embed_many", ...row },
+      ],
+      take_rows: [{ kernel: "take_rows", ...row }],
+      argmax: [{ kernel: "argmax", ...row }],
+    },
+    kernels: {
+      embed_few: embed,
+      embed_many: embed,
+      take_rows: kernel("take_rows", ["x", "rows", "y"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
+      argmax: kernel("argmax", ["x", "y"], { uniforms: ["R", ["sub", "R", 1]], grid: ["R", 1], workgroup_size: 1 }),
+    },
+    weights: {
+      table: { shape: [8, 8], quantization: null, planes: [{ name: "w", dtype: "float32", shape: [8, 8], shard: 0, offset: 0, size: 256 }] },
+    },
+    shards: [file("weights/00000.bin")],
+    tokenizer: { file: "tokenizer.json", chat_template: "{% for m in messages %}{{ m.content }}{% endfor %}", ...NO_SPECIAL_TOKENS },
+    files: [file("tokenizer.json")],
+    ...changes,
+  };
+  files["manifest.json"] = bytesOf(JSON.stringify(manifest));
+  return { manifest, files };
+}
+
+/** Files in memory, as a source that hands them out in pieces of ``piece`` bytes. */
+export function memorySource(files: Files, piece = 100): Source {
+  return {
+    location: "memory",
+    open(file, signal) {
+      signal.throwIfAborted();
+      const bytes = files[file];
+      if (bytes === undefined) return Promise.reject(new Error(`${file} is not here`));
+      let sent = 0;
+      const stream = new ReadableStream<Uint8Array>({
+        pull(controller) {
+          if (sent >= bytes.length) {
+            controller.close();
+            return;
+          }
+          controller.enqueue(bytes.slice(sent, sent + piece));
+          sent += piece;
+        },
+      });
+      return Promise.resolve(stream);
+    },
+  };
+}
+
+export function bytesOf(text: string): Uint8Array<ArrayBuffer> {
+  return new Uint8Array(new TextEncoder().encode(text));
+}
+
+const NO_SPECIAL_TOKENS = { bos_token: null, eos_token: null, pad_token: null, unk_token: null, add_bos_token: null };
+
+const SPEC: Manifest["spec"] = {
+  model_type: "letters",
+  vocab_size: 8,
+  hidden_size: 8,
+  num_layers: 1,
+  num_heads: 1,
+  num_kv_heads: 1,
+  head_dim: 2,
+  intermediate_size: 8,
+  max_position_embeddings: 256,
+  rms_norm_eps: 1e-6,
+  rope: { theta: 10000, scaling: "none", factor: 1, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 0 },
+  tie_word_embeddings: false,
+  qkv_bias: false,
+  output_bias: false,
+  mlp_bias: false,
+  qk_norm: false,
+  bos_token_id: null,
+  eos_token_ids: [5],
+};
+
+const TOKENIZER = {
+  version: "1.0",
+  added_tokens: [],
+  normalizer: null,
+  pre_tokenizer: { type: "ByteLevel", add_prefix_space: false, trim_offsets: true, use_regex: true },
+  post_processor: null,
+  decoder: { type: "ByteLevel" },
+  model: { type: "BPE", vocab: Object.fromEntries(["a", "b", "c", "d", "e", "f", "g", "h"].map((letter, id) => [letter, id])), merges: [] },
+};
+
+function hashOf(files: Files, name: string): string {
+  return createHash("sha256").update(files[name] ?? new Uint8Array()).digest("hex");
+}

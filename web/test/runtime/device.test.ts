@@ -1,0 +1,54 @@
+import { expect, test } from "vitest";
+
+import type { ActivationEntry } from "../../src/runtime/manifest.js";
+import { chooseActivation, openDevice } from "../../src/runtime/device.js";
+import { dawn } from "../../tools/dawn.js";
+import { lettersBundle } from "../letters_bundle.js";
+
+const HALF: ActivationEntry = { dtype: "float16", needs: ["shader-f16"] };
+const FULL: ActivationEntry = { dtype: "float32", needs: [] };
+
+test("the first activation dtype whose needs the device has is chosen", () => {
+  const { manifest } = lettersBundle({ activations: [HALF, FULL] });
+  expect(chooseActivation(manifest, new Set(["shader-f16"]))).toBe("float16");
+  expect(chooseActivation(manifest, new Set())).toBe("float32");
+});
+
+test("a float16 bundle without shader-f16 is a DeviceError that names the feature", () => {
+  const { manifest } = lettersBundle({ activations: [HALF] });
+  expect(() => chooseActivation(manifest, new Set())).toThrow("lacks the WebGPU feature shader-f16, and the bundle offers float16 activations only");
+});
+
+test("a browser without WebGPU is a DeviceError", async () => {
+  await expect(openDevice(lettersBundle().manifest, {}, () => 0)).rejects.toThrow("This browser has no WebGPU");
+});
+
+test("a browser without an adapter is a DeviceError", async () => {
+  const gpu = { requestAdapter: () => Promise.resolve(null) } as unknown as GPU;
+  await expect(openDevice(lettersBundle().manifest, { gpu }, () => 0)).rejects.toMatchObject({ code: "device_error", details: { missing: "adapter" } });
+});
+
+test("only the features and limits that the bundle needs are asked for", async () => {
+  const asked: GPUDeviceDescriptor[] = [];
+  const adapter = {
+    features: new Set(["shader-f16", "subgroups", "timestamp-query"]),
+    limits: { maxBufferSize: 2 ** 31, maxStorageBufferBindingSize: 2 ** 31 },
+    info: { description: "", vendor: "acme", architecture: "one", device: "" },
+    requestDevice: (descriptor: GPUDeviceDescriptor) => {
+      asked.push(descriptor);
+      return Promise.resolve({});
+    },
+  } as unknown as GPUAdapter;
+  const { manifest } = lettersBundle({ activations: [HALF, FULL] });
+  const opened = await openDevice(manifest, { adapter }, () => 200 * 2 ** 20);
+  expect(opened).toMatchObject({ activation: "float16", adapter: "acme one" });
+  expect(asked).toEqual([
+    { label: "nearfar", requiredFeatures: ["shader-f16"], requiredLimits: { maxStorageBufferBindingSize: 200 * 2 ** 20 } },
+  ]);
+});
+
+test("a limit beyond the device's is a DeviceError that names it", async () => {
+  const gpu = dawn("backend=null");
+  const opening = openDevice(lettersBundle().manifest, { gpu }, () => 2 ** 50);
+  await expect(opening).rejects.toMatchObject({ code: "device_error", details: { limit: "maxBufferSize", needed: 2 ** 50 } });
+});

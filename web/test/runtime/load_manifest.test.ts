@@ -1,0 +1,43 @@
+import { expect, test } from "vitest";
+
+import { checkManifest, loadManifest } from "../../src/runtime/load_manifest.js";
+import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+
+const { manifest, files } = lettersBundle();
+const SIGNAL = new AbortController().signal;
+
+test("a sound manifest is taken as it is", async () => {
+  expect(await loadManifest(memorySource(files), SIGNAL)).toEqual(manifest);
+});
+
+test("a page instead of a manifest is a BundleError that asks for the address", async () => {
+  const source = memorySource({ "manifest.json": bytesOf("<!doctype html><title>404</title>") });
+  await expect(loadManifest(source, SIGNAL)).rejects.toThrow("manifest.json: is not JSON (it starts with \"<!doctype html><titl\"); check that memory");
+});
+
+test("another format version is a BundleError that names both", () => {
+  expect(() => checkManifest({ ...manifest, format_version: 99 })).toThrow("has format version 99, this @nearfar/web reads 1");
+});
+
+test("a bundle for another target is a BundleError", () => {
+  expect(() => checkManifest({ ...manifest, target: "cuda" })).toThrow('is for target "cuda"');
+});
+
+test("an unknown key is an error, so that nothing is silently ignored", () => {
+  expect(() => checkManifest({ ...manifest, plan: { ...manifest.plan, future: 1 } })).toThrow("key 'plan.future' is not known here");
+});
+
+test("a missing key is named with its path", () => {
+  const steps = [{ ...manifest.plan.steps[0], variants: undefined }];
+  expect(() => checkManifest({ ...manifest, plan: { ...manifest.plan, steps } })).toThrow("plan.steps[0].variants must be a string, not missing");
+});
+
+test.each([
+  [{ context: 2.5 }, "context must be an integer, not 2.5"],
+  [{ shards: {} }, "shards must be a list, not {}"],
+  [{ kernels: [] }, "kernels must be an object"],
+  [{ activations: [{ dtype: "int8", needs: [] }] }, 'activations[0].dtype must be "float32" or "float16"'],
+  [{ variants: { a: [{ kernel: "k", activation: null, needs: [], when: ["<=", "S"] }] } }, "variants.a[0].when must be a condition"],
+])("a value of the wrong kind is named with its path: %j", (change, message) => {
+  expect(() => checkManifest({ ...manifest, ...change })).toThrow(message);
+});

@@ -1,0 +1,36 @@
+import { expect, test } from "vitest";
+
+import type { VariantEntry } from "../../src/runtime/manifest.js";
+import { chooseRow, usableRows } from "../../src/runtime/variants.js";
+import { lettersBundle } from "../letters_bundle.js";
+
+const row = (kernel: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({ kernel, activation: null, needs: [], when: null, ...rest });
+const { manifest } = lettersBundle({
+  variants: {
+    linear: [
+      row("subgroups", { needs: ["subgroups"] }),
+      row("half", { activation: "float16" }),
+      row("few", { activation: "float32", when: ["<=", "S", 4] }),
+      row("plain", { activation: "float32" }),
+    ],
+    half_only: [row("half", { activation: "float16" })],
+  },
+});
+const names = (rows: readonly VariantEntry[]): readonly string[] => rows.map(({ kernel }) => kernel);
+
+test("rows for another dtype, or for features that the device lacks, are left out", () => {
+  expect(names(usableRows(manifest, "linear", "float32", new Set()))).toEqual(["few", "plain"]);
+  expect(names(usableRows(manifest, "linear", "float16", new Set(["subgroups"])))).toEqual(["subgroups", "half"]);
+});
+
+test("the first row whose condition holds is chosen", () => {
+  const rows = usableRows(manifest, "linear", "float32", new Set());
+  expect(chooseRow(rows, { S: 4 }).kernel).toBe("few");
+  expect(chooseRow(rows, { S: 5 }).kernel).toBe("plain");
+});
+
+test("a list without a usable row, and a batch without a fitting one, are BundleErrors", () => {
+  expect(() => usableRows(manifest, "half_only", "float32", new Set())).toThrow("variants 'half_only' has no row for float32");
+  expect(() => usableRows(manifest, "nowhere", "float32", new Set())).toThrow("variants 'nowhere' has no row");
+  expect(() => chooseRow([{ when: ["<", "S", 1] }], { S: 1 })).toThrow("no variant fits");
+});

@@ -1,0 +1,44 @@
+import { expect, test } from "vitest";
+
+import { Tokenizer } from "../../src/text/tokenizer.js";
+import { NO_TOKENS, byteLevelTokenizer } from "./tokenizers.js";
+
+const JSON_TEXT = byteLevelTokenizer();
+const tokenizer = new Tokenizer(JSON_TEXT, NO_TOKENS);
+
+test("tokens without text, and ids without a token, give no text", () => {
+  expect(tokenizer.decode([256, 72, 105, 999])).toBe("Hi");
+  expect(tokenizer.decode([256])).toBe("");
+  expect(tokenizer.decode([])).toBe("");
+});
+
+test("spaces before punctuation stay as they are", () => {
+  expect(tokenizer.decode(tokenizer.encode("a . b , c 's", false))).toBe("a . b , c 's");
+});
+
+test("add_bos_token wins over tokenizer.json", () => {
+  const withBos = (add_bos_token: boolean | null): Tokenizer => new Tokenizer(JSON_TEXT, { ...NO_TOKENS, bos_token: "<s>", add_bos_token });
+  expect(withBos(null).encode("a")).toEqual([256, 97]);
+  expect(withBos(true).encode("a")).toEqual([256, 97]);
+  expect(withBos(false).encode("a")).toEqual([97]);
+  expect(withBos(false).encode("<s>a")).toEqual([256, 256, 97]);
+});
+
+test("a chat is rendered as transformers does, and its special tokens become single ones", () => {
+  const chat_template = "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ bos_token }}{{ m.content }}{% endif %}\n{% endfor %}>";
+  const chat = new Tokenizer(JSON_TEXT, { ...NO_TOKENS, bos_token: "<s>", chat_template });
+  expect(chat.encodeChat([{ role: "user", content: "a" }])).toEqual([256, 97, 62]);
+});
+
+test("a chat without a template, and messages that it refuses, are RequestErrors", () => {
+  expect(() => tokenizer.encodeChat([{ role: "user", content: "a" }])).toThrow("has no chat template");
+  const strict = new Tokenizer(JSON_TEXT, { ...NO_TOKENS, chat_template: "{{ raise_exception('no roles') }}" });
+  expect(() => strict.encodeChat([{ role: "user", content: "a" }])).toThrow("the chat template refuses these messages: no roles");
+  const wrong = [{ role: "user" }] as unknown as readonly { role: string; content: string }[];
+  expect(() => strict.encodeChat(wrong)).toThrow("messages[0] must be an object");
+});
+
+test("a broken tokenizer or template is a BundleError", () => {
+  expect(() => new Tokenizer("{}", NO_TOKENS)).toThrow("tokenizer.json: cannot be loaded");
+  expect(() => new Tokenizer(JSON_TEXT, { ...NO_TOKENS, chat_template: "{% if %}" })).toThrow("chat template: ");
+});

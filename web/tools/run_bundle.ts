@@ -1,0 +1,37 @@
+// Runs a bundle on Dawn in Node and prints what it generates as JSON: {token_ids, activation, dispatches_per_token, adapter}.
+//
+//     node dist/tools/run_bundle.js BUNDLE --tokens 1,2,3 [--max-tokens 64]
+
+import { parseArgs } from "node:util";
+
+import { Engine } from "../src/engine.js";
+import { NearfarError } from "../src/errors.js";
+import { dawn } from "./dawn.js";
+import { folderSource } from "./folder_source.js";
+
+const USAGE = "usage: run_bundle BUNDLE --tokens 1,2,3 [--max-tokens 64]";
+
+async function main(): Promise<void> {
+  const { values, positionals } = parseArgs({
+    allowPositionals: true,
+    options: { tokens: { type: "string" }, "max-tokens": { type: "string", default: "64" } },
+  });
+  const [folder] = positionals;
+  if (folder === undefined || values.tokens === undefined) throw new Error(USAGE);
+  const promptIds = values.tokens.split(",").map(Number);
+  const engine = await Engine.load(folderSource(folder), { gpu: dawn() });
+  const tokenIds: number[] = [];
+  for await (const id of engine.generateTokens(promptIds, { maxTokens: Number(values["max-tokens"]) })) tokenIds.push(id);
+  const { activation, dispatchesPerToken, adapter } = engine.info;
+  console.log(JSON.stringify({ token_ids: tokenIds, activation, dispatches_per_token: dispatchesPerToken, adapter }));
+  engine.destroy();
+}
+
+main().then(
+  // Dawn's threads would keep the process.
+  () => process.exit(0),
+  (error: unknown) => {
+    console.error(error instanceof NearfarError ? JSON.stringify(error) : error);
+    process.exit(1);
+  },
+);
