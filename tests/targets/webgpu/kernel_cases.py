@@ -50,10 +50,6 @@ PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (37, 16, {"gated": True, "bias": True}),
     (70, 20, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
 )
-PROJECTIONS_ON_DAWN = {
-    ("vector", "q4f16", 1), ("vector", "q4f32", 4), ("vector", "q8f16", 2), ("vector", "f16", 3), ("vector", "f32", 5),
-    ("tile", "q4f16", 3), ("tile", "q8f16", 2), ("tile", "f32", 1),
-}  # fmt: skip
 # Each of these with both templates and one format: long rows, for more than one step a thread; one row; the dtypes and dims of real steps.
 RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
     ("q4f16", 2144, 5, {"norm_eps": EPS}),
@@ -73,9 +69,8 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
 def all_cases() -> Iterator[Case]:
     for template in TEMPLATES:
         for quantization in FORMATS:
-            for place, (columns, outputs, options) in enumerate(PROJECTIONS):
-                case = projection_case(template, quantization, columns, outputs, options)
-                yield replace(case, on_dawn=(template, quantization, place) in PROJECTIONS_ON_DAWN)
+            for columns, outputs, options in PROJECTIONS:
+                yield replace(projection_case(template, quantization, columns, outputs, options), on_dawn=True)
         for quantization, columns, outputs, options in RARE_PROJECTIONS:
             yield projection_case(template, quantization, columns, outputs, options)
     for quantization in FORMATS:
@@ -93,17 +88,17 @@ def all_cases() -> Iterator[Case]:
             (1, 1, 256, True),
         ):
             case = rope_append_case(heads, kv_heads, head_dim, activation, norm)
-            yield replace(case, on_dawn=activation == "float32" and head_dim < 64)
+            yield replace(case, on_dawn=activation == "float32")
         for heads, kv_heads, head_dim in ((6, 3, 24), (2, 1, 22), (4, 2, 64), (3, 1, 128), (2, 2, 256)):
             case = attention_case(heads, kv_heads, head_dim, 16, activation)
-            yield replace(case, on_dawn=activation == "float32" and head_dim < 128)
+            yield replace(case, on_dawn=activation == "float32")
     # More vectors than threads, in twos and in fours, and another page size.
     yield attention_case(1, 1, 134, 8, "float32")
     yield attention_case(2, 1, 272, 32, "float32")
     for columns in (37, 64, 72):
-        yield replace(take_rows_case(columns), on_dawn=columns == 37)
+        yield replace(take_rows_case(columns), on_dawn=True)
     for columns in (1, 100, 256, 509):
-        yield replace(argmax_case(columns), on_dawn=columns in (100, 509))
+        yield replace(argmax_case(columns), on_dawn=True)
 
 
 def random(name: str) -> np.random.Generator:

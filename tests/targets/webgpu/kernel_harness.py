@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """``on_dawn``: run there too. SwiftShader takes seconds to compile a pipeline, so not every case is, and it has no f16."""
+    """``on_dawn``: run there too, on SwiftShader, which has no f16."""
 
     name: str
     build: Callable[[], Kernel]
