@@ -111,6 +111,8 @@ def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
             raise OutputError(f"{output}: exists already; choose another -o, or replace it with --force")
         if not is_bundle and not is_empty:
             raise OutputError(f"{output}: exists and is not a bundle, so --force does not replace it; choose another -o")
+    # Of "." there is no name to put the new folder beside.
+    output = output.absolute()
     aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:
         aside.mkdir(parents=True)
@@ -118,7 +120,11 @@ def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
         if output.exists():
             old = output.with_name(f".{output.name}.old-{os.getpid()}")
             output.rename(old)
-            aside.rename(output)
+            try:
+                aside.rename(output)
+            except OSError:
+                old.rename(output)
+                raise
             shutil.rmtree(old)
         else:
             aside.rename(output)

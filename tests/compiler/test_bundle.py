@@ -165,3 +165,31 @@ def test_a_place_below_a_file_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="cannot be written"), new_folder(tmp_path / "file/out", force=False):
         pass
+
+
+def test_the_folder_one_stands_in_may_become_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    with new_folder(Path(), force=False) as folder:
+        (folder / "made").touch()
+    assert (here / "made").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_a_bundle_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text("old")
+    rename = Path.rename
+
+    def fail_for_the_new_one(path: Path, target: Path) -> Path:
+        if ".partial-" in path.name:
+            raise OSError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    with pytest.raises(OutputError, match="Permission denied"), new_folder(bundle, force=True):
+        pass
+    assert (bundle / "manifest.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
