@@ -11,6 +11,8 @@ APT := apt-get -o DPkg::Lock::Timeout=300
 CHROMIUM := $(or $(shell command -v chromium),$(shell command -v chromium-browser),$(shell command -v google-chrome))
 # lavapipe is a Vulkan driver that runs on every CPU; tests of the Python runner need it where there is no GPU.
 VULKAN := $(firstword $(wildcard /usr/share/vulkan/icd.d/*.json))
+# Comes with Debian's chromium; Dawn in Node runs on it where there is no GPU.
+SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
@@ -20,7 +22,7 @@ demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
 
 test: check
-	cd web && npm test
+	cd web && VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(SWIFTSHADER)} npm test
 	$(BIN)/pytest
 
 check: .venv/.dev web/dist/.built | chromium vulkan
