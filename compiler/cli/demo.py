@@ -7,6 +7,7 @@ answers with their speed and leaves a screenshot. With --serve it only serves, f
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -85,4 +86,5 @@ def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console
     console.print(f"screenshot: {escape(str(screenshot))}", highlight=False)
     if "swiftshader" in device.lower():
         console.print("SwiftShader computes on the CPU: these speeds say nothing about a GPU.", style="dim", highlight=False)
-    console.print("see it yourself: [bold]nearfar demo --serve[/], then open the address it prints", highlight=False)
+    program = escape(sys.argv[0]) if sys.argv[0].endswith("nearfar") else "nearfar"
+    console.print(f"see it yourself: [bold]{program} demo --serve[/], then open the address it prints", highlight=False)
