@@ -1,5 +1,5 @@
 """Train the demo model:
-``python -m nearfar.compiler.demo.train [--steps N] [--seed N] [--output FOLDER] [--resume] [--start FOLDER]``.
+``python -m nearfar.compiler.demo.train [--steps N] [--seed N] [--output FOLDER] [--resume]``.
 
 Seed and step decide the data and the learning rate, never the clock, so a run that was interrupted and resumed ends where an
 uninterrupted one does. Into the output folder go ``resume.pt`` (everything that a continued run needs), ``nearfar-demo/`` (the model
@@ -29,7 +29,7 @@ from ..errors import CheckpointError, NearfarError
 from .evaluate import measure, quantize_in_place, show_table, write_accuracy
 from .model import Llama, LlamaConfig
 from .rows import NO_TARGET, training_rows
-from .saved_model import NAME, read_checkpoint, write_checkpoint
+from .saved_model import NAME, write_checkpoint
 from .tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -50,8 +50,6 @@ class TrainingPlan:
     adam_learning_rate: float = 5e-3
     # In the last part the loss is that of the 4-bit weights, so that the model settles where rounding costs little.
     rounded_share: float = 0.25
-    # Of both learning rates: less than 1 for a run that starts from trained weights.
-    learning_rate_peak: float = 1.0
     compiled: bool = True
     model: LlamaConfig = field(default_factory=LlamaConfig)
 
@@ -72,11 +70,8 @@ class Training:
         return len(self.losses)
 
 
-def begin(plan: TrainingPlan, start: Path | None = None) -> Training:
-    """A run at step 0: from random weights and a new tokenizer, or from those of a checkpoint folder."""
-    if start is not None:
-        model, tokenizer = read_checkpoint(start)
-        return Training(plan, tokenizer, model, _optimizers(plan, model), [])
+def begin(plan: TrainingPlan) -> Training:
+    """A run at step 0, with random weights and a new tokenizer."""
     torch.manual_seed(plan.seed)
     model = Llama(plan.model)
     return Training(plan, train_tokenizer(plan.seed), model, _optimizers(plan, model), [])
@@ -97,7 +92,7 @@ def run(training: Training, until: int, after_step: Callable[[Training], None] =
         factor = learning_rate_factor(plan, training.step)
         for optimizer in training.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["base_learning_rate"] * plan.learning_rate_peak * factor
+                group["lr"] = group["base_learning_rate"] * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         training.losses.append(loss.item())
@@ -158,7 +153,7 @@ def resume(plan: TrainingPlan, path: Path) -> Training:
         raise CheckpointError(f"{path} is missing, so there is nothing to resume; start without --resume")
     state = torch.load(path, weights_only=True)
     if state["plan"] != asdict(plan):
-        raise CheckpointError(f"{path} belongs to another plan; resume with the same --steps, --seed and --start, or leave out --resume")
+        raise CheckpointError(f"{path} belongs to another plan; resume with the same --steps and --seed, or leave out --resume")
     model = Llama(plan.model)
     model.load_state_dict(state["model"])
     optimizers = _optimizers(plan, model)
@@ -191,21 +186,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=TrainingPlan().steps)
     parser.add_argument("--seed", type=int, default=TrainingPlan().seed)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "demo", help="default: build/demo")
-    parser.add_argument("--start", type=Path, metavar="FOLDER", help="start from a checkpoint's weights, at a third of the learning rate")
     parser.add_argument("--threads", type=int, default=1, help="the same result needs the same number (default: 1)")
     parser.add_argument("--resume", action="store_true", help="continue from resume.pt in the output folder")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    plan = TrainingPlan(steps=options.steps, seed=options.seed, learning_rate_peak=1 / 3 if options.start else 1.0)
+    plan = TrainingPlan(steps=options.steps, seed=options.seed)
     console = Console()
     try:
-        _train_and_measure(plan, options.output, options.start, options.resume, console)
+        _train_and_measure(plan, options.output, options.resume, console)
     except NearfarError as error:
         sys.exit(f"{error.code}: {error}")
 
 
-def _train_and_measure(plan: TrainingPlan, output: Path, start: Path | None, resumed: bool, console: Console) -> None:
-    training = resume(plan, output / "resume.pt") if resumed else begin(plan, start)
+def _train_and_measure(plan: TrainingPlan, output: Path, resumed: bool, console: Console) -> None:
+    training = resume(plan, output / "resume.pt") if resumed else begin(plan)
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
     console.print(f"{parameters:,} parameters, {plan.steps} steps of {plan.rows} x {plan.row_tokens} tokens, seed {plan.seed}")
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"), TimeRemainingColumn())

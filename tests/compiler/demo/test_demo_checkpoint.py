@@ -24,7 +24,7 @@ from nearfar.compiler.errors import CheckpointError
 
 # f32 sums in another order; the logits are of the order of 10.
 LOGIT_TOLERANCE = 1e-4
-CLAIMED_AT_4_BITS = {"home": 0.93, "sum": 0.97}
+CLAIMED_AT_4_BITS = {"home": 0.97, "sum": 0.97}
 ANSWERS = {
     "dim the kitchen lights to 30 percent": '{"tool": "set_light", "room": "kitchen", "level": 30}',
     "Dim the kitchen lights to 30 percent.": '{"tool": "set_light", "room": "kitchen", "level": 30}',

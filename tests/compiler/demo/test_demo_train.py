@@ -11,7 +11,6 @@ import torch
 
 from nearfar.compiler.demo.model import LlamaConfig
 from nearfar.compiler.demo.rows import NO_TARGET
-from nearfar.compiler.demo.saved_model import COMMITTED, read_checkpoint
 from nearfar.compiler.demo.train import (
     Training,
     TrainingPlan,
@@ -58,15 +57,6 @@ def test_a_resumed_run_ends_bit_for_bit_like_an_uninterrupted_one(uninterrupted:
 def test_the_loss_falls_within_a_few_steps(uninterrupted: Training) -> None:
     assert uninterrupted.losses[0] == pytest.approx(math.log(1024), rel=0.05)
     assert uninterrupted.losses[-1] < uninterrupted.losses[0] - 0.1
-
-
-def test_a_run_may_start_from_a_checkpoint_at_a_lower_learning_rate() -> None:
-    plan = TrainingPlan(steps=2, rows=1, warmup_steps=1, compiled=False, learning_rate_peak=0.25)
-    training, (model, _) = begin(plan, COMMITTED), read_checkpoint(COMMITTED)
-    assert all(torch.equal(tensor, training.model.state_dict()[name]) for name, tensor in model.state_dict().items())
-    run(training, 1)
-    assert [optimizer.param_groups[0]["lr"] for optimizer in training.optimizers] == pytest.approx([0.005, 0.00125])
-    assert training.losses[0] < 1
 
 
 def test_a_resumed_run_refuses_another_plan(uninterrupted: Training, tmp_path: Path) -> None:
