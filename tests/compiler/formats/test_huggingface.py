@@ -340,6 +340,10 @@ def test_paths_that_are_no_checkpoint_are_refused_without_network(whole: Path, t
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("went to the network"))
+    # Relative paths are looked for in an empty folder, not wherever the tests were started.
+    here = tmp_path / "parent" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
     with pytest.raises(CheckpointError, match="GGUF files are not supported; give the Hugging Face folder"):
         load(str(tmp_path / "model.Q4_K_M.gguf"))
     with pytest.raises(CheckpointError, match=r"is a file; give the folder that holds config\.json"):
