@@ -59,17 +59,3 @@ def holds(condition: Condition, dims: Mapping[str, int]) -> bool:
     if not isinstance(comparison, str) or comparison not in COMPARISONS:
         raise ValueError(f"comparison {comparison!r} is not known; known: and, {', '.join(COMPARISONS)}")
     return COMPARISONS[comparison](evaluate(left, dims), evaluate(right, dims))
-
-
-def product(shape: tuple[Expr, ...]) -> Expr:
-    """The number of elements of a shape, with the ints multiplied out."""
-    number = 1
-    result: Expr | None = None
-    for size in shape:
-        if isinstance(size, int):
-            number *= size
-        else:
-            result = size if result is None else ["mul", result, size]
-    if result is None:
-        return number
-    return result if number == 1 else ["mul", result, number]

@@ -30,13 +30,12 @@ Attrs: TypeAlias = Mapping[str, Any]
 class Op:
     """``infer`` gives the result's shape and dtype, ``run`` its value; ``result`` is its role, or None for an op that only writes a state.
 
-    ``writes`` names the roles of states that the op changes. A role "into" is an earlier part of the result, whose storage is taken over.
+    A role "into" is an earlier part of the result, whose storage is taken over; a role "kv" that is appended to is changed in place.
     """
 
     infer: Callable[[Shapes, Attrs], tuple[Shape, DType]]
     run: Callable[[Mapping[str, Array], Attrs], Array | None]
     result: str | None = "y"
-    writes: tuple[str, ...] = ()
 
 
 def require(condition: bool, op: str, shapes: Shapes) -> None:
@@ -279,8 +278,8 @@ OPS: dict[str, Op] = {
     "add": Op(infer_add, add),
     "gated_silu": Op(infer_gated_silu, gated_silu),
     "rope": Op(infer_like_x, rope),
-    "append_kv": Op(infer_nothing, append_kv, result=None, writes=("kv",)),
+    "append_kv": Op(infer_nothing, append_kv, result=None),
     "attention": Op(infer_attention, attention),
-    "rope_append": Op(infer_rope_append, rope_append, result="q", writes=("kv",)),
+    "rope_append": Op(infer_rope_append, rope_append, result="q"),
     "argmax": Op(infer_argmax, argmax),
 }

@@ -6,7 +6,6 @@ looks at the original keys again. A ModelSpec is data: it goes into a bundle's m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -52,8 +51,3 @@ class ModelSpec:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> ModelSpec:
-        fields = dict(data)
-        return ModelSpec(**{**fields, "rope": RopeSpec(**fields["rope"]), "eos_token_ids": tuple(fields["eos_token_ids"])})

@@ -33,7 +33,7 @@ class PackedMatrix:
     """
 
     def __init__(self, kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat, *, vectors: bool) -> None:
-        self._kernel, self._format, self._vectors = kernel, fmt, vectors
+        self._kernel, self._format = kernel, fmt
         self.chunks = chunks = -(-columns // GROUP)
         kind = fmt.kind
         if kind in ("q4", "q8"):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nearfar.compiler.expr import evaluate, holds, product
+from nearfar.compiler.expr import evaluate, holds
 
 DIMS = {"S": 33, "B": 3}
 
@@ -43,11 +41,3 @@ def test_an_unknown_dim_or_operator_is_an_error_that_lists_the_known(expr: objec
 def test_an_unknown_comparison_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(ValueError, match="'!=' is not known; known: and, <="):
         holds(["!=", 1, 2], DIMS)
-
-
-@given(shape=st.lists(st.one_of(st.integers(0, 9), st.sampled_from(["S", "B"])), max_size=5))
-def test_a_product_has_the_value_of_all_sizes_multiplied(shape: list[int | str]) -> None:
-    expected = 1
-    for size in shape:
-        expected *= evaluate(size, DIMS)
-    assert evaluate(product(tuple(shape)), DIMS) == expected
