@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,17 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"try it:  nearfar run {name} 'hello'", highlight=False)
 
 
-def progress_bars(*, quiet: bool = False) -> Progress:
-    """Bars on the terminal's error stream, so that what a command prints can be piped on."""
+@contextmanager
+def progress_bars(*, quiet: bool = False) -> Iterator[Progress]:
+    """Bars on the terminal's error stream, so that what a command prints can be piped on. They show from ``start()`` on."""
     columns = (TextColumn("{task.description:17}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=quiet)
+    bars = Progress(*columns, console=Console(stderr=True), disable=quiet)
+    try:
+        yield bars
+    finally:
+        # Stopping what never started would print an empty line above an error.
+        if bars.tasks:
+            bars.stop()
 
 
 def phases(bars: Progress) -> Callable[[str, int, int], None]:
@@ -77,6 +85,7 @@ def phases(bars: Progress) -> Callable[[str, int, int], None]:
 
     def progress(phase: str, done: int, total: int) -> None:
         if phase not in tasks:
+            bars.start()
             tasks[phase] = bars.add_task(PHASES[phase], total=total)
         bars.update(tasks[phase], completed=done)
 

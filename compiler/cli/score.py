@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> None:
     runner = open_runner(options.runner, bundle, rows=PREFILL_CHUNK)
     blocks = []
     with progress_bars(quiet=options.json) as bars:
+        bars.start()
         task = bars.add_task("scoring", total=len(token_ids))
         for block in score(runner, token_ids, PREFILL_CHUNK):
             blocks.append(block)
