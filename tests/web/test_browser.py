@@ -27,6 +27,26 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# Counts the calls of WebGPU from here on, and the bytes that are mapped for reading, in window.counts.
+COUNT_CALLS = """() => {
+    const classes = [GPUComputePassEncoder, GPUCommandEncoder, GPUQueue, GPUDevice];
+    const names = ["dispatchWorkgroups", "beginComputePass", "submit", "writeBuffer", "createBuffer", "createBindGroup", "createComputePipelineAsync"];
+    window.counts = Object.fromEntries([...names, "readBytes"].map((name) => [name, 0]));
+    if (window.counted) return;
+    window.counted = true;
+    for (const { prototype } of classes) {
+        for (const name of names.filter((name) => name in prototype)) {
+            const call = prototype[name];
+            prototype[name] = function (...args) { window.counts[name]++; return call.apply(this, args); };
+        }
+    }
+    const map = GPUBuffer.prototype.getMappedRange;
+    GPUBuffer.prototype.getMappedRange = function (...args) {
+        const range = map.apply(this, args);
+        window.counts.readBytes += range.byteLength;
+        return range;
+    };
+}"""
 # SwiftShader takes its time over pipelines, and this machine may be busy.
 TIMEOUT_MS = 180_000
 
@@ -97,6 +117,30 @@ def test_chromium_generates_the_tokens_of_the_reference(page: Page, address: str
     expected = json.loads((tiny_bundle / "expected.json").read_text())
     open_page(page, address, "ready")
     assert generate_tokens(page, expected["prompt_token_ids"], len(expected["token_ids"])) == expected["token_ids"]
+
+
+def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back(page: Page, address: str, tiny_bundle: Path) -> None:
+    expected = json.loads((tiny_bundle / "expected.json").read_text())
+    prompt = expected["prompt_token_ids"]
+    open_page(page, address, "ready")
+    # Everything that is made once has been made when the same answer is generated again.
+    counts = []
+    for new_tokens in (4, 4, 12):
+        page.evaluate(COUNT_CALLS)
+        assert generate_tokens(page, prompt, new_tokens) == expected["token_ids"][:new_tokens]
+        counts.append(page.evaluate("() => window.counts"))
+    _, few, many = counts
+    layers = manifest_of(tiny_bundle)["spec"]["num_layers"]
+    assert {name: (many[name] - few[name]) / 8 for name in few} == {
+        "dispatchWorkgroups": 6 * layers + 4,
+        "beginComputePass": 1,
+        "submit": 1,
+        "writeBuffer": 1,
+        "readBytes": 4,
+        "createBuffer": 0,
+        "createBindGroup": 0,
+        "createComputePipelineAsync": 0,
+    }
 
 
 def test_the_page_answers_offline_with_the_text_that_python_decodes(context: BrowserContext, address: str, tiny_bundle: Path) -> None:
