@@ -30,7 +30,8 @@ FLAGS = [
 # Counts the calls of WebGPU from here on, and the bytes that are mapped for reading, in window.counts.
 COUNT_CALLS = """() => {
     const classes = [GPUComputePassEncoder, GPUCommandEncoder, GPUQueue, GPUDevice];
-    const names = ["dispatchWorkgroups", "beginComputePass", "submit", "writeBuffer", "createBuffer", "createBindGroup", "createComputePipelineAsync"];
+    const perToken = ["dispatchWorkgroups", "beginComputePass", "submit", "writeBuffer"];
+    const names = [...perToken, "createBuffer", "createBindGroup", "createComputePipelineAsync"];
     window.counts = Object.fromEntries([...names, "readBytes"].map((name) => [name, 0]));
     if (window.counted) return;
     window.counted = true;
