@@ -29,7 +29,7 @@ check: .venv/.dev web/dist/.built | chromium vulkan
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	cd web && npm run check
+	cd web && npm run check && npm run size
 
 web: web/dist/.built
 
