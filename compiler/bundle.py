@@ -8,6 +8,7 @@ tokenizer.json           as it came with the checkpoint
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -54,6 +55,10 @@ class Bundle:
         entry = self.manifest.tokenizer
         special = entry.model_dump(exclude={"file"})
         return TokenizerFiles(tokenizer_json=self.path / entry.file, **special)
+
+    def size_bytes(self) -> int:
+        """Of all files together."""
+        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
 
     def verify(self) -> None:
         """Compare every file's hash with the manifest's. Raises BundleError for the first that differs."""
@@ -129,7 +134,7 @@ def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
         else:
             aside.rename(output)
     except OSError as error:
-        reason = "the disk is full" if error.errno == 28 else error.strerror or str(error)
+        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise OutputError(f"{output}: cannot be written: {reason}; free space there or choose another -o") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -59,8 +59,7 @@ def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sa
         timings.completion_tokens = count
         yield token
         if count < max_tokens:
-            pages = range(pages_for(runner, length + 1))
-            output = runner.forward(make_batch([Chunk([token], length, pages, [0])], runner.manifest.page_size))
+            output = append(runner, [token], length, [0])
             length += 1
 
 
@@ -76,12 +75,13 @@ def prefill(runner: Runner, token_ids: Sequence[int], *, sample_all: bool, chunk
     for start in range(0, len(token_ids), chunk):
         stop = min(start + chunk, len(token_ids))
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
-        pages = range(pages_for(runner, stop))
-        yield runner.forward(make_batch([Chunk(token_ids[start:stop], start, pages, rows)], runner.manifest.page_size))
+        yield append(runner, token_ids[start:stop], start, rows)
 
 
-def pages_for(runner: Runner, length: int) -> int:
-    return -(-length // runner.manifest.page_size)
+def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[int]) -> Output:
+    """Run tokens that follow the first ``start`` of the one sequence, which has the pool's first pages; logits of ``rows`` of them."""
+    pages = range(runner.manifest.pages_for(start + len(token_ids)))
+    return runner.forward(make_batch([Chunk(token_ids, start, pages, rows)], runner.manifest.page_size))
 
 
 def check_prompt(runner: Runner, token_ids: Sequence[int], max_tokens: int) -> None:

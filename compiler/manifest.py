@@ -160,3 +160,7 @@ class Manifest(Entry):
     shards: list[FileEntry]
     tokenizer: TokenizerEntry
     files: list[FileEntry]
+
+    def pages_for(self, tokens: int) -> int:
+        """How many pages hold that many tokens of one sequence."""
+        return -(-tokens // self.page_size)

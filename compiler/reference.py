@@ -23,7 +23,7 @@ class ReferenceRunner:
         self.activation = activation or ("float32" if "float32" in offered else offered[0])
         if self.activation not in offered:
             raise DeviceError(f"{bundle.path}: was compiled for {', '.join(offered)} activations, not for {self.activation}")
-        self._num_pages = num_pages or -(-self._manifest.context // self._manifest.page_size)
+        self._num_pages = num_pages or self._manifest.pages_for(self._manifest.context)
         plan = self._manifest.plan
         self._states = {
             name: np.zeros([evaluate(size, {"P": self._num_pages}) for size in state.shape], self._dtype(state.dtype))

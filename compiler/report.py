@@ -52,7 +52,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
     chosen = activation or offered[0]
     if chosen not in offered:
         raise RequestError(f"activation {chosen}: the bundle offers {', '.join(offered)}")
-    plan, pages = manifest.plan, -(-context // manifest.page_size)
+    plan, pages = manifest.plan, manifest.pages_for(context)
     dims = {"S": PREFILL_CHUNK, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
 
     def size(shape: list[Any], dtype: str) -> int:
@@ -81,7 +81,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:
     """Dispatches of one decode step of one sequence at the end of a context."""
-    pages = -(-context // manifest.page_size)
+    pages = manifest.pages_for(context)
     dims = {"S": 1, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
     grids = (manifest.kernels[choose_variant(manifest, step, activation, (), dims).kernel].grid for step in manifest.plan.steps)
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.reportchars += "s"
 
 
-def lacks(reason: str) -> None:
+def lacks(reason: str) -> NoReturn:
     """Skip a test for what this machine lacks, or fail it where CI is set."""
     if os.environ.get("CI"):
         pytest.fail(f"{reason} (CI is set, so this is not skipped)")
@@ -132,6 +132,21 @@ def vulkan(runtime_folder: None) -> None:  # noqa: ARG001
 
 
 @pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of Chromium, where the page that it is to open has been built."""
+    from nearfar.compiler.browser.chromium import find_chromium
+    from nearfar.compiler.browser.page_server import PAGE
+    from nearfar.compiler.errors import ToolError
+
+    if not (PAGE / "index.html").is_file():
+        lacks(f"{PAGE} is not built ('make web')")
+    try:
+        return find_chromium()
+    except ToolError as error:
+        lacks(error.message)
+
+
+@pytest.fixture(scope="session")
 def node() -> str:
     """The path of Node, where the web package's dependencies are installed beside it."""
     found = shutil.which("node")
@@ -139,7 +154,7 @@ def node() -> str:
         lacks("node is not installed (Node.js 20 or later)")
     if not (ROOT / "web/node_modules/webgpu").is_dir():
         lacks("web/node_modules/webgpu is not installed (npm ci in web/)")
-    return str(found)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from .. import quant
 from ..target import TARGETS
-from .output import add_command, escape, megabytes, print_json
+from .output import add_command, megabytes, print_json
 
 PHASES = {"kernels": "lowering kernels", "weights": "packing weights"}
 
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     with progress_bars(quiet=options.json) as bars:
         bundle = compile_model(options.model, options.output, wanted, phases(bars))
     seconds = time.perf_counter() - started
-    size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())
+    size = bundle.size_bytes()
     if options.json:
         print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": len(bundle.manifest.kernels)})
         return

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from ..browser.page_server import PageServer
-from ..bundle import open_bundle
+from ..bundle import Bundle, open_bundle
 from ..compile import CompileOptions, compile_model
+from ..demo import CHECKPOINT
 from .compile import phases, progress_bars
-from .output import add_command, escape, megabytes
+from .output import add_command, megabytes
 
-CHECKPOINT = Path(__file__).resolve().parents[1] / "demo" / "nearfar-demo"
 PROMPTS = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pear apple fig")
 
 
@@ -43,8 +44,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     console = Console()
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
-        path = options.bundle or compile_demo(Path(folder) / "demo", console)
-        bundle = open_bundle(path)
+        bundle = open_bundle(options.bundle) if options.bundle else compile_demo(Path(folder) / "demo", console)
         with PageServer(bundle.path, options.port) as server:
             if options.serve:
                 serve(server, console)
@@ -52,13 +52,14 @@ def run(options: argparse.Namespace) -> None:
                 show(server, tuple(options.prompt or PROMPTS), options.screenshot, console)
 
 
-def compile_demo(output: Path, console: Console) -> Path:
+def compile_demo(output: Path, console: Console) -> Bundle:
     started = time.perf_counter()
     with progress_bars() as bars:
-        compile_model(str(CHECKPOINT), output, CompileOptions(), phases(bars))
-    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
-    console.print(f"compiled the demo model for webgpu: {megabytes(size)} in {time.perf_counter() - started:.1f} s", highlight=False)
-    return output
+        bundle = compile_model(str(CHECKPOINT), output, CompileOptions(), phases(bars))
+    console.print(
+        f"compiled the demo model for webgpu: {megabytes(bundle.size_bytes())} in {time.perf_counter() - started:.1f} s", highlight=False
+    )
+    return bundle
 
 
 def serve(server: PageServer, console: Console) -> None:

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from ..errors import NearfarError
 
@@ -35,11 +36,6 @@ def print_error(error: NearfarError, *, as_json: bool) -> None:
         return
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"[bold red]error:[/] {escape(error.message)}")
-
-
-def escape(text: str) -> str:
-    """Text that rich prints as it is."""
-    return text.replace("[", "\\[")
 
 
 def megabytes(size_bytes: int) -> str:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from ..bundle import Bundle, open_bundle
 from ..generate import Timings, generate
 from ..sampling import Sampler
 from ..target import RUNNERS, open_runner
 from ..tokenizer import TextStream, Tokenizer
-from .output import add_command, escape, print_json
+from .output import add_command, print_json
 
 DEFAULT_MAX_TOKENS = 256
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from ..bundle import open_bundle
 from ..errors import OutputError, RequestError
 from ..generate import PREFILL_CHUNK, score
 from ..target import RUNNERS, open_runner
 from .compile import progress_bars
-from .output import add_command, escape, print_json
+from .output import add_command, print_json
 
 
 def add_parser(commands: Any) -> None:

@@ -19,10 +19,11 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from ..quant import by_name
+from . import CHECKPOINT
 from .corpus import TASKS, WITHOUT_SLOTS, held_out_examples
 from .example import Example, Split
 from .model import Llama
-from .saved_model import COMMITTED, read_checkpoint
+from .saved_model import read_checkpoint
 from .tokenizer import BOS, END, PAD, encode_prompt
 
 FORMATS = ("f32", "q8f16", "q4f16")
@@ -139,7 +140,7 @@ def show_table(cells: list[Cell], console: Console) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m nearfar.compiler.demo.evaluate", description="Measure a demo checkpoint.")
-    parser.add_argument("folder", type=Path, nargs="?", default=COMMITTED, help="default: the checkpoint in the repository")
+    parser.add_argument("folder", type=Path, nargs="?", default=CHECKPOINT, help="default: the checkpoint in the repository")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     cells = measure(*read_checkpoint(options.folder))

@@ -12,10 +12,6 @@ from ..errors import CheckpointError
 from .model import Llama, LlamaConfig
 from .tokenizer import BOS, CHAT_TEMPLATE, END, PAD
 
-# The checkpoint in the repository.
-NAME = "nearfar-demo"
-COMMITTED = Path(__file__).parent / NAME
-
 
 def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
     """Write config, weights (float32), tokenizer and chat template."""

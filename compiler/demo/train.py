@@ -26,10 +26,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import CheckpointError, NearfarError
+from . import NAME
 from .evaluate import measure, quantize_in_place, show_table, write_accuracy
 from .model import Llama, LlamaConfig
 from .rows import NO_TARGET, training_rows
-from .saved_model import NAME, write_checkpoint
+from .saved_model import write_checkpoint
 from .tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]

@@ -59,7 +59,7 @@ class WebGPURunner:
         self._flags = wgpu.BufferUsage
         self._manifest, self._path = bundle.manifest, bundle.path
         limits = limits or Limits()
-        self._num_pages = limits.pages or -(-self._manifest.context // self._manifest.page_size)
+        self._num_pages = limits.pages or self._manifest.pages_for(self._manifest.context)
         self._most = {
             "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages,
             "L": self._num_pages * limits.sequences, "T": self._manifest.context,

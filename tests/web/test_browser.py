@@ -12,21 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, lacks
+from conftest import ROOT
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-PAGE = ROOT / "web" / "dist" / "page"
-FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--enable-unsafe-webgpu",
-    "--use-webgpu-adapter=swiftshader",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from nearfar.compiler.browser.chromium import FLAGS
+from nearfar.compiler.browser.page_server import PAGE
+
 # Counts the calls of WebGPU from here on, and the bytes that are mapped for reading, in window.counts.
 COUNT_CALLS = """() => {
     const classes = [GPUComputePassEncoder, GPUCommandEncoder, GPUQueue, GPUDevice];
@@ -58,10 +49,8 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def site(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     """The page and four bundles: a sound one, a flipped byte in a shard, float16 activations only, and another format version."""
-    if not (PAGE / "page.js").is_file():
-        lacks(f"{PAGE} is not built (npm ci && npm run build in web/)")
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
     shutil.copy(PAGE.parent / "nearfar.js", site)
@@ -91,12 +80,9 @@ def address(site: Path) -> Iterator[str]:
 
 # Not for the session: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        lacks("chromium is not installed (Debian: apt-get install chromium)")
+def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield browser
         browser.close()
 

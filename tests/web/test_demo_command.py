@@ -7,21 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import lacks
-
-from nearfar.compiler.browser.chromium import find_chromium
-from nearfar.compiler.browser.page_server import PAGE
-from nearfar.compiler.errors import ToolError
-
-
-@pytest.fixture
-def chromium() -> None:
-    try:
-        find_chromium()
-    except ToolError as error:
-        lacks(error.message)
-    if not PAGE.is_dir():
-        lacks("the page is not built ('make web')")
 
 
 @pytest.mark.usefixtures("chromium")

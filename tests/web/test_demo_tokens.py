@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import lacks
 
 from nearfar.compiler.batch import Runner
-from nearfar.compiler.browser.chromium import FLAGS, find_chromium
-from nearfar.compiler.browser.page_server import PAGE, PageServer
+from nearfar.compiler.browser.chromium import FLAGS
+from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle import Bundle, open_bundle
-from nearfar.compiler.cli.demo import CHECKPOINT
 from nearfar.compiler.compile import CompileOptions, compile_model
-from nearfar.compiler.errors import ToolError
+from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.generate import generate
 from nearfar.compiler.manifest import MANIFEST_FILE
 from nearfar.compiler.reference import ReferenceRunner
@@ -43,17 +41,11 @@ def endless_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Any]:
+def page(chromium: str) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    try:
-        executable = find_chromium()
-    except ToolError as error:
-        lacks(error.message)
-    if not PAGE.is_dir():
-        lacks("the page is not built ('make web')")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield browser.new_page()
         browser.close()
 

@@ -14,11 +14,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.demo.corpus import training_examples
 from nearfar.compiler.demo.evaluate import answer_all, continue_greedily, measure
 from nearfar.compiler.demo.example import Split
 from nearfar.compiler.demo.model import Llama, LlamaConfig
-from nearfar.compiler.demo.saved_model import COMMITTED, read_checkpoint, write_checkpoint
+from nearfar.compiler.demo.saved_model import read_checkpoint, write_checkpoint
 from nearfar.compiler.demo.tokenizer import BOS, CHAT_TEMPLATE, END, encode_prompt, encode_turn
 from nearfar.compiler.errors import CheckpointError
 
@@ -53,19 +54,19 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def committed() -> tuple[Llama, Tokenizer]:
-    return read_checkpoint(COMMITTED)
+    return read_checkpoint(CHECKPOINT)
 
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle here")
-    return transformers.LlamaForCausalLM.from_pretrained(COMMITTED).eval()
+    return transformers.LlamaForCausalLM.from_pretrained(CHECKPOINT).eval()
 
 
 @pytest.fixture(scope="module")
 def their_tokenizer() -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle here")
-    return transformers.AutoTokenizer.from_pretrained(COMMITTED)
+    return transformers.AutoTokenizer.from_pretrained(CHECKPOINT)
 
 
 def test_transformers_computes_the_same_logits(committed: tuple[Llama, Tokenizer], theirs: Any) -> None:
@@ -144,7 +145,7 @@ def test_the_last_turn_of_a_conversation_near_the_context_length_is_answered(com
 
 @pytest.mark.parametrize(("task", "share"), sorted(CLAIMED_AT_4_BITS.items()))
 def test_the_committed_table_meets_what_is_claimed_at_4_bits(task: str, share: float) -> None:
-    cells = json.loads((COMMITTED / "accuracy.json").read_text())["cells"]
+    cells = json.loads((CHECKPOINT / "accuracy.json").read_text())["cells"]
     (cell,) = (c for c in cells if (c["task"], c["split"], c["format"]) == (task, "held_out_slots", "q4f16"))
     assert cell["right"] / cell["prompts"] >= share
 
@@ -157,12 +158,12 @@ def test_the_committed_table_is_measured_again_on_a_sample(committed: tuple[Llam
 
 
 def test_the_configuration_is_a_llama_of_about_a_million_parameters(committed: tuple[Llama, Tokenizer]) -> None:
-    config = json.loads((COMMITTED / "config.json").read_text())
+    config = json.loads((CHECKPOINT / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["num_key_value_heads"] < config["num_attention_heads"]
     assert (config["bos_token_id"], config["eos_token_id"]) == (BOS, END)
     assert sum(parameter.numel() for parameter in committed[0].parameters()) == 869_504
-    assert sum(path.stat().st_size for path in COMMITTED.iterdir()) < 5_000_000
+    assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < 5_000_000
 
 
 def test_what_is_written_reads_back(committed: tuple[Llama, Tokenizer], tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.demo.evaluate import Cell, answer_all, is_right, quantize_in_place, show_table, write_accuracy
 from nearfar.compiler.demo.example import Example
 from nearfar.compiler.demo.model import Llama, LlamaConfig
-from nearfar.compiler.demo.saved_model import COMMITTED, read_checkpoint
+from nearfar.compiler.demo.saved_model import read_checkpoint
 from nearfar.compiler.quant import by_name
 
 CELLS = [
@@ -26,7 +27,7 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def committed() -> tuple[Llama, Tokenizer]:
-    return read_checkpoint(COMMITTED)
+    return read_checkpoint(CHECKPOINT)
 
 
 def test_a_prompt_is_answered_the_same_alone_and_in_company(committed: tuple[Llama, Tokenizer]) -> None:

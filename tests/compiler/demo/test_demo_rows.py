@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.demo.corpus import training_examples
 from nearfar.compiler.demo.example import Example
 from nearfar.compiler.demo.rows import NO_TARGET, pack_rows, training_rows
-from nearfar.compiler.demo.saved_model import COMMITTED
 from nearfar.compiler.demo.tokenizer import ASSISTANT, BOS, END, PAD, USER, encode_turn
 from nearfar.compiler.errors import RequestError
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(COMMITTED / "tokenizer.json"))
+    return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
 
 def test_two_runs_with_one_seed_and_step_see_the_same_rows(tokenizer: Tokenizer) -> None:
