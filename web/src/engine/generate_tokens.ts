@@ -5,7 +5,7 @@ import type { Batch } from "../runtime/batch.js";
 import type { Manifest } from "../runtime/manifest.js";
 import { PREFILL_CHUNK } from "../runtime/memory.js";
 import { mulberry32, sampleToken } from "./sampling.js";
-import { Sequence } from "./sequence.js";
+import { OneSequence } from "./one_sequence.js";
 
 /** What the loop needs of a runner. */
 export interface TokenRunner {
@@ -38,7 +38,7 @@ export async function* generateTokens(
   requireOptions(options);
   const { maxTokens = context, signal } = options;
   const next = nextToken(runner, options);
-  const sequence = new Sequence(page_size);
+  const sequence = new OneSequence(page_size);
   const stop = new Set(spec.eos_token_ids);
 
   const lastChunk = Math.floor((promptIds.length - 1) / PREFILL_CHUNK) * PREFILL_CHUNK;

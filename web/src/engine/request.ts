@@ -46,6 +46,8 @@ export interface TokenRequest {
   readonly constraint?: Constraint | undefined;
   /** Higher goes first; 0 by default. */
   readonly priority?: number | undefined;
+  /** What happens when the context is full: the answer ends (the default), or the oldest tokens after the first ``keep`` make way. */
+  readonly whenFull?: "stop" | { readonly keep: number } | undefined;
   readonly signal?: AbortSignal | undefined;
 }
 

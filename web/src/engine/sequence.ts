@@ -1,32 +1,63 @@
-// A sequence: the tokens that are in the device's pages, and the batches that add to them. Token ids flow in, batches of one sequence flow out.
+// A sequence: one request's tokens, the pages that hold their keys and values, and how far the device is with it.
 
-import type { Batch } from "../runtime/batch.js";
+import type { FinishReason, TokenRequest } from "./request.js";
+import type { KeptSequence } from "./kept_sequence.js";
+
+export type SequenceState = "waiting" | "running" | "finished";
+
+/** Of a request, what the scheduler goes by. */
+export type SequenceRequest = Pick<TokenRequest, "promptIds" | "maxTokens" | "priority" | "whenFull"> & {
+  readonly stopTokenIds: ReadonlySet<number>;
+  /** Whether each token must be read before the next can be asked for, as a constraint's mask depends on it. */
+  readonly stepwise: boolean;
+  /** Where the sequence goes on from, and leaves its pages when it ends. */
+  readonly kept: KeptSequence | null;
+};
 
 export class Sequence {
-  #length = 0;
+  state: SequenceState = "waiting";
+  finishReason: FinishReason | null = null;
+  /** All tokens that are known: the prompt, and those that came back from the device. */
+  readonly tokens: number[];
+  /** Pages in the order of the positions that they hold. */
+  pages: number[] = [];
+  /** Positions whose keys and values are in the pages, or will be once all that was handed out is done. */
+  computed = 0;
+  /** Sampled tokens that were not read back yet. */
+  inFlight = 0;
+  /** Tokens of the answer that came back. */
+  generated = 0;
+  /** Of the prompt, the tokens whose keys and values were there at the start. */
+  cachedTokens = 0;
+  /** Its place among the running ones, which names its sampled token and its penalties on the device. -1 while it does not run. */
+  slot = -1;
+  /** When rows of it were last handed out: the number of the step. */
+  lastStep = -1;
 
-  /** The sequence takes the pool's pages in their order: it is the only one. */
-  constructor(private readonly pageSize: number) {}
+  constructor(
+    readonly request: SequenceRequest,
+    /** Unique, and rising with the order of arrival. */
+    readonly id: number,
+  ) {
+    this.tokens = [...request.promptIds];
+  }
 
-  /** Tokens so far. */
+  get priority(): number {
+    return this.request.priority ?? 0;
+  }
+
+  /** Tokens, those on their way included. */
   get length(): number {
-    return this.#length;
+    return this.tokens.length + this.inFlight;
   }
 
-  /** The batch that appends ``tokenIds``; with ``sample``, the token after the last of them is wanted. */
-  append(tokenIds: readonly number[], sample: boolean): Batch {
-    const positions = tokenIds.map((_, index) => this.#length + index);
-    this.#length += tokenIds.length;
-    const numPages = Math.ceil(this.#length / this.pageSize);
-    return {
-      token_ids: tokenIds,
-      positions,
-      // Page i holds positions i * pageSize and on, so a token's slot is its position.
-      slots: positions,
-      seq_starts: [0, tokenIds.length],
-      page_indptr: [0, numPages],
-      page_ids: Array.from({ length: numPages }, (_, page) => page),
-      sample_rows: sample ? [tokenIds.length - 1] : [],
-    };
+  /** Positions that the next token waits for; 1 while it decodes. */
+  get missing(): number {
+    return this.length - this.computed;
   }
+}
+
+/** Negative where ``a`` goes before ``b``: by priority, then by arrival. */
+export function byRank(a: Sequence, b: Sequence): number {
+  return b.priority - a.priority || a.id - b.id;
 }

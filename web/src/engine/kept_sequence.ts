@@ -1,0 +1,48 @@
+// A kept sequence: what stays of a conversation between two answers. Its pages spare the next answer the prefill, even of the last, unfilled page.
+// They are kept while nobody else needs them; without them the tokens are computed again.
+
+import type { PagePool } from "./page_pool.js";
+
+export class KeptSequence {
+  #tokens: readonly number[] = [];
+  #pages: number[] = [];
+
+  constructor(private readonly pool: PagePool) {}
+
+  /** The tokens whose keys and values the pages hold. */
+  get tokens(): readonly number[] {
+    return this.#tokens;
+  }
+
+  get pages(): readonly number[] {
+    return this.#pages;
+  }
+
+  /** Take over pages that hold ``tokens``; the caller was a user of each and is no more. */
+  put(tokens: readonly number[], pages: readonly number[]): void {
+    this.drop();
+    this.#tokens = tokens;
+    this.#pages = [...pages];
+  }
+
+  /** Hand the first ``count`` pages over to the caller, and let the others go. */
+  take(count: number): number[] {
+    const pages = this.#pages.splice(0, count);
+    this.drop();
+    return pages;
+  }
+
+  /** Let the pages go. */
+  drop(): void {
+    for (const page of this.#pages.splice(0)) this.pool.release(page);
+    this.#tokens = [];
+  }
+
+  /** A second one on the same pages; whoever writes first into a shared page gets a copy of it. */
+  clone(): KeptSequence {
+    const clone = new KeptSequence(this.pool);
+    for (const page of this.#pages) this.pool.share(page);
+    clone.put(this.#tokens, this.#pages);
+    return clone;
+  }
+}

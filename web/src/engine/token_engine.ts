@@ -1,0 +1,337 @@
+// The token engine: requests in token ids flow in, each token flows out as it comes. It keeps the device busy: steps are handed over some ahead of the
+// tokens that are read, so no token waits for the host. What runs when is the scheduler's.
+
+import { DeviceError, RequestError } from "../errors.js";
+import { checkRequest } from "./check_request.js";
+import type { KeptSequence } from "./kept_sequence.js";
+import { Lookahead } from "./lookahead.js";
+import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
+import type { Sampling } from "./resolved_sampling.js";
+import { resolveSampling } from "./resolved_sampling.js";
+import type { SchedulerEvent, Step } from "./scheduler.js";
+import { Scheduler } from "./scheduler.js";
+import { Sequence } from "./sequence.js";
+import { stepBatch } from "./step_batch.js";
+import type { StepResult, StepRunner } from "./step_runner.js";
+import { ALTERNATIVES } from "./step_runner.js";
+
+/** What the engine did so far: steps, positions computed in them, sequences that gave up their pages, devices lost and replaced. */
+export interface EngineCounts {
+  readonly steps: number;
+  readonly computedTokens: number;
+  readonly preemptions: number;
+  readonly recoveries: number;
+}
+
+/** Of a model, what token ids must keep to. */
+export interface TokenModel {
+  readonly vocabSize: number;
+  readonly endTokenIds: readonly number[];
+}
+
+/** A device's failure that a new device mends gives another runner; throws where there is none. */
+export type ReplaceRunner = (lost: DeviceError) => Promise<StepRunner>;
+
+interface OpenStep {
+  readonly step: Step;
+  readonly result: Promise<StepResult>;
+}
+
+// Losing the device this often without a token in between is no accident.
+const MOST_RECOVERIES = 3;
+
+export class TokenEngine implements TokenSource {
+  readonly #scheduler: Scheduler;
+  readonly #answers = new Map<Sequence, Answer>();
+  readonly #lookahead = new Lookahead();
+  readonly #counts = { steps: 0, computedTokens: 0, preemptions: 0, recoveries: 0 };
+  #runner: StepRunner;
+  #failure: Error | null = null;
+  #running = false;
+  #nextId = 0;
+  #failuresInARow = 0;
+
+  constructor(
+    runner: StepRunner,
+    private readonly model: TokenModel,
+    private readonly replaceRunner: ReplaceRunner | null = null,
+  ) {
+    const { pageSize, pages, tokens, sequences, context } = runner.limits;
+    this.#runner = runner;
+    this.#scheduler = new Scheduler({ pageSize, pages, maxTokens: tokens, maxSequences: sequences, context });
+  }
+
+  get counts(): EngineCounts {
+    return { ...this.#counts };
+  }
+
+  get runner(): StepRunner {
+    return this.#runner;
+  }
+
+  /**
+   * Continue token ids. Any number of requests may run at once; they share the device's steps. Leave the loop or abort the signal to end one early.
+   * Throws RequestError, DeviceError, or the signal's reason.
+   */
+  async *generateTokens(request: TokenRequest, kept: KeptSequence | null = null): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    try {
+      checkRequest(request, this.model.vocabSize, this.#scheduler.config.context);
+      request.signal?.throwIfAborted();
+      if (this.#failure !== null) throw this.#failure;
+    } catch (error) {
+      request.constraint?.dispose();
+      throw error;
+    }
+    const stopTokenIds = new Set([...this.model.endTokenIds, ...(request.stopTokenIds ?? [])]);
+    const { promptIds, maxTokens, priority, whenFull } = request;
+    const stepwise = request.constraint !== undefined;
+    const sequence = new Sequence({ promptIds, maxTokens, priority, whenFull, stopTokenIds, stepwise, kept }, this.#nextId++);
+    const answer = new Answer(sequence, request, this.model.vocabSize);
+    const abort = (): void => {
+      this.end(answer, () => {
+        answer.fail(request.signal?.reason);
+      });
+    };
+    request.signal?.addEventListener("abort", abort);
+    this.#answers.set(sequence, answer);
+    this.#scheduler.add(sequence);
+    this.start();
+    try {
+      for (let token = await answer.next(); token !== null; token = await answer.next()) yield token;
+      return answer.completion();
+    } finally {
+      request.signal?.removeEventListener("abort", abort);
+      this.end(answer, () => undefined);
+      request.constraint?.dispose();
+    }
+  }
+
+  /** A place where a conversation's pages stay between two answers, empty or a fork of another. */
+  keep(from?: KeptSequence): KeptSequence {
+    return this.#scheduler.keep(from);
+  }
+
+  forget(kept: KeptSequence): void {
+    this.#scheduler.forget(kept);
+  }
+
+  /** The keys and values of a kept sequence, page after page, as this bundle lays them out. */
+  async readKept(kept: KeptSequence): Promise<Uint8Array<ArrayBuffer>> {
+    return this.#runner.readPages(kept.pages);
+  }
+
+  /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False where the pages are needed elsewhere. */
+  writeKept(kept: KeptSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
+    const pages = this.#scheduler.takePages(tokens.length);
+    if (pages === null) return false;
+    this.#runner.writePages(pages, bytes);
+    kept.put(tokens, pages);
+    return true;
+  }
+
+  /** Run on another runner of the same bundle, as after a self-test has switched kernels off. Only while nothing runs. */
+  useRunner(runner: StepRunner): void {
+    if (this.#running) throw new RequestError("An answer is being generated; wait for its end");
+    this.#runner = runner;
+    this.#scheduler.reset();
+  }
+
+  /** Fail everything that runs and all that comes, as when the model is unloaded. */
+  close(reason: Error): void {
+    this.#failure ??= reason;
+    for (const answer of this.#answers.values()) {
+      this.end(answer, () => {
+        answer.fail(reason);
+      });
+    }
+  }
+
+  private end(answer: Answer, tell: () => void): void {
+    if (!this.#answers.delete(answer.sequence)) return;
+    this.#scheduler.finish(answer.sequence, "stop");
+    tell();
+  }
+
+  private start(): void {
+    if (this.#running) return;
+    this.#running = true;
+    void this.run().finally(() => {
+      this.#running = false;
+      if (this.#answers.size > 0) this.start();
+    });
+  }
+
+  /** Until there is nothing left to do. */
+  private async run(): Promise<void> {
+    const open: OpenStep[] = [];
+    // Requests that are made together go into one step.
+    await Promise.resolve();
+    this.#lookahead.restart(performance.now());
+    for (;;) {
+      try {
+        while (open.length < this.#lookahead.depth) {
+          const step = this.#scheduler.next();
+          if (step === null) break;
+          open.push({ step, result: this.submit(step) });
+        }
+        const first = open.shift();
+        if (first === undefined) {
+          // With nothing on its way, whatever can run would have been handed out.
+          if (this.#answers.size > 0) throw new Error("sequences wait and none can run");
+          return;
+        }
+        const result = await first.result;
+        this.#lookahead.read(performance.now());
+        this.#failuresInARow = 0;
+        for (const event of this.#scheduler.commit(first.step, result.tokenIds)) this.publish(event, result);
+      } catch (error) {
+        // What is still on its way is for nothing; its failure is this one.
+        for (const { result } of open.splice(0)) result.catch(() => undefined);
+        if (!(await this.recover(error))) return;
+      }
+    }
+  }
+
+  private async submit(step: Step): Promise<StepResult> {
+    const runner = this.#runner;
+    for (const sequence of step.admitted) this.prepareSlot(sequence);
+    if (step.copies.length > 0) runner.copyPages(step.copies);
+    const sampled = step.rows.filter(({ sample }) => sample).map(({ sequence }) => this.answerOf(sequence));
+    const masked = new Set(sampled.filter((answer) => this.setMask(answer)));
+    const batch = stepBatch(step, runner.limits.pageSize, (sequence) => {
+      const answer = this.answerOf(sequence);
+      return { sampling: answer.sampling, masked: masked.has(answer) };
+    });
+    this.#counts.steps++;
+    this.#counts.preemptions += step.preempted.length;
+    this.#counts.computedTokens += batch.token_ids.length;
+    const logprobs = sampled.some(({ request }) => request.logprobs !== undefined);
+    const alternatives = sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
+    return runner.submit(batch, { logprobs, alternatives });
+  }
+
+  private answerOf(sequence: Sequence): Answer {
+    const answer = this.#answers.get(sequence);
+    if (answer === undefined) throw new Error(`sequence ${sequence.id} has no answer`);
+    return answer;
+  }
+
+  /** What the device keeps by slot, set for the sequence that comes into it. */
+  private prepareSlot(sequence: Sequence): void {
+    const { sampling, request, tokenIds } = this.answerOf(sequence);
+    if (sampling.penalizes) {
+      const counts = new Int32Array(this.model.vocabSize);
+      for (const id of request.promptIds) counts[id] = 1 << 16;
+      for (const id of tokenIds) counts[id] = (counts[id] ?? 0) + 1;
+      this.#runner.setTokenCounts(sequence.slot, counts);
+    }
+    if (sampling.logitBias !== null) this.#runner.setLogitBias(sequence.slot, sampling.logitBias);
+  }
+
+  private setMask({ request, sequence }: Answer): boolean {
+    const mask = request.constraint?.mask() ?? null;
+    if (mask !== null) this.#runner.setTokenMask(sequence.slot, mask);
+    return mask !== null;
+  }
+
+  private publish(event: SchedulerEvent, { logprobs, alternatives }: StepResult): void {
+    const answer = this.#answers.get(event.sequence);
+    if (answer === undefined) return;
+    if (event.type === "finished") {
+      this.end(answer, () => {
+        answer.finish();
+      });
+      return;
+    }
+    const { tokenId, sample } = event;
+    const wanted = answer.request.logprobs;
+    answer.push({
+      tokenId,
+      logprob: wanted === undefined ? null : (logprobs?.[sample] ?? null),
+      alternatives: Array.from({ length: wanted ?? 0 }, (_, index) => ({
+        tokenId: alternatives?.ids[sample * ALTERNATIVES + index] ?? -1,
+        logprob: alternatives?.logprobs[sample * ALTERNATIVES + index] ?? -Infinity,
+      })).filter((alternative) => alternative.tokenId >= 0),
+    });
+    const { constraint } = answer.request;
+    constraint?.accept(tokenId);
+    if (constraint?.finished === true) {
+      this.#scheduler.finish(event.sequence, "stop");
+      this.end(answer, () => {
+        answer.finish();
+      });
+    }
+  }
+
+  /** Go on with a new device, or fail all that runs. */
+  private async recover(error: unknown): Promise<boolean> {
+    const failure = error instanceof Error ? error : new DeviceError(String(error));
+    try {
+      if (!(failure instanceof DeviceError) || this.replaceRunner === null || this.#failure !== null) throw failure;
+      if (++this.#failuresInARow > MOST_RECOVERIES) throw failure;
+      this.#runner = await this.replaceRunner(failure);
+      this.#scheduler.reset();
+      this.#counts.recoveries++;
+      return true;
+    } catch (final) {
+      this.close(final instanceof Error ? final : failure);
+      return false;
+    }
+  }
+}
+
+/** One request's tokens on their way to whoever asked. */
+class Answer {
+  readonly sampling: Sampling;
+  /** All tokens of the answer so far. */
+  readonly tokenIds: number[] = [];
+  readonly #tokens: GeneratedToken[] = [];
+  #ended = false;
+  #error: unknown = null;
+  #wake: () => void = () => undefined;
+
+  constructor(
+    readonly sequence: Sequence,
+    readonly request: TokenRequest,
+    vocabSize: number,
+  ) {
+    this.sampling = resolveSampling(request.sampling ?? {}, vocabSize);
+  }
+
+  push(token: GeneratedToken): void {
+    this.tokenIds.push(token.tokenId);
+    this.#tokens.push(token);
+    this.#wake();
+  }
+
+  finish(): void {
+    this.#ended = true;
+    this.#wake();
+  }
+
+  fail(error: unknown): void {
+    this.#error = error;
+    this.finish();
+  }
+
+  /** The next token, or null at the end. */
+  async next(): Promise<GeneratedToken | null> {
+    while (this.#tokens.length === 0 && !this.#ended) {
+      await new Promise<void>((resolve) => {
+        this.#wake = resolve;
+      });
+    }
+    if (this.#error !== null) throw this.#error as Error;
+    return this.#tokens.shift() ?? null;
+  }
+
+  completion(): Completion {
+    const { finishReason, cachedTokens } = this.sequence;
+    return {
+      finishReason: finishReason ?? "stop",
+      promptTokens: this.request.promptIds.length,
+      cachedTokens,
+      completionTokens: this.tokenIds.length,
+    };
+  }
+}

@@ -1,0 +1,20 @@
+// A model that is a hash: the next token follows from all tokens before it, so a page that holds the wrong token gives a wrong answer.
+// tests/conformance/scheduler.json is made with it.
+
+export const VOCAB = 16;
+export const STOP = 0;
+
+export function nextToken(tokens: readonly number[]): number {
+  return tokens.reduce((hash, token) => (hash * 31 + token + 1) % 65_521, 0) % VOCAB;
+}
+
+/** What one request alone is answered with. */
+export function answerOf(prompt: readonly number[], maxTokens: number, context: number): { tokens: readonly number[]; finish: "stop" | "length" } {
+  const all = [...prompt];
+  for (let count = 0; count < maxTokens && all.length <= context; count++) {
+    const token = nextToken(all);
+    if (token === STOP) return { tokens: all.slice(prompt.length), finish: "stop" };
+    all.push(token);
+  }
+  return { tokens: all.slice(prompt.length), finish: "length" };
+}

@@ -1,0 +1,210 @@
+// The scheduler's decisions, against traces that every runtime shares, and its invariants on random ones.
+
+import fc from "fast-check";
+import { readFileSync, writeFileSync } from "node:fs";
+import { expect, test } from "vitest";
+
+import type { SequenceRequest } from "../../src/engine/sequence.js";
+import { Sequence } from "../../src/engine/sequence.js";
+import type { SchedulerConfig, Step } from "../../src/engine/scheduler.js";
+import { Scheduler } from "../../src/engine/scheduler.js";
+import { STOP, VOCAB, answerOf, nextToken } from "./fake_model.js";
+
+interface TraceRequest {
+  readonly at: number;
+  readonly prompt: readonly number[];
+  readonly max_tokens: number;
+  readonly priority?: number | undefined;
+  /** The tick at which it is aborted. */
+  readonly abort?: number | undefined;
+}
+
+interface TraceConfig {
+  readonly page_size: number;
+  readonly pages: number;
+  readonly max_tokens: number;
+  readonly max_sequences: number;
+  readonly context: number;
+  readonly depth: number;
+}
+
+interface StepRecord {
+  /** [request, first position, positions, 1 where the next token is sampled] */
+  readonly rows: readonly (readonly number[])[];
+  /** The pages of each row's sequence. */
+  readonly pages: readonly (readonly number[])[];
+  /** [request, tokens that were there already] */
+  readonly admitted: readonly (readonly number[])[];
+  readonly preempted: readonly number[];
+}
+
+interface Trace {
+  readonly name: string;
+  readonly config: TraceConfig;
+  readonly requests: readonly TraceRequest[];
+  readonly steps: readonly StepRecord[];
+  readonly outputs: readonly { readonly tokens: readonly number[]; readonly finish: string }[];
+}
+
+const file = new URL("../../../tests/conformance/scheduler.json", import.meta.url);
+const { about, traces } = JSON.parse(readFileSync(file, "utf8")) as { about: string; traces: readonly Trace[] };
+
+const PLAIN: Omit<SequenceRequest, "promptIds"> = { stopTokenIds: new Set([STOP]), stepwise: false, kept: null };
+
+function schedulerOf(config: TraceConfig): Scheduler {
+  const { page_size, pages, max_tokens, max_sequences, context } = config;
+  const own: SchedulerConfig = { pageSize: page_size, pages, maxTokens: max_tokens, maxSequences: max_sequences, context };
+  return new Scheduler(own);
+}
+
+/** Pages hold tokens; a step is computed when it is committed, in order, as on a device. */
+class Pages {
+  readonly cells: number[];
+
+  constructor(private readonly config: TraceConfig) {
+    this.cells = new Array<number>(config.pages * config.page_size).fill(-1);
+  }
+
+  run(step: Step, pagesOf: ReadonlyMap<Sequence, readonly number[]>, sampled: Map<Sequence, number>): number[] {
+    const { page_size } = this.config;
+    for (const [from, to] of step.copies) {
+      for (let index = 0; index < page_size; index++) this.cells[to * page_size + index] = this.cells[from * page_size + index] ?? -1;
+    }
+    return step.rows.flatMap(({ sequence, start, count, sample }) => {
+      const pages = pagesOf.get(sequence) ?? [];
+      const cell = (position: number): number => (pages[Math.floor(position / page_size)] ?? -1) * page_size + (position % page_size);
+      const known = knownAt.get(step)?.get(sequence) ?? [];
+      for (let position = start; position < start + count; position++) this.cells[cell(position)] = known[position] ?? sampled.get(sequence) ?? -1;
+      if (!sample) return [];
+      const token = nextToken(Array.from({ length: start + count }, (_, position) => this.cells[cell(position)] ?? -1));
+      sampled.set(sequence, token);
+      return [token];
+    });
+  }
+}
+
+// The tokens that were known when a step was handed out.
+const knownAt = new WeakMap<Step, Map<Sequence, readonly number[]>>();
+
+function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (scheduler: Scheduler) => void = () => undefined): Pick<Trace, "steps" | "outputs"> {
+  const scheduler = schedulerOf(config);
+  const pages = new Pages(config);
+  const sequences = requests.map(({ prompt, max_tokens, priority }, id) => new Sequence({ ...PLAIN, promptIds: prompt, maxTokens: max_tokens, priority }, id));
+  const open: { step: Step; pagesOf: Map<Sequence, readonly number[]> }[] = [];
+  const steps: StepRecord[] = [];
+  const sampled = new Map<Sequence, number>();
+  const last = Math.max(0, ...requests.map(({ at, abort = 0 }) => Math.max(at, abort)));
+  for (let tick = 0; tick <= last || open.length > 0 || scheduler.waiting.length + scheduler.running.length > 0; tick++) {
+    requests.forEach(({ at, abort }, id) => {
+      const sequence = sequences[id];
+      if (sequence === undefined) return;
+      if (at === tick) scheduler.add(sequence);
+      if (abort === tick && at < tick) scheduler.finish(sequence, "stop");
+    });
+    while (open.length < config.depth) {
+      const step = scheduler.next();
+      if (step === null) break;
+      const pagesOf = new Map(step.rows.map(({ sequence }) => [sequence, [...sequence.pages]]));
+      knownAt.set(step, new Map(step.rows.map(({ sequence }) => [sequence, [...sequence.tokens]])));
+      open.push({ step, pagesOf });
+      steps.push({
+        rows: step.rows.map(({ sequence, start, count, sample }) => [sequence.id, start, count, sample ? 1 : 0]),
+        pages: [...pagesOf.values()],
+        admitted: step.admitted.map(({ id, cachedTokens }) => [id, cachedTokens]),
+        preempted: step.preempted.map(({ id }) => id),
+      });
+      check(scheduler);
+    }
+    const first = open.shift();
+    if (first !== undefined) scheduler.commit(first.step, pages.run(first.step, first.pagesOf, sampled));
+    check(scheduler);
+    if (tick > 10_000) throw new Error("the trace does not end");
+  }
+  const outputs = sequences.map(({ tokens, request, finishReason }) => ({ tokens: tokens.slice(request.promptIds.length), finish: finishReason ?? "none" }));
+  return { steps, outputs };
+}
+
+// WRITE_TRACES=1 takes down what the scheduler does now, for a reader to judge.
+if (process.env.WRITE_TRACES === "1") {
+  const written = traces.map(({ name, config: own, requests }) => ({ name, config: own, requests, ...run({ config: own, requests }) }));
+  const lines = written.map(({ steps, ...rest }) => `{"steps": [\n    ${steps.map((step) => JSON.stringify(step)).join(",\n    ")}],\n  ${JSON.stringify(rest).slice(1)}`);
+  writeFileSync(file, `{"about": ${JSON.stringify(about)},\n"traces": [\n  ${lines.join(",\n  ")}\n]}\n`);
+}
+
+test.each(traces.map((trace) => [trace.name, trace] as const))("%s", (_, trace) => {
+  const { steps, outputs } = run(trace);
+  expect(steps).toEqual(trace.steps);
+  expect(outputs).toEqual(trace.outputs);
+});
+
+const token = fc.integer({ min: 1, max: VOCAB - 1 });
+const config = fc
+  .record({
+    page_size: fc.integer({ min: 1, max: 4 }),
+    max_tokens: fc.integer({ min: 4, max: 12 }),
+    max_sequences: fc.integer({ min: 1, max: 4 }),
+    context: fc.integer({ min: 8, max: 32 }),
+    depth: fc.integer({ min: 1, max: 4 }),
+    spare: fc.integer({ min: 0, max: 12 }),
+  })
+  .map(({ spare, ...rest }) => ({ ...rest, pages: Math.ceil(rest.context / rest.page_size) + spare }));
+// Few beginnings, so that prompts share them.
+const prompt = fc
+  .tuple(fc.constantFrom([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 9], []), fc.array(token, { minLength: 1, maxLength: 8 }))
+  .map(([head, tail]) => [...head, ...tail]);
+const request = fc.record({
+  at: fc.integer({ min: 0, max: 12 }),
+  prompt,
+  max_tokens: fc.integer({ min: 1, max: 12 }),
+  priority: fc.integer({ min: 0, max: 2 }),
+  abort: fc.option(fc.integer({ min: 1, max: 30 }), { nil: undefined }),
+});
+const trace = fc
+  .tuple(config, fc.array(request, { minLength: 1, maxLength: 7 }))
+  .map(([own, requests]) => ({ config: own, requests: requests.map((one) => ({ ...one, prompt: one.prompt.slice(0, own.context) })) }));
+
+test("random traces: batched is as alone, every request ends, no page is lost or written by two", () => {
+  fc.assert(
+    fc.property(trace, ({ config: own, requests }) => {
+      let scheduler: Scheduler | null = null;
+      const { outputs } = run({ config: own, requests }, (current) => {
+        scheduler = current;
+        requirePages(current);
+      });
+      requests.forEach(({ prompt: promptIds, max_tokens, abort }, id) => {
+        const alone = answerOf(promptIds, max_tokens, own.context);
+        const { tokens, finish } = outputs[id] ?? { tokens: [], finish: "none" };
+        if (abort === undefined) expect({ tokens, finish }).toEqual(alone);
+        else expect(alone.tokens.slice(0, tokens.length)).toEqual(tokens);
+        expect(finish).not.toBe("none");
+      });
+      const ended = scheduler as Scheduler | null;
+      if (ended === null) return;
+      expect(ended.pool.free + ended.cache.size).toBe(own.pages);
+      expect(ended.cache.evictable).toBe(ended.cache.size);
+    }),
+    { numRuns: 400 },
+  );
+});
+
+/** No page has more or fewer users than are known of, and where a sequence writes next nobody else reads. */
+function requirePages(scheduler: Scheduler): void {
+  const holders = new Map<number, number>();
+  const { pool, cache, running, config: own } = scheduler;
+  for (const sequence of running) for (const page of sequence.pages) holders.set(page, (holders.get(page) ?? 0) + 1);
+  let used = 0;
+  for (let page = 0; page < pool.size; page++) {
+    if (pool.users(page) > 0) used++;
+    const inCache = pool.users(page) - (holders.get(page) ?? 0);
+    expect(inCache === 0 || inCache === 1).toBe(true);
+  }
+  expect(used + pool.free).toBe(pool.size);
+  for (const { computed, pages, tokens } of running) {
+    expect(pages.length).toBeGreaterThanOrEqual(Math.ceil(computed / own.pageSize));
+    // A page that is not full of known tokens is its sequence's own.
+    pages.slice(Math.floor(Math.min(computed, tokens.length) / own.pageSize)).forEach((page) => {
+      expect(pool.users(page)).toBe(1);
+    });
+  }
+  expect(cache.evictable).toBeLessThanOrEqual(cache.size);
+}

@@ -1,0 +1,244 @@
+import fc from "fast-check";
+import { expect, test } from "vitest";
+
+import type { Completion, Constraint, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
+import { drawAt } from "../../src/engine/resolved_sampling.js";
+import { mulberry32 } from "../../src/engine/sampling.js";
+import type { RunnerLimits, StepRunner } from "../../src/engine/step_runner.js";
+import { TokenEngine } from "../../src/engine/token_engine.js";
+import { STOP, VOCAB, answerOf } from "./fake_model.js";
+import { FakeRunner } from "./fake_runner.js";
+
+const LIMITS: RunnerLimits = { tokens: 8, sequences: 4, pages: 16, pageSize: 4, context: 64 };
+// Their answers are long, by the fake model.
+const PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14];
+const OTHERS = [[10, 12, 15], [15, 7, 12, 13]];
+
+function engineOn(runner: StepRunner, replace: (() => Promise<StepRunner>) | null = null): TokenEngine {
+  return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP] }, replace);
+}
+
+async function collect(tokens: AsyncGenerator<GeneratedToken, Completion>): Promise<{ ids: number[]; tokens: GeneratedToken[]; completion: Completion }> {
+  const all: GeneratedToken[] = [];
+  for (;;) {
+    const { done, value } = await tokens.next();
+    if (done === true) return { ids: all.map(({ tokenId }) => tokenId), tokens: all, completion: value };
+    all.push(value);
+  }
+}
+
+function answer(engine: TokenEngine, request: Partial<TokenRequest> = {}): ReturnType<typeof collect> {
+  return collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 6, ...request }));
+}
+
+test("an answer is the model's, and ends at maxTokens", async () => {
+  const { ids, completion } = await answer(engineOn(new FakeRunner(LIMITS)));
+  expect(ids).toEqual(answerOf(PROMPT, 6, 64).tokens);
+  expect(completion).toEqual({ finishReason: "length", promptTokens: 10, cachedTokens: 0, completionTokens: 6 });
+});
+
+test("a stop token ends the answer and is not told", async () => {
+  const { ids } = await answer(engineOn(new FakeRunner(LIMITS)));
+  const stop = ids[2] ?? -1;
+  const stopped = await answer(engineOn(new FakeRunner(LIMITS)), { stopTokenIds: [stop] });
+  expect(stopped.ids).toEqual(ids.slice(0, ids.indexOf(stop)));
+  expect(stopped.completion.finishReason).toBe("stop");
+});
+
+test("steps run ahead of what is read: later tokens are fed on the device", async () => {
+  const runner = new FakeRunner(LIMITS);
+  await answer(engineOn(runner));
+  const fed = runner.batches.filter(({ token_ids }) => token_ids.length === 1 && (token_ids[0] ?? 0) < 0);
+  expect(fed.length).toBeGreaterThan(2);
+});
+
+test("a second turn computes new tokens only", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS));
+  const first = await answer(engine);
+  const before = engine.counts.computedTokens;
+  const promptIds = [...PROMPT, ...first.ids, 11, 12];
+  const second = await answer(engine, { promptIds, maxTokens: 1 });
+  expect(second.ids).toEqual(answerOf(promptIds, 1, 64).tokens);
+  // Of 15 computed positions 12 fill pages.
+  expect(second.completion.cachedTokens).toBe(12);
+  expect(engine.counts.computedTokens - before).toBe(promptIds.length - 12);
+});
+
+test("a kept sequence spares the unfilled page as well, and its clone copies that page before it writes", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const engine = engineOn(runner);
+  const kept = engine.keep();
+  const first = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, kept));
+  const clone = engine.keep(kept);
+  const promptIds = [...PROMPT, ...first.ids, 3];
+  const [one, other] = await Promise.all([
+    collect(engine.generateTokens({ promptIds, maxTokens: 5 }, kept)),
+    collect(engine.generateTokens({ promptIds: [...promptIds, 4], maxTokens: 5 }, clone)),
+  ]);
+  expect(one.ids).toEqual(answerOf(promptIds, 5, 64).tokens);
+  expect(other.ids).toEqual(answerOf([...promptIds, 4], 5, 64).tokens);
+  expect(one.completion.cachedTokens).toBe(13);
+  expect(runner.calls.some((call) => call.startsWith("copy"))).toBe(true);
+  engine.forget(kept);
+  engine.forget(clone);
+});
+
+test("a kept sequence can be saved, and restored into another engine", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS));
+  const kept = engine.keep();
+  const { ids } = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 4 }, kept));
+  const bytes = await engine.readKept(kept);
+  const other = engineOn(new FakeRunner(LIMITS));
+  const restored = other.keep();
+  expect(other.writeKept(restored, kept.tokens, bytes)).toBe(true);
+  const promptIds = [...PROMPT, ...ids, 5];
+  const { ids: next, completion } = await collect(other.generateTokens({ promptIds, maxTokens: 4 }, restored));
+  expect(next).toEqual(answerOf(promptIds, 4, 64).tokens);
+  expect(completion.cachedTokens).toBe(13);
+});
+
+test("requests made at once share steps and are answered as each alone", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const engine = engineOn(runner);
+  const prompts = [PROMPT, ...OTHERS];
+  const answers = await Promise.all(prompts.map((promptIds) => answer(engine, { promptIds })));
+  answers.forEach(({ ids }, index) => {
+    expect(ids).toEqual(answerOf(prompts[index] ?? [], 6, 64).tokens);
+  });
+  expect(Math.max(...runner.batches.map(({ seq_starts }) => seq_starts.length - 1))).toBe(3);
+});
+
+test("an aborted answer ends with the signal's reason, and the engine goes on", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS));
+  const controller = new AbortController();
+  const tokens = engine.generateTokens({ promptIds: PROMPT, signal: controller.signal });
+  await tokens.next();
+  controller.abort(new Error("enough"));
+  await expect(collect(tokens)).rejects.toThrow("enough");
+  expect((await answer(engine)).ids).toHaveLength(6);
+});
+
+test("leaving the loop ends the answer", async () => {
+  const runner = new FakeRunner({ ...LIMITS, context: 64 });
+  const engine = engineOn(runner);
+  const tokens = engine.generateTokens({ promptIds: PROMPT });
+  await tokens.next();
+  await tokens.return({ finishReason: "stop", promptTokens: 0, cachedTokens: 0, completionTokens: 0 });
+  const before = runner.batches.length;
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  expect(runner.batches.length).toBeLessThanOrEqual(before + 1);
+});
+
+test("a lost device is replaced in the middle of an answer, which goes on with the same tokens", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS, 4), () => Promise.resolve(new FakeRunner(LIMITS)));
+  const sampling = { temperature: 1, seed: 7 };
+  const { ids } = await answer(engine, { maxTokens: 12, sampling });
+  expect(ids).toEqual((await answer(engineOn(new FakeRunner(LIMITS)), { maxTokens: 12, sampling })).ids);
+  expect(engine.counts.recoveries).toBe(1);
+});
+
+test("without a new device, every answer fails with what was wrong", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS, 2));
+  const both = [answer(engine), answer(engine)];
+  await expect(both[0]).rejects.toMatchObject({ code: "device_error" });
+  await expect(both[1]).rejects.toMatchObject({ code: "device_error" });
+  await expect(answer(engine)).rejects.toMatchObject({ code: "device_error" });
+});
+
+test("a device that is lost again and again fails at last", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS, 0), () => Promise.resolve(new FakeRunner(LIMITS, 0)));
+  await expect(answer(engine)).rejects.toMatchObject({ code: "device_error" });
+});
+
+test("a full context ends an answer, or the oldest tokens make way", async () => {
+  const limits = { ...LIMITS, context: 16, pages: 4 };
+  const ended = await answer(engineOn(new FakeRunner(limits)), { maxTokens: 30 });
+  expect(ended.completion.finishReason).toBe("length");
+  expect(ended.ids).toHaveLength(7);
+  const shifted = await answer(engineOn(new FakeRunner(limits)), { maxTokens: 30, whenFull: { keep: 4 } });
+  expect(shifted.ids.slice(0, 7)).toEqual(ended.ids);
+  expect(shifted.ids.length).toBeGreaterThan(7);
+  const long = Array.from({ length: 40 }, (_, index) => 1 + (index % 15));
+  await expect(answer(engineOn(new FakeRunner(limits)), { promptIds: long })).rejects.toMatchObject({ code: "request_error" });
+  expect((await answer(engineOn(new FakeRunner(limits)), { promptIds: long, whenFull: { keep: 4 } })).ids).toHaveLength(6);
+});
+
+test("a constraint's mask holds for each token, and its end ends the answer", async () => {
+  const accepted: number[] = [];
+  let disposed = 0;
+  const constraint: Constraint = {
+    // Even tokens only, but not the stop token.
+    mask: () => Int32Array.of(0b0101_0101_0101_0100),
+    accept: (id) => accepted.push(id),
+    get finished() {
+      return accepted.length === 4;
+    },
+    dispose: () => disposed++,
+  };
+  const { ids, completion } = await answer(engineOn(new FakeRunner(LIMITS)), { constraint, maxTokens: 20 });
+  expect(ids).toHaveLength(4);
+  expect(ids.every((id) => id % 2 === 0 && id > 0)).toBe(true);
+  expect(accepted).toEqual(ids);
+  expect([completion.finishReason, disposed]).toEqual(["stop", 1]);
+});
+
+test("penalties and biases reach the slot, log-probabilities come back", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const sampling = { repetitionPenalty: 1.2, logitBias: new Map([[3, 2.5]]) };
+  const { tokens } = await answer(engineOn(runner), { sampling, logprobs: 2 });
+  expect(runner.counts.get(0)?.[PROMPT[0] ?? 0]).toBe(1 << 16);
+  expect(runner.biases.get(0)?.[3]).toBe(2.5);
+  expect(runner.batches.at(-1)?.sample_slots).toEqual([0, 3]);
+  expect(tokens[0]?.logprob).toBe(-(tokens[0]?.tokenId ?? NaN));
+  expect(tokens[0]?.alternatives.map(({ tokenId }) => tokenId)).toEqual([0, 1]);
+});
+
+test.each([
+  [{ promptIds: [] }, "promptIds"],
+  [{ promptIds: [VOCAB] }, "promptIds"],
+  [{ maxTokens: 0 }, "maxTokens"],
+  [{ logprobs: 21 }, "logprobs"],
+  [{ sampling: { temperature: -1 } }, "temperature"],
+  [{ sampling: { topP: 0 } }, "topP"],
+  [{ sampling: { seed: -1 } }, "seed"],
+  [{ sampling: { logitBias: new Map([[VOCAB, 1]]) } }, "logitBias"],
+  [{ whenFull: { keep: 33 } }, "whenFull.keep"],
+])("%j is refused", async (request, option) => {
+  await expect(answer(engineOn(new FakeRunner(LIMITS)), request)).rejects.toMatchObject({ code: "request_error", details: { option } });
+});
+
+test("the numbers of a seed are the same one by one and at any place", () => {
+  const draw = mulberry32(4_000_000_000);
+  for (let index = 0; index < 50; index++) expect(drawAt(4_000_000_000, index)).toBe(draw());
+});
+
+test("random conversations on kept sequences, forked and under want of pages, are answered as each alone", async () => {
+  const turn = fc.record({ who: fc.integer({ min: 0, max: 2 }), fork: fc.boolean(), say: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 5 }) });
+  await fc.assert(
+    fc.asyncProperty(fc.array(turn, { minLength: 2, maxLength: 12 }), fc.integer({ min: 0, max: 6 }), async (turns, spare) => {
+      const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40 };
+      const engine = engineOn(new FakeRunner(limits));
+      const conversations = [0, 1, 2].map(() => ({ kept: engine.keep(), tokens: [] as number[] }));
+      for (const { who, fork, say } of turns) {
+        const from = conversations[who] ?? { kept: engine.keep(), tokens: [] };
+        // The conversation goes on in its fork, and in itself with other words at the same time.
+        const branches = fork ? [from, { kept: engine.keep(from.kept), tokens: [...from.tokens] }] : [from];
+        await Promise.all(
+          branches.map(async (branch, index) => {
+            const promptIds = [...branch.tokens, ...say, ...(index === 0 ? [] : [1])].slice(-limits.context);
+            const { ids } = await collect(engine.generateTokens({ promptIds, maxTokens: 3 }, branch.kept));
+            expect(ids).toEqual(answerOf(promptIds, 3, limits.context).tokens);
+            branch.tokens = [...promptIds, ...ids];
+          }),
+        );
+        const fresh = branches[1];
+        if (fresh !== undefined) {
+          engine.forget(from.kept);
+          conversations[who] = fresh;
+        }
+      }
+      for (const { kept } of conversations) engine.forget(kept);
+    }),
+    { numRuns: 150 },
+  );
+});
