@@ -17,9 +17,10 @@ assumes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, TypeAlias
 
 from tvm import tirx
@@ -244,6 +245,10 @@ def lane_of(value: Scalar, lane: int) -> Scalar:
 def sum_lanes(value: Scalar, lanes: int = 4) -> Scalar:
     """The sum of a vector's lanes."""
     return sum((lane_of(value, lane) for lane in range(1, lanes)), lane_of(value, 0))
+
+
+def sum_of(values: Iterable[Scalar]) -> Scalar:
+    return reduce(lambda one, other: one + other, values)
 
 
 def cast(value: Scalar, dtype: str) -> Scalar:

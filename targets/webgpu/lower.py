@@ -14,13 +14,12 @@ from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
 
-from .variants import Context, Variant, variants_of
+from .variants import MAX_SHARED_BYTES, Context, Variant, variants_of
 
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
 MAX_STORAGE_BUFFERS = 8
 MAX_THREADS = 256
-MAX_SHARED_BYTES = 16 << 10
 
 KERNEL_SUFFIX = ".wgsl"
 # TVM's code generation with subgroups assumes 32 lanes and is wrong elsewhere, so the attribute stays off.
