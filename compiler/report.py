@@ -20,6 +20,7 @@ class Report:
     """Sizes in bytes.
 
     ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks.
+    ``dispatches_per_token`` counts for one sequence that starts, ``dispatches_at_context`` for one of ``context`` tokens.
     """
 
     model: str
@@ -32,6 +33,7 @@ class Report:
     kv_bytes_per_token: int
     runtime_memory_bytes: int
     dispatches_per_token: int
+    dispatches_at_context: int
     kernels: int
     variants: int
     spec: dict[str, Any]
@@ -72,7 +74,8 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         weight_bytes=weights,
         kv_bytes_per_token=kv // (pages * manifest.page_size),
         runtime_memory_bytes=weights + kv + others + tables,
-        dispatches_per_token=dispatches_per_token(manifest, chosen, context),
+        dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
+        dispatches_at_context=dispatches_per_token(manifest, chosen, context),
         kernels=len(manifest.kernels),
         variants=sum(len(rows) for rows in manifest.variants.values()),
         spec=manifest.spec.to_json(),

@@ -57,7 +57,7 @@ def facts(report: Report) -> Table:
         "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
         "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token",
         "memory": f"{megabytes(report.runtime_memory_bytes)} at {report.context:,} tokens",
-        "dispatches": f"{report.dispatches_per_token} a decoded token",
+        "dispatches": f"{report.dispatches_per_token} a decoded token, {report.dispatches_at_context} at {report.context:,} tokens",
     }
     for name, value in rows.items():
         table.add_row(name, value)
