@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .errors import RequestError
 from .manifest import Manifest
 
 IntArray = npt.NDArray[np.int32]
@@ -19,6 +20,8 @@ IntArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
+    """Every sequence has at least one new token, so S == B says that each has one."""
+
     token_ids: IntArray
     positions: IntArray
     slots: IntArray
@@ -56,8 +59,10 @@ class Chunk:
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
-    """Lay chunks of several sequences one after the other."""
+    """Lay chunks of several sequences one after the other. Raises RequestError for a chunk without a token."""
     lengths = [len(chunk.token_ids) for chunk in chunks]
+    if 0 in lengths:
+        raise RequestError(f"chunk {lengths.index(0)} of the batch has no new token; leave its sequence out of the batch")
     starts = np.cumsum([0, *lengths])
     positions = [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
     slots = [

@@ -88,7 +88,10 @@ class PlanEntry(Entry):
 
 
 class BindingEntry(Entry):
-    """The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``."""
+    """The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``.
+
+    Role "scratch" is the manifest's scratch buffer that ``plane`` names.
+    """
 
     role: str
     plane: str | None
@@ -111,9 +114,11 @@ class KernelEntry(Entry):
 
 
 class VariantEntry(Entry):
-    """One way to run a step: the first row that fits is taken. ``activation`` None fits both dtypes, ``when`` None every batch."""
+    """One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an
+    alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch.
+    """
 
-    kernel: str
+    kernels: list[str]
     activation: Literal["float32", "float16"] | None
     needs: list[str]
     when: Condition
@@ -142,7 +147,10 @@ class TokenizerEntry(Entry):
 
 
 class Manifest(Entry):
-    """A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards."""
+    """A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards.
+
+    ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
+    """
 
     format_version: int
     generator: str
@@ -155,6 +163,7 @@ class Manifest(Entry):
     activations: list[ActivationEntry]
     plan: PlanEntry
     variants: dict[str, list[VariantEntry]]
+    scratch: dict[str, BufferEntry]
     kernels: dict[str, KernelEntry]
     weights: dict[str, WeightEntry]
     shards: list[FileEntry]

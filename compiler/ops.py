@@ -3,8 +3,9 @@
 This is the definition. A kernel is right when it computes what stands here, and `reference.py` runs any plan with these functions.
 All arithmetic is float32; where a value is stored as float16, the executor rounds it after the op.
 
-A batch is ragged: S new tokens of B sequences, rows ``seq_starts[b]`` to ``seq_starts[b + 1]`` belonging to sequence b. New keys and values
-go to pages first, then attention reads pages, causal by position. ``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads.
+A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]`` belong to sequence b,
+by ascending position. New keys and values go to pages first, then attention reads pages, causal by position. ``kv`` is
+(P, 2, K, page, D): pages, keys and values, kv heads.
 """
 
 from __future__ import annotations
@@ -242,17 +243,21 @@ def infer_rope_append(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
 def rope_append(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     """Norm (where given) and rotate q and k of a joint projection, append k and v to the pages, return q.
 
-    qkv (S, (H + 2K) * D), q_norm and k_norm (D,) with attrs eps, positions, slots (S,), table, kv -> (S, H * D).
+    qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights above k's, with attrs eps, positions, slots (S,), table, kv -> (S, H * D).
     """
     kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
     kv_width = kv.shape[2] * kv.shape[4]
     q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
-    if "q_norm" in inputs:
-        q = rms_norm({"x": q, "weight": inputs["q_norm"]}, attrs)
-        k = rms_norm({"x": k, "weight": inputs["k_norm"]}, attrs)
+    if "qk_norm" in inputs:
+        q, k = (rms_norm({"x": x, "weight": weight}, attrs) for x, weight in zip((q, k), np.split(inputs["qk_norm"], 2), strict=True))
     where = {"positions": inputs["positions"], "table": inputs["table"]}
     append_kv({"k": rope({"x": k, **where}, {}), "v": v, "kv": kv, "slots": inputs["slots"]}, {})
     return rope({"x": q, **where}, {})
+
+
+def rope_attention(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """rope_append, then attention of what it returns; the inputs are those of both, q apart. -> (S, H * D)."""
+    return attention({**inputs, "q": rope_append(inputs, attrs)}, {})
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------------------------
@@ -281,5 +286,6 @@ OPS: dict[str, Op] = {
     "append_kv": Op(infer_nothing, append_kv, result=None),
     "attention": Op(infer_attention, attention),
     "rope_append": Op(infer_rope_append, rope_append, result="q"),
+    "rope_attention": Op(infer_rope_append, rope_attention),
     "argmax": Op(infer_argmax, argmax),
 }

@@ -20,6 +20,7 @@ class Report:
     """Sizes in bytes.
 
     ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks.
+    ``dispatches_per_token`` counts for one sequence that starts, ``dispatches_at_context`` for one of ``context`` tokens.
     """
 
     model: str
@@ -32,6 +33,7 @@ class Report:
     kv_bytes_per_token: int
     runtime_memory_bytes: int
     dispatches_per_token: int
+    dispatches_at_context: int
     kernels: int
     variants: int
     spec: dict[str, Any]
@@ -60,7 +62,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
 
     weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
     kv = sum(size(state.shape, state.dtype) for state in plan.states.values())
-    others = sum(size(buffer.shape, buffer.dtype) for buffer in (*plan.buffers.values(), *plan.inputs.values()))
+    others = sum(size(buffer.shape, buffer.dtype) for buffer in (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values()))
     tables = sum(math.prod(constant.shape) * 4 for constant in plan.constants.values())
     return Report(
         model=manifest.model,
@@ -72,7 +74,8 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         weight_bytes=weights,
         kv_bytes_per_token=kv // (pages * manifest.page_size),
         runtime_memory_bytes=weights + kv + others + tables,
-        dispatches_per_token=dispatches_per_token(manifest, chosen, context),
+        dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
+        dispatches_at_context=dispatches_per_token(manifest, chosen, context),
         kernels=len(manifest.kernels),
         variants=sum(len(rows) for rows in manifest.variants.values()),
         spec=manifest.spec.to_json(),
@@ -83,5 +86,6 @@ def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> i
     """Dispatches of one decode step of one sequence at the end of a context."""
     pages = manifest.pages_for(context)
     dims = {"S": 1, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
-    grids = (manifest.kernels[choose_variant(manifest, step, activation, (), dims).kernel].grid for step in manifest.plan.steps)
+    variants = (choose_variant(manifest, step, activation, (), dims) for step in manifest.plan.steps)
+    grids = (manifest.kernels[name].grid for variant in variants for name in variant.kernels)
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)

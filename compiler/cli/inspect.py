@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
     report = make_report(bundle.manifest, context=options.context, activation=options.activation)
     if options.json:
         steps = {step.variants for step in bundle.manifest.plan.steps}
-        rows = {name: [row.kernel for row in bundle.manifest.variants[name]] for name in sorted(steps)}
+        rows = {name: [" + ".join(row.kernels) for row in bundle.manifest.variants[name]] for name in sorted(steps)}
         print_json({**report.to_json(), "step_variants": rows})
         return
     console = Console()
@@ -57,7 +57,7 @@ def facts(report: Report) -> Table:
         "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
         "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token",
         "memory": f"{megabytes(report.runtime_memory_bytes)} at {report.context:,} tokens",
-        "dispatches": f"{report.dispatches_per_token} a decoded token",
+        "dispatches": f"{report.dispatches_per_token} a decoded token, {report.dispatches_at_context} at {report.context:,} tokens",
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -75,5 +75,5 @@ def kernels(manifest: Manifest) -> Table:
         counts[step.variants] = counts.get(step.variants, 0) + 1
         ops[step.variants] = step.op
     for name, count in counts.items():
-        table.add_row(ops[name], str(count), "\n".join(row.kernel for row in manifest.variants[name]))
+        table.add_row(ops[name], str(count), "\n".join(" + ".join(row.kernels) for row in manifest.variants[name]))
     return table

@@ -1,4 +1,4 @@
-"""attention over pages, prefill and decode alike.
+"""attention over pages for any batch: the plain kernel. q is what rope_append left in scratch.
 
 One workgroup: one query head of one new token; keys in tiles of 64 with a running softmax (Milakov & Gimelshein 2018), all sums float32.
 One thread: first one key of the tile (its score), then one or more vectors of the head's elements (the weighted values).
@@ -9,38 +9,33 @@ from __future__ import annotations
 import math
 
 from .builder import Kernel, KernelBuilder, cast, exp, maximum, minimum, number, select, splat, sum_lanes
+from .pages import LOWEST, Heads, Pages
 
 TILE = 64
-# Stands for minus infinity, which WGSL may not be asked to compute with.
-LOWEST = -3.0e38
 
 
-def attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int, page_size: int, activation: str) -> Kernel:
-    lanes = 4 if head_dim % 4 == 0 else 2
-    vectors = head_dim // lanes
-    vector_dtype, stored_dtype = f"float32x{lanes}", f"{activation}x{lanes}"
+def attention(name: str, heads: Heads) -> Kernel:
+    lanes, vectors, page_size = heads.lanes, heads.vectors, heads.page_size
     kernel = KernelBuilder(name, scalars=("B",))
-    q = kernel.buffer("q", ("S", num_heads, vectors), stored_dtype)
-    kv = kernel.buffer("kv", ("P", 2, num_kv_heads, page_size, vectors), stored_dtype)
+    q = kernel.scratch("q", ("S", heads.num_heads, vectors), heads.vector_dtype)
+    pages = Pages(kernel, heads, write=False)
     positions = kernel.buffer("positions", ("S",), "int32")
     seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
     page_indptr = kernel.buffer("page_indptr", (["add", "B", 1],), "int32")
     page_ids = kernel.buffer("page_ids", ("L",), "int32")
-    y = kernel.buffer("y", ("S", num_heads, vectors), stored_dtype, write=True)
+    y = kernel.buffer("y", ("S", heads.num_heads, vectors), heads.stored_dtype, write=True)
 
-    head, row = kernel.grid(num_heads, "S")
+    head, row = kernel.grid(heads.num_heads, "S")
     thread = kernel.threads(TILE)
-    kv_head = head // (num_heads // num_kv_heads)
+    kv_head = head // heads.group
 
-    query = kernel.shared("query", (vectors,), vector_dtype)
+    query = kernel.shared("query", (vectors,), heads.vector_dtype)
     scores = kernel.shared("scores", (TILE,), "float32")
     weights = kernel.shared("weights", (TILE,), "float32")
     slots_per_thread = -(-vectors // TILE)
     for i in range(slots_per_thread):
         with kernel.when(thread + i * TILE < vectors):
-            query[thread + i * TILE] = cast(q[row, head, thread + i * TILE], vector_dtype) * splat(
-                number(1 / math.sqrt(head_dim), "float32"), lanes
-            )
+            query[thread + i * TILE] = q[row, head, thread + i * TILE] * splat(number(1 / math.sqrt(heads.head_dim), "float32"), lanes)
 
     # The row's sequence is the number of sequences that end at or before it.
     sequence = kernel.local("sequence", 1, "int32", fill=0)
@@ -52,8 +47,8 @@ def attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int, page_
     largest = kernel.local("largest", 1, "float32", fill=LOWEST)
     previous = kernel.local("previous", 1, "float32")
     total = kernel.local("total", 1, "float32", fill=0)
-    score = kernel.local("score", 1, vector_dtype)
-    result = kernel.local("result", slots_per_thread, vector_dtype, fill=0)
+    score = kernel.local("score", 1, heads.vector_dtype)
+    result = kernel.local("result", slots_per_thread, heads.vector_dtype, fill=0)
 
     with kernel.loop("tile", (length + TILE - 1) // TILE) as tile:
         key = kernel.let("key", tile * TILE + thread)
@@ -63,7 +58,7 @@ def attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int, page_
             page = kernel.let("page", page_ids[first_page + key // page_size])
             score[0] = 0
             with kernel.loop("i", vectors) as i:
-                score[0] = score[0] + query[i] * cast(kv[page, 0, kv_head, key % page_size, i], vector_dtype)
+                score[0] = score[0] + query[i] * pages.load(page, 0, kv_head, key % page_size, i)
             scores[thread] = sum_lanes(score[0], lanes)
         kernel.barrier()
         previous[0] = largest[0]
@@ -82,10 +77,10 @@ def attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int, page_
             total[0] = total[0] + weights[j]
             for i in range(slots_per_thread):
                 with kernel.when(thread + i * TILE < vectors):
-                    value = cast(kv[page, 1, kv_head, other_key % page_size, thread + i * TILE], vector_dtype)
+                    value = pages.load(page, 1, kv_head, other_key % page_size, thread + i * TILE)
                     result[i] = result[i] + splat(weights[j], lanes) * value
 
     for i in range(slots_per_thread):
         with kernel.when(thread + i * TILE < vectors):
-            y[row, head, thread + i * TILE] = cast(result[i] / splat(total[0], lanes), stored_dtype)
+            y[row, head, thread + i * TILE] = cast(result[i] / splat(total[0], lanes), heads.stored_dtype)
     return kernel.finish()

@@ -3,6 +3,7 @@
 fuse_gate_up      gate and up projections and their activation  -> one gated projection
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
 fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
+fuse_attention    that step, then attention over the same pages -> one step
 fuse_residual     projection, then residual addition            -> one projection
 fuse_norm         RMSNorm, then projection                      -> one projection that norms its input as it reads it
 split_large       a weight larger than a binding                -> parts by rows
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from ..graph import Graph
 from ..quant import Quantization
+from .fuse_attention import fuse_attention
 from .fuse_gate_up import fuse_gate_up
 from .fuse_norm import fuse_norm
 from .fuse_projections import fuse_projections
@@ -19,7 +21,7 @@ from .fuse_residual import fuse_residual
 from .fuse_rope_append import fuse_rope_append
 from .split_large import split_large
 
-FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_residual, fuse_norm)
+FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
 
 
 def run_passes(graph: Graph, quantization: Quantization, max_binding_bytes: int) -> Graph:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from ..graph import Graph, Node
+from ..graph import Graph, Node, Parameter
+from .stack import module_of, stack_parameters
 
 
 def fuse_rope_append(graph: Graph) -> Graph:
     makers = {name: node for node in graph.nodes for name in node.outputs.values()}
     replaced: dict[int, Node | None] = {}
+    parameters: list[Parameter] = []
     for append in graph.nodes:
         if append.op != "append_kv":
             continue
@@ -27,12 +29,15 @@ def fuse_rope_append(graph: Graph) -> Graph:
         }
         attrs = {}
         if len(q) == 3:
-            inputs |= {"q_norm": q[1].inputs["weight"], "k_norm": k[1].inputs["weight"]}
+            # One vector, because a kernel may bind no more than eight buffers.
+            norms = stack_parameters(graph, [each[1].inputs["weight"] for each in (q, k)], f"{module_of(q[1])}.qk_norm.weight")
+            parameters.append(norms)
+            inputs["qk_norm"] = norms.name
             attrs = {"eps": q[1].attrs["eps"]}
         replaced |= {id(node): None for node in (*q, *k, v)}
         replaced[id(append)] = Node("rope_append", inputs, {"q": attention.inputs["q"]}, attrs)
     nodes = (replaced.get(id(node), node) for node in graph.nodes)
-    return graph.with_nodes([node for node in nodes if node is not None])
+    return graph.with_nodes([node for node in nodes if node is not None], parameters)
 
 
 def trace_back(makers: dict[str, Node], name: str) -> list[Node]:

@@ -16,11 +16,15 @@ def stack_projections(graph: Graph, linears: Sequence[Node], name: str) -> tuple
     parameters = []
     for role in ("weight", "bias"):
         if role in linears[0].inputs:
-            parts = [graph.parameters[linear.inputs[role]] for linear in linears]
-            sources = tuple(source for part in parts for source in part.sources)
             roles[role] = f"{name}.{role}"
-            parameters.append(Parameter(roles[role], sources, parts[0].columns))
+            parameters.append(stack_parameters(graph, [linear.inputs[role] for linear in linears], roles[role]))
     return roles, parameters
+
+
+def stack_parameters(graph: Graph, names: Sequence[str], name: str) -> Parameter:
+    """Parameters of equal width one above the other, as one parameter of a new name."""
+    parts = [graph.parameters[part] for part in names]
+    return Parameter(name, tuple(source for part in parts for source in part.sources), parts[0].columns)
 
 
 def can_stack(linears: Sequence[Node]) -> bool:

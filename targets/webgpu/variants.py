@@ -1,22 +1,29 @@
 """The variants of every op on WebGPU: for each step, the kernels that can run it, best first; the last row runs anywhere.
 
-A row is a kernel template with its parameters, the activation dtype it is for (None: both), and when it applies. To add a faster kernel,
-write its template in `compiler/kernels/` and put a row above the plain one.
+A row is a kernel template with its parameters (or several, run one after the other), the activation dtype it is for (None: both), and when
+it applies. A row is right for every batch that its structural condition allows, such as S == B, one new token of every sequence; bounds on
+sizes are preferences. To add a faster kernel, write its template in `compiler/kernels/` and put a row above the plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 from nearfar.compiler.expr import Condition
 from nearfar.compiler.kernels.argmax import argmax
 from nearfar.compiler.kernels.attention import attention
+from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
+from nearfar.compiler.kernels.attention_merge import attention_merge
+from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_tile import linear_tile
 from nearfar.compiler.kernels.linear_vector import linear_vector
 from nearfar.compiler.kernels.packed import WeightFormat
+from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.take_rows import take_rows
@@ -26,16 +33,34 @@ from nearfar.compiler.spec import ModelSpec
 
 # Up to this many rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for 32 rows.
 MAX_VECTOR_ROWS = 4
+# Every sequence has one new token, for none has none.
+DECODE: Condition = ["==", "S", "B"]
+# Up to this many keys one workgroup a kv head takes less time than ranges in parallel and one dispatch more.
+SHORT_DECODE: Condition = ["and", DECODE, ["<=", "T", 256]]
+# Keys of a range, the default first.
+SPLITS = (256, 128)
+# Sequences of fewer new tokens would leave most rows of a tile to others.
+MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
+# Bytes of workgroup memory that every device has (W3C, WebGPU, 3.6.2).
+MAX_SHARED_BYTES = 16 << 10
+
+Build: TypeAlias = Callable[[], Kernel]
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once."""
+    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once. ``before`` are kernels that run first."""
 
     name: str
-    build: Callable[[], Kernel]
+    build: Build
     activation: str | None
     when: Condition = None
+    before: Mapping[str, Build] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> dict[str, Build]:
+        """What makes each kernel, by name, in the order in which they run."""
+        return {**self.before, self.name: self.build}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,27 +127,61 @@ def projection_variants(step: Step, context: Context) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-def rope_append_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    _, _, num_kv_heads, page_size, head_dim = context.plan.shape_of(step.inputs["kv"])
-    positions = context.plan.shape_of(step.inputs["table"])[0]
-    eps = step.attrs.get("eps")
-
-    def variant(activation: str) -> Variant:
-        name = f"rope_append{'_norm' if eps is not None else ''}_{short(activation)}"
-        kv_heads, page, dim, length = sizes((num_kv_heads, page_size, head_dim, positions))
-        return Variant(name, lambda: rope_append(name, context.spec.num_heads, kv_heads, dim, page, length, activation, eps), activation)
-
-    return tuple(variant(activation) for activation in context.activations)
-
-
-def attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
+def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
     kv_heads, page_size, head_dim = sizes(context.plan.shape_of(step.inputs["kv"])[2:])
+    (positions,) = sizes(context.plan.shape_of(step.inputs["table"])[:1])
+    variants: list[Variant] = []
+    for activation in context.activations:
+        facts = Heads(context.spec.num_heads, kv_heads, head_dim, page_size, positions, activation, step.attrs.get("eps"))
+        suffix = ("_norm" if facts.norm_eps is not None else "") + f"_{short(activation)}"
+        variants += [*decode_variants(facts, suffix), *prefill_variants(facts, suffix)]
+    return tuple(variants)
 
-    def variant(activation: str) -> Variant:
-        name = f"attention_{short(activation)}"
-        return Variant(name, lambda: attention(name, context.spec.num_heads, kv_heads, head_dim, page_size, activation), activation)
 
-    return tuple(variant(activation) for activation in context.activations)
+def decode_variants(facts: Heads, suffix: str) -> list[Variant]:
+    """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
+    variants = []
+    for split, condition in ((None, SHORT_DECODE), *((split, DECODE) for split in SPLITS)):
+        options = decode_options(facts, split)
+        if options is not None:
+            name = f"attention_decode_{options.threads}x{options.tile}" + (f"_split{split}" if split else "") + suffix
+            build = partial(attention_decode, name, facts, options)
+            if split is None:
+                variants.append(Variant(name, build, facts.activation, condition))
+            else:
+                merge = f"attention_merge_split{split}_{short(facts.activation)}"
+                last = partial(attention_merge, merge, facts, split)
+                variants.append(Variant(merge, last, facts.activation, condition, before={name: build}))
+    return variants
+
+
+def prefill_variants(facts: Heads, suffix: str) -> list[Variant]:
+    """Any batch: tiles of rows where sequences have many, else row by row."""
+    name = f"rope_append{suffix}"
+    append = {name: partial(rope_append, name, facts)}
+    variants = []
+    for options in tile_options(facts):
+        name = f"attention_tile_{options.rows}x{options.keys}_{short(facts.activation)}"
+        variants.append(Variant(name, partial(attention_tile, name, facts, options), facts.activation, MANY_ROWS, before=append))
+    name = f"attention_{short(facts.activation)}"
+    return [*variants, Variant(name, partial(attention, name, facts), facts.activation, before=append)]
+
+
+def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
+    """As many of a kv head's query heads a workgroup as fit, up to eight; of these the most threads, then the largest tile."""
+    for heads in range(min(facts.group, 8), 0, -1):
+        for threads, tile in ((256, 256), (256, 128), (128, 128), (64, 64)):
+            options = DecodeOptions(heads, threads, tile, split=split)
+            divides = facts.group % heads == 0 and (split or tile) % tile == 0
+            if divides and facts.vectors <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
+                return options
+    return None
+
+
+def tile_options(facts: Heads) -> list[TileOptions]:
+    """The two tiles of most rows that fit."""
+    tiles = [TileOptions(rows, keys) for rows, keys in ((32, 32), (32, 16), (16, 32), (16, 16), (8, 32))]
+    return [tile for tile in tiles if facts.vectors <= tile.threads and tile.shared_bytes(facts) <= MAX_SHARED_BYTES][:2]
 
 
 def take_rows_variants(step: Step, context: Context) -> tuple[Variant, ...]:
@@ -139,8 +198,7 @@ OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
     "embed": embed_variants,
     "linear": projection_variants,
     "gated_linear": projection_variants,
-    "rope_append": rope_append_variants,
-    "attention": attention_variants,
+    "rope_attention": rope_attention_variants,
     "take_rows": take_rows_variants,
     "argmax": argmax_variants,
 }

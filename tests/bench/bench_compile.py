@@ -59,6 +59,7 @@ def measure(shapes: Shapes, folder: Path) -> dict[str, object]:
         "peak GB": round(peak_bytes / 1e9, 2),
         "weights MB": round(report.weight_bytes / 1e6, 1),
         "dispatches a token": report.dispatches_per_token,
+        f"at {report.context}": report.dispatches_at_context,
         "manifest and kernels kB gz": round(overhead_bytes(bundle) / 1e3, 1),
         "runtime kB gz": round(len(gzip.compress(RUNTIME.read_bytes())) / 1e3, 1) if RUNTIME.exists() else "not built",
     }

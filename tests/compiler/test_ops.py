@@ -41,6 +41,7 @@ def random(seed: int, *shape: int) -> Array:
         ("rms_norm", {"x": ("S", 72), "weight": (24,)}, {"dtype": "activation"}, (("S", 72), "activation")),
         ("attention", {"q": ("S", 144)}, {}, (("S", 144), "activation")),
         ("rope_append", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
+        ("rope_attention", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
         ("argmax", {"x": ("R", 509)}, {}, (("R",), "int32")),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back
     _, few, many = counts
     layers = manifest_of(tiny_bundle)["spec"]["num_layers"]
     assert {name: (many[name] - few[name]) / 8 for name in few} == {
-        "dispatchWorkgroups": 6 * layers + 4,
+        "dispatchWorkgroups": 5 * layers + 4,
         "beginComputePass": 1,
         "submit": 1,
         "writeBuffer": 1,

@@ -18,11 +18,15 @@ from nearfar.compiler import quant
 from nearfar.compiler.batch import Chunk, make_batch
 from nearfar.compiler.kernels.argmax import argmax
 from nearfar.compiler.kernels.attention import attention
+from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
+from nearfar.compiler.kernels.attention_merge import attention_merge
+from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_tile import linear_tile
 from nearfar.compiler.kernels.linear_vector import linear_vector
 from nearfar.compiler.kernels.packed import WeightFormat
+from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.take_rows import take_rows
@@ -79,22 +83,7 @@ def all_cases() -> Iterator[Case]:
         yield replace(embed_case(quantization, 17, 72, first_row=20), on_dawn=True)
         yield embed_case(quantization, 18, 37, first_row=0)
     yield embed_case("q4f16", 9, 1030)
-    for activation in ("float32", "float16"):
-        for heads, kv_heads, head_dim, norm in (
-            (6, 3, 24, True),
-            (2, 1, 22, False),
-            (4, 2, 64, False),
-            (3, 1, 128, True),
-            (1, 1, 256, True),
-        ):
-            case = rope_append_case(heads, kv_heads, head_dim, activation, norm)
-            yield replace(case, on_dawn=activation == "float32")
-        for heads, kv_heads, head_dim in ((6, 3, 24), (2, 1, 22), (4, 2, 64), (3, 1, 128), (2, 2, 256)):
-            case = attention_case(heads, kv_heads, head_dim, 16, activation)
-            yield replace(case, on_dawn=activation == "float32")
-    # More vectors than threads, in twos and in fours, and another page size.
-    yield attention_case(1, 1, 134, 8, "float32")
-    yield attention_case(2, 1, 272, 32, "float32")
+    yield from attention_cases()
     for columns in (37, 64, 72):
         yield replace(take_rows_case(columns), on_dawn=True)
     for columns in (1, 100, 256, 509):
@@ -203,71 +192,93 @@ def argmax_case(columns: int) -> Case:
 # --- attention ---------------------------------------------------------------------------------------------------------------------
 
 
-def rope_append_case(heads: int, kv_heads: int, head_dim: int, activation: str, norm: bool) -> Case:
-    name = f"rope_append_{heads}_{kv_heads}_{head_dim}_{activation}" + ("_norm" if norm else "")
-    page_size, positions, pages = 16, 50, 4
-
-    def run(size: int) -> Run:
-        rng = random(name)
-        arrays: dict[str, Array] = {
-            "qkv": rng.normal(size=(size, (heads + 2 * kv_heads) * head_dim)).astype(activation),
-            "positions": rng.integers(0, positions, size).astype(np.int32),
-            "slots": rng.permutation(pages * page_size)[:size].astype(np.int32),
-            "table": rope_table([0.5**pair for pair in range(head_dim // 2)], positions),
-        }
-        if norm:
-            arrays |= {role: rng.normal(1, 0.3, head_dim).astype(np.float32) for role in ("q_norm", "k_norm")}
-        kv = nothing((pages, 2, kv_heads, page_size, head_dim), activation)
-        after = kv.copy()
-        q = OPS["rope_append"].run({**arrays, "kv": after}, {"eps": EPS})
-        assert q is not None
-        before = {"kv": kv, "q": nothing((size, heads * head_dim), activation)}
-        return Run({"S": size, "P": pages}, {**arrays, **before}, {"kv": after, "q": q.astype(activation)})
-
-    eps = EPS if norm else None
-    return Case(
-        name,
-        lambda: rope_append(name, heads, kv_heads, head_dim, page_size, positions, activation, eps),
-        lambda: [run(size) for size in BATCHES],
-    )
-
-
 # What sequences have cached, and their new tokens: the start and the end of a page, a page and one more, the first and the second tile
-# of 64 keys; alone, three decoding, prefill and decode mixed with an empty sequence between, and 33 rows.
-ATTENTION_BATCHES = (
+# of 64 keys; alone, three decoding, prefill and decode mixed, 33 rows, and more sequences than a tile of rows touches, some within one.
+BATCHES_OF_ANY_KIND = (
     ((0, 1),),
     ((64, 1), (15, 1), (63, 1)),
     ((129, 1), (0, 17), (60, 9)),
     ((31, 33),),
-    ((3, 2), (20, 0), (128, 1)),
+    ((3, 2), (20, 11), (128, 1), (0, 30), (7, 1)),
 )
+# One new token each, around the ends of pages (16), tiles (16 or 32) and ranges (32 or 64).
+DECODE_BATCHES = (
+    ((0, 1),),
+    ((15, 1), (130, 1), (16, 1), (0, 1)),
+    tuple((cached, 1) for cached in (1, 17, 30, 31, 32, 33, 47, 48, 62, 63, 64, 65, 95, 96, 127, 128)),
+)
+# (query heads, kv heads, head_dim, norm)
+HEADS = ((6, 3, 24, True), (2, 1, 22, False), (4, 2, 64, False), (5, 1, 64, True), (3, 1, 128, True), (2, 2, 256, False))
+MAX_POSITIONS = 160
 
 
-def attention_case(heads: int, kv_heads: int, head_dim: int, page_size: int, activation: str) -> Case:
-    name = f"attention_{heads}_{kv_heads}_{head_dim}_{page_size}_{activation}"
+def attention_cases() -> Iterator[Case]:
+    small, uneven = DecodeOptions(1, 64, 16), DecodeOptions(1, 128, 32, 4)
+    for activation in ("float32", "float16"):
+        for index, (num_heads, num_kv_heads, head_dim, norm) in enumerate(HEADS if activation == "float32" else HEADS[:4]):
+            facts = Heads(num_heads, num_kv_heads, head_dim, 16, MAX_POSITIONS, activation, EPS if norm else None)
+            yield attention_case("plain", facts)
+            yield attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128))
+            options = replace((small, uneven)[index % 2], heads=facts.group)
+            yield attention_case("decode", facts, decode=options)
+            yield attention_case("split", facts, decode=replace(options, split=2 * options.tile))
+    facts = Heads(16, 2, 64, 16, MAX_POSITIONS, "float32", None)
+    # A kv head's query heads in two workgroups, of which one writes; keys by one thread each and by eight; the options of real models.
+    yield attention_case("decode", facts, decode=DecodeOptions(4, 128, 32, 4))
+    yield attention_case("split", facts, decode=DecodeOptions(4, 64, 64, 1, split=64))
+    yield attention_case("split", facts, decode=DecodeOptions(2, 256, 32, 8, split=32))
+    yield attention_case("decode", facts, decode=DecodeOptions(8, 256, 128))
+    yield attention_case("tile", facts, tile=TileOptions(32, 16))
+    # More vectors than threads of the plain kernel, in twos and in fours, and other page sizes.
+    for num_heads, head_dim, page_size in ((1, 134, 8), (2, 272, 32)):
+        facts = Heads(num_heads, 1, head_dim, page_size, MAX_POSITIONS, "float32", None)
+        yield attention_case("plain", facts)
+        yield attention_case("tile", facts, tile=TileOptions(8))
+        yield attention_case("split", facts, decode=DecodeOptions(1, 128, 32, split=32))
 
-    def run(sequences: Sequence[tuple[int, int]]) -> Run:
-        rng = random(name + str(sequences))
-        counts = [-(-(start + new) // page_size) for start, new in sequences]
-        pages = rng.permutation(sum(counts) + 2)
-        kv = nothing((len(pages), 2, kv_heads, page_size, head_dim), activation)
-        chunks = []
-        for index, (start, new) in enumerate(sequences):
-            own = pages[sum(counts[:index]) : sum(counts[: index + 1])]
-            for position in range(start + new):
-                kv[own[position // page_size], :, :, position % page_size] = rng.normal(size=(2, kv_heads, head_dim))
-            chunks.append(Chunk([0] * new, start, [int(page) for page in own]))
-        batch = make_batch(chunks, page_size)
-        # Scores of some spread, so that the largest one changes from tile to tile.
-        q = (rng.normal(size=(len(batch.token_ids), heads * head_dim)) * 3).astype(activation)
-        names = ("positions", "seq_starts", "page_indptr", "page_ids")
-        inputs = {"q": q, "kv": kv, **{each: getattr(batch, each) for each in names}}
-        expected = OPS["attention"].run(inputs, {})
-        assert expected is not None
-        return Run(batch.dims(len(pages)), {**inputs, "y": nothing(q.shape, activation)}, {"y": expected.astype(activation)})
 
-    return Case(
-        name,
-        lambda: attention(name, heads, kv_heads, head_dim, page_size, activation),
-        lambda: [run(sequences) for sequences in ATTENTION_BATCHES],
-    )
+def attention_case(kind: str, facts: Heads, decode: DecodeOptions | None = None, tile: TileOptions | None = None) -> Case:
+    name = f"attention_{kind}_{facts.num_heads}_{facts.num_kv_heads}_{facts.head_dim}_{facts.page_size}_{facts.activation}"
+    if decode is not None:
+        name += f"_{decode.heads}_{decode.threads}x{decode.tile}x{decode.key_lanes}"
+
+    def build() -> list[Kernel]:
+        if decode is not None:
+            first = attention_decode(f"{name}_first", facts, decode)
+            return [first] if decode.split is None else [first, attention_merge(f"{name}_merge", facts, decode.split)]
+        second = attention(name, facts) if tile is None else attention_tile(name, facts, tile)
+        return [rope_append(f"{name}_append", facts), second]
+
+    batches = DECODE_BATCHES if decode is not None else BATCHES_OF_ANY_KIND
+    # SwiftShader has no f16.
+    return Case(name, build, lambda: [attention_run(facts, sequences) for sequences in batches], on_dawn=facts.activation == "float32")
+
+
+def attention_run(facts: Heads, sequences: Sequence[tuple[int, int]]) -> Run:
+    rng = random(str((facts, sequences)))
+    page_size, num_kv_heads, head_dim = facts.page_size, facts.num_kv_heads, facts.head_dim
+    counts = [-(-(start + new) // page_size) for start, new in sequences]
+    pages = rng.permutation(sum(counts) + 2)
+    kv = nothing((len(pages), 2, num_kv_heads, page_size, head_dim), facts.activation)
+    chunks = []
+    for index, (start, new) in enumerate(sequences):
+        own = pages[sum(counts[:index]) : sum(counts[: index + 1])]
+        for position in range(start):
+            kv[own[position // page_size], :, :, position % page_size] = rng.normal(size=(2, num_kv_heads, head_dim))
+        chunks.append(Chunk([0] * new, start, [int(page) for page in own]))
+    batch = make_batch(chunks, page_size)
+    # Scores of some spread, so that the largest one changes from tile to tile.
+    heads = rng.normal(size=(len(batch.token_ids), facts.num_heads + 2 * num_kv_heads, head_dim))
+    heads[:, : facts.num_heads] *= 3
+    arrays: dict[str, Array] = {
+        "qkv": heads.reshape(len(heads), -1).astype(facts.activation),
+        "table": rope_table([0.5**pair for pair in range(head_dim // 2)], facts.positions),
+        **{each: getattr(batch, each) for each in ("positions", "slots", "seq_starts", "page_indptr", "page_ids")},
+    }
+    if facts.norm_eps is not None:
+        arrays["qk_norm"] = rng.normal(1, 0.3, 2 * head_dim).astype(np.float32)
+    after = kv.copy()
+    y = OPS["rope_attention"].run({**arrays, "kv": after}, {"eps": facts.norm_eps})
+    assert y is not None
+    before = {"kv": kv, "y": nothing(y.shape, facts.activation)}
+    return Run(batch.dims(len(pages)), {**arrays, **before}, {"kv": after, "y": y.astype(facts.activation)})

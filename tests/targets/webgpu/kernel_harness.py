@@ -1,4 +1,4 @@
-"""Running one kernel: a case names a template and an op, and holds arrays for every binding and what the op makes of them.
+"""Running a variant's kernels: a case names templates and an op, and holds arrays for every binding and what the op makes of them.
 
 A case is lowered once and run at several sizes: on wgpu here, and on Dawn in Node by `run_kernels.mjs`, which takes all cases in one file.
 """
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from tolerances import OF_KERNEL, relative_error
 
-from nearfar.compiler.expr import evaluate
+from nearfar.compiler.expr import Expr, evaluate
 from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.manifest import BindingEntry
 from nearfar.compiler.ops import Array
 from nearfar.compiler.target import KernelSource
 from nearfar.targets.webgpu.device import DEFAULT_LIMITS
@@ -38,35 +39,66 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """``on_dawn``: run there too, on SwiftShader, which has no f16."""
+    """``build`` makes a kernel, or several to be run in order. ``on_dawn``: run there too, on SwiftShader, which has no f16."""
 
     name: str
-    build: Callable[[], Kernel]
+    build: Callable[[], Kernel | Sequence[Kernel]]
     runs: Callable[[], Sequence[Run]]
     on_dawn: bool = False
 
     def lowered(self) -> LoweredCase:
-        return LoweredCase(self.name, wgsl(self.build()), tuple(self.runs()))
+        kernels = self.kernels()
+        scratch = {f"scratch.{name}": elements for kernel in kernels for name, elements in kernel.scratch.items()}
+        return LoweredCase(self.name, tuple(wgsl(kernel) for kernel in kernels), scratch, tuple(self.runs()))
+
+    def kernels(self) -> Sequence[Kernel]:
+        built = self.build()
+        return [built] if isinstance(built, Kernel) else built
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``bindings`` are numbers of buffers; ``grid`` counts workgroups in x, y and z."""
+
+    bindings: tuple[int, ...]
+    uniforms: bytes
+    grid: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class LoweredCase:
     name: str
-    kernel: KernelSource
+    kernels: tuple[KernelSource, ...]
+    scratch: Mapping[str, Expr]
     runs: tuple[Run, ...]
 
-    def launch(self, run: Run) -> tuple[list[bytes], bytes, tuple[int, int, int]]:
-        """The bindings' contents in order, the uniforms, and the workgroups in x, y and z."""
-        contents = []
-        for binding in self.kernel.bindings:
-            data = run.arrays[f"{binding.role}.{binding.plane}" if binding.plane else binding.role].tobytes()
-            contents.append(data + bytes(-len(data) % 16))
-        uniforms = np.array([evaluate(expr, run.dims) for expr in self.kernel.uniforms], np.int32).tobytes()
-        x, y = (evaluate(expr, run.dims) for expr in self.kernel.grid)
-        return contents, uniforms + bytes(-len(uniforms) % 16), spread(x, y)
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What the kernels bind, each buffer once."""
+        return tuple(dict.fromkeys(role_of(binding) for kernel in self.kernels for binding in kernel.bindings))
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        bindings = [binding for kernel in self.kernels for binding in kernel.bindings]
+        return tuple(dict.fromkeys(role_of(binding) for binding in bindings if binding.access == "write"))
+
+    def contents(self, run: Run) -> list[bytes]:
+        """What the buffers of `roles` hold before: scratch NaN."""
+        scratch = {role: np.full(evaluate(elements, run.dims), np.nan, np.float32) for role, elements in self.scratch.items()}
+        arrays = [{**run.arrays, **scratch}[role].tobytes() for role in self.roles]
+        return [data + bytes(-len(data) % 16) for data in arrays]
+
+    def launches(self, run: Run) -> list[Launch]:
+        launches = []
+        for kernel in self.kernels:
+            bindings = tuple(self.roles.index(role_of(binding)) for binding in kernel.bindings)
+            uniforms = np.array([evaluate(expr, run.dims) for expr in kernel.uniforms], np.int32).tobytes()
+            x, y = (evaluate(expr, run.dims) for expr in kernel.grid)
+            launches.append(Launch(bindings, uniforms + bytes(-len(uniforms) % 16), spread(x, y)))
+        return launches
 
     def check(self, run: Run, outputs: Mapping[str, bytes]) -> None:
-        """Compare what the kernel left in its outputs with what the op says."""
+        """Compare what the kernels left in their outputs with what the op says."""
         for role, expected in run.expected.items():
             found = np.frombuffer(outputs[role], expected.dtype, expected.size).reshape(expected.shape)
             if expected.dtype.kind == "i":
@@ -91,27 +123,24 @@ class Gpu:
         self._pipelines: dict[str, Any] = {}
 
     def run(self, case: LoweredCase, run: Run) -> dict[str, bytes]:
-        """What the kernel leaves in the bindings that it writes, by role."""
-        contents, uniforms, grid = case.launch(run)
+        """What the kernels leave in the buffers that they write, by role."""
         storage = self._usage.STORAGE | self._usage.COPY_SRC
-        buffers = [self._device.create_buffer_with_data(data=data, usage=storage) for data in contents]
-        buffers.append(self._device.create_buffer_with_data(data=uniforms, usage=self._usage.UNIFORM))
-        pipeline = self._pipeline(case.kernel)
-        entries = [{"binding": i, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}} for i, buffer in enumerate(buffers)]
-        group = self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+        buffers = [self._device.create_buffer_with_data(data=data, usage=storage) for data in case.contents(run)]
+        uniforms = []
         encoder = self._device.create_command_encoder()
         compute = encoder.begin_compute_pass()
-        compute.set_pipeline(pipeline)
-        compute.set_bind_group(0, group)
-        compute.dispatch_workgroups(*grid)
+        for kernel, launch in zip(case.kernels, case.launches(run), strict=True):
+            uniforms.append(self._device.create_buffer_with_data(data=launch.uniforms, usage=self._usage.UNIFORM))
+            bound = [*(buffers[i] for i in launch.bindings), uniforms[-1]]
+            pipeline = self._pipeline(kernel)
+            entries = [{"binding": i, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}} for i, buffer in enumerate(bound)]
+            compute.set_pipeline(pipeline)
+            compute.set_bind_group(0, self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries))
+            compute.dispatch_workgroups(*launch.grid)
         compute.end()
         self._device.queue.submit([encoder.finish()])
-        written = {
-            binding.role: bytes(self._device.queue.read_buffer(buffer))
-            for binding, buffer in zip(case.kernel.bindings, buffers, strict=False)
-            if binding.access == "write"
-        }
-        for buffer in buffers:
+        written = {role: bytes(self._device.queue.read_buffer(buffers[case.roles.index(role)])) for role in case.written}
+        for buffer in (*buffers, *uniforms):
             buffer.destroy()
         return written
 
@@ -133,15 +162,15 @@ def run_on_dawn(cases: Sequence[LoweredCase], node: str, environment: Mapping[st
     for case in cases:
         runs = []
         for run in case.runs:
-            contents, uniforms, grid = case.launch(run)
-            runs.append({"contents": [encode(data) for data in contents], "uniforms": encode(uniforms), "grid": grid})
-        access = [binding.access for binding in case.kernel.bindings]
-        requests.append({"name": case.name, "code": case.kernel.text, "entry": case.kernel.entry, "access": access, "runs": runs})
+            launches = [{"bindings": each.bindings, "uniforms": encode(each.uniforms), "grid": each.grid} for each in case.launches(run)]
+            runs.append({"contents": [encode(data) for data in case.contents(run)], "launches": launches})
+        kernels = [{"code": kernel.text, "entry": kernel.entry} for kernel in case.kernels]
+        written = [case.roles.index(role) for role in case.written]
+        requests.append({"name": case.name, "kernels": kernels, "written": written, "runs": runs})
     answers = call_node("run_kernels.mjs", requests, node, environment, folder)
     outputs = {}
     for case in cases:
-        written = [binding.role for binding in case.kernel.bindings if binding.access == "write"]
-        outputs[case.name] = [dict(zip(written, map(base64.b64decode, each), strict=True)) for each in answers[case.name]]
+        outputs[case.name] = [dict(zip(case.written, map(base64.b64decode, each), strict=True)) for each in answers[case.name]]
     return outputs
 
 
@@ -166,6 +195,10 @@ def call_node(script: str, requests: Any, node: str, environment: Mapping[str, s
         )
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(answer_file.read_text())
+
+
+def role_of(binding: BindingEntry) -> str:
+    return f"{binding.role}.{binding.plane}" if binding.plane else binding.role
 
 
 def encode(data: bytes) -> str:

@@ -1,7 +1,8 @@
 // Runs kernels on Dawn, Chrome's WebGPU, in Node: node run_kernels.mjs REQUEST.json
 //
-// The request is a list of cases: name, code, entry, access ("read" or "write" of each binding) and runs, each with the bindings' contents
-// and the uniforms in base64 and the grid. Printed as JSON: for each name and run, the contents of the written bindings in base64.
+// The request is a list of cases: name, kernels (code and entry), written (numbers of buffers) and runs, each with the buffers' contents in
+// base64 and for each kernel its launch: bindings (numbers of buffers), uniforms in base64 and the grid.
+// Printed as JSON: for each name and run, the contents of the written buffers in base64.
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -35,35 +36,42 @@ async function download(buffer) {
   return base64;
 }
 
-async function run(pipeline, { access }, { contents, uniforms, grid }) {
+async function run(pipelines, { written }, { contents, launches }) {
   const buffers = contents.map((content) => upload(content, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC));
-  buffers.push(upload(uniforms, GPUBufferUsage.UNIFORM));
-  const group = device.createBindGroup({
-    layout: pipeline.getBindGroupLayout(0),
-    entries: buffers.map((buffer, binding) => ({ binding, resource: { buffer } })),
-  });
+  const allUniforms = [];
   const encoder = device.createCommandEncoder();
   const pass = encoder.beginComputePass();
-  pass.setPipeline(pipeline);
-  pass.setBindGroup(0, group);
-  pass.dispatchWorkgroups(...grid);
+  for (const [i, { bindings, uniforms, grid }] of launches.entries()) {
+    allUniforms.push(upload(uniforms, GPUBufferUsage.UNIFORM));
+    const bound = [...bindings.map((number) => buffers[number]), allUniforms[i]];
+    pass.setPipeline(pipelines[i]);
+    pass.setBindGroup(
+      0,
+      device.createBindGroup({ layout: pipelines[i].getBindGroupLayout(0), entries: bound.map((buffer, binding) => ({ binding, resource: { buffer } })) }),
+    );
+    pass.dispatchWorkgroups(...grid);
+  }
   pass.end();
   device.queue.submit([encoder.finish()]);
-  const written = [];
-  for (const [i, kind] of access.entries()) if (kind === "write") written.push(await download(buffers[i]));
-  for (const buffer of buffers) buffer.destroy();
-  return written;
+  const outputs = [];
+  for (const number of written) outputs.push(await download(buffers[number]));
+  for (const buffer of [...buffers, ...allUniforms]) buffer.destroy();
+  return outputs;
 }
 
 const requests = JSON.parse(readFileSync(process.argv[2], "utf8"));
 device.pushErrorScope("validation");
 // Compiling takes most of the time, and Dawn does it on several threads.
 const pipelines = await Promise.all(
-  requests.map(({ code, entry }) =>
-    device.createComputePipelineAsync({
-      layout: "auto",
-      compute: { module: device.createShaderModule({ code }), entryPoint: entry },
-    }),
+  requests.map(({ kernels }) =>
+    Promise.all(
+      kernels.map(({ code, entry }) =>
+        device.createComputePipelineAsync({
+          layout: "auto",
+          compute: { module: device.createShaderModule({ code }), entryPoint: entry },
+        }),
+      ),
+    ),
   ),
 );
 const answers = {};

@@ -54,5 +54,5 @@ def test_a_grid_wider_than_65535_workgroups_reaches_every_column(gpu: Gpu) -> No
     x = np.arange(columns, dtype=np.float32).reshape(1, columns)
     run = Run({"S": 1, "R": 1}, {"x": x, "rows": np.zeros(1, np.int32), "y": nothing(x.shape, "float32")}, {"y": x})
     case = Case("take_rows_wide", lambda: take_rows("take_rows", columns), lambda: [run]).lowered()
-    assert case.launch(run)[2] == (65_535, 1, 2)
+    assert case.launches(run)[0].grid == (65_535, 1, 2)
     case.check(run, gpu.run(case, run))

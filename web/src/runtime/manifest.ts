@@ -96,7 +96,7 @@ export interface PlanEntry {
   readonly outputs: Readonly<Record<string, string>>;
 }
 
-/** The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``. */
+/** The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``. Role "scratch" is the manifest's scratch buffer that ``plane`` names. */
 export interface BindingEntry {
   readonly role: string;
   readonly plane: string | null;
@@ -114,9 +114,9 @@ export interface KernelEntry {
   readonly workgroup_size: number;
 }
 
-/** One way to run a step: the first row that fits is taken. ``activation`` None fits both dtypes, ``when`` None every batch. */
+/** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. */
 export interface VariantEntry {
-  readonly kernel: string;
+  readonly kernels: readonly string[];
   readonly activation: "float32" | "float16" | null;
   readonly needs: readonly string[];
   readonly when: Condition;
@@ -139,7 +139,7 @@ export interface TokenizerEntry {
   readonly add_bos_token: boolean | null;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. */
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -152,6 +152,7 @@ export interface Manifest {
   readonly activations: readonly ActivationEntry[];
   readonly plan: PlanEntry;
   readonly variants: Readonly<Record<string, readonly VariantEntry[]>>;
+  readonly scratch: Readonly<Record<string, BufferEntry>>;
   readonly kernels: Readonly<Record<string, KernelEntry>>;
   readonly weights: Readonly<Record<string, WeightEntry>>;
   readonly shards: readonly FileEntry[];
