@@ -33,6 +33,10 @@ from ..expr import Expr
 Scalar: TypeAlias = Any
 Index: TypeAlias = Any
 
+# Calls without arguments that stand for built-in values, which TVM does not know; a target writes what it has in their place.
+SUBGROUP_ID = "subgroup_id_value"
+NUM_SUBGROUPS = "num_subgroups_value"
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -50,6 +54,7 @@ class Kernel:
     """A TIR function before lowering, and what a runtime must know to launch it.
 
     ``grid`` counts workgroups in x and y; ``scratch`` gives the float32 elements of each scratch buffer that the kernel binds.
+    ``subgroups``: it uses `KernelBuilder.subgroup`.
     """
 
     name: str
@@ -59,6 +64,24 @@ class Kernel:
     workgroup_size: int
     shared_bytes: int
     scratch: Mapping[str, Expr]
+    subgroups: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Subgroup:
+    """A thread's subgroup: its number among the workgroup's ``count``, the thread's place in it, and how many threads it has.
+
+    Numbers and places are 0, 1, 2 and so on without gaps; which threads are together is the device's choice.
+    """
+
+    index: Scalar
+    count: Scalar
+    lane: Scalar
+    size: Scalar
+
+    def sum(self, value: Scalar) -> Scalar:
+        """The sum over the subgroup, given to all its threads. Store it before use, and never inside divergent code."""
+        return tirx.call_extern(str(value.ty), "subgroupAdd", value)
 
 
 class Array:
@@ -93,6 +116,7 @@ class KernelBuilder:
         self._workgroup_size = 0
         self._shared_bytes = 0
         self._scratch: dict[str, Expr] = {}
+        self._subgroups = False
 
     def buffer(self, role: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
         """Declare an argument. A dtype such as "float32x4" makes every element a vector, and ``shape`` counts vectors."""
@@ -135,6 +159,22 @@ class KernelBuilder:
         """The thread's index in a workgroup of ``count`` threads."""
         self._workgroup_size = count
         return self._bind("threadIdx.x", count, "thread")
+
+    def subgroup(self) -> Subgroup:
+        """This thread's subgroup, of whatever size the device chose. Once a kernel, outside of divergent code."""
+        self._subgroups = True
+
+        # Calls that TVM takes to have effects, so that it neither moves nor repeats them.
+        def value(name: str, function: str, *arguments: Scalar) -> Scalar:
+            return self.let(name, tirx.Cast("int32", tirx.call_extern("uint32", function, *arguments)))
+
+        one = tirx.const(1, "uint32")
+        return Subgroup(
+            index=value("subgroup_index", SUBGROUP_ID),
+            count=value("subgroup_count", NUM_SUBGROUPS),
+            lane=value("subgroup_lane", "subgroupExclusiveAdd", one),
+            size=value("subgroup_threads", "subgroupAdd", one),
+        )
 
     def _bind(self, thread: str, extent: Expr, name: str) -> Scalar:
         variable = self._frames.enter_context(script.thread_binding(self.size(extent), thread=thread))
@@ -201,8 +241,9 @@ class KernelBuilder:
 
     def finish(self) -> Kernel:
         self._frames.close()
+        function = self._builder.get()
         return Kernel(
-            self.name, self._builder.get(), tuple(self._bindings), self._grid, self._workgroup_size, self._shared_bytes, self._scratch
+            self.name, function, tuple(self._bindings), self._grid, self._workgroup_size, self._shared_bytes, self._scratch, self._subgroups
         )
 
 
@@ -255,9 +296,19 @@ def cast(value: Scalar, dtype: str) -> Scalar:
     return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
 
 
+def reinterpret(value: Scalar, dtype: str) -> Scalar:
+    """The same bits as another dtype."""
+    return tirx.reinterpret(dtype, value)
+
+
 def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
     """``then`` if the condition holds, else ``otherwise``. Both are evaluated, without a branch, so loads in them must be in range."""
     return tirx.Select(condition, then, otherwise)
+
+
+def truncated_quotient(dividend: Scalar, divisor: Scalar) -> Scalar:
+    """The integer part of a quotient; for numbers that are not negative cheaper than ``//``, which rounds down."""
+    return tirx.truncdiv(dividend, divisor)
 
 
 def all_of(*conditions: Scalar | bool) -> Scalar | bool:

@@ -12,7 +12,7 @@ from .packed import PackedMatrix, WeightFormat
 def embed(name: str, rows: int, columns: int, fmt: WeightFormat, first_row: int, *, split: bool) -> Kernel:
     """``split``: the table is a part, and token ids outside of it are left to the other parts."""
     kernel = KernelBuilder(name)
-    table = PackedMatrix(kernel, "table", rows, columns, fmt, vectors=False)
+    table = PackedMatrix(kernel, "table", rows, columns, fmt, blocks=False)
     token_ids = kernel.buffer("token_ids", ("S",), "int32")
     y = kernel.buffer("y", ("S", columns), "float32", write=True)
     block, row = kernel.grid(["ceildiv", -(-columns // 8), 64], "S")

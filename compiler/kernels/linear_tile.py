@@ -1,89 +1,138 @@
-"""linear and gated_linear for many rows: matrix times matrix, 32 input rows by 32 weight rows a workgroup.
+"""linear and gated_linear for many rows: matrix times matrix, a tile of input rows by a tile of weight rows a workgroup.
 
-One thread: 4 input rows by 4 weight rows, summed in float32x4 registers along the columns.
-One workgroup: 64 threads, 8 by 8 of those; chunks of 32 columns of both operands pass through workgroup memory, weights dequantized once.
-Of a gated projection the 32 weight rows are 16 of the gate and the 16 of the up projection that belong to them.
-Needs: 9.4 KB of workgroup memory.
+One thread: some quads of input rows by one quad of weight rows, summed in float32 registers; a quad of rows is a vector.
+One workgroup: ``depth`` columns of both operands at a time pass through workgroup memory, transposed so that a vector holds one column of
+four rows; weights are dequantized once for all input rows of the tile.
+Of a gated projection each quad of weight rows is two rows of the gate and the two of the up projection that belong to them.
+Needs: workgroup memory for both tiles; shader-f16 where a tile is float16.
 """
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, Scalar, all_of, minimum, number, rsqrt, splat, sum_lanes
+from dataclasses import dataclass
+
+from .builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, number, rsqrt, splat, vector
 from .projection import Projection, ProjectionArguments, guard_below
 
-TILE = 32
-QUADS = 8
-# One more than the quads of a row, so that rows do not all begin in the same memory bank.
-STRIDE = QUADS + 1
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """``rows`` input rows by ``outputs`` weight rows a workgroup (multiples of 4), ``depth`` columns at a time (a divisor of 32), ``threads``.
+
+    ``dtype`` is that of the weights in workgroup memory, and of the input where it is float16 anyway and no norm follows, which could
+    take it beyond float16's range.
+    """
+
+    rows: int = 64
+    outputs: int = 64
+    depth: int = 16
+    threads: int = 128
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        return f"tile_{self.rows}x{self.outputs}x{self.depth}_t{self.threads}" + ("_f16" if self.dtype == "float16" else "")
 
 
-def linear_tile(facts: Projection) -> Kernel:
-    kernel = KernelBuilder(f"{facts.name}_tile")
-    arguments = ProjectionArguments(kernel, facts, vectors=False)
-    weight = arguments.weight
+def linear_tile(facts: Projection, shape: TileShape) -> Kernel:
+    kernel = KernelBuilder(f"{facts.name}_{shape.name}")
+    arguments = ProjectionArguments(kernel, facts, blocks=False)
+    weight, norm, threads = arguments.weight, arguments.norm, shape.threads
     halves = 2 if facts.gated else 1
-    outputs_per_tile = TILE // halves
+    outputs = shape.outputs // halves
+    row_quads, output_quads, depth_quads = shape.rows // 4, shape.outputs // 4, shape.depth // 4
+    thread_rows = threads // output_quads
+    quads_per_thread = row_quads // thread_rows
+    assert threads % row_quads == 0, "a thread fills the same rows in every step, whose squares it sums"
 
-    column_block, row_block = kernel.grid(["ceildiv", facts.outputs, outputs_per_tile], ["ceildiv", facts.batch, TILE])
-    thread = kernel.threads(64)
-    thread_row, thread_column = kernel.let("thread_row", thread // 8), kernel.let("thread_column", thread % 8)
+    column_block, row_block = kernel.grid(["ceildiv", facts.outputs, outputs], ["ceildiv", facts.batch, shape.rows])
+    thread = kernel.threads(threads)
     batch = kernel.size(facts.batch)
+    thread_row, thread_column = thread // output_quads, thread % output_quads
 
-    # While loading, a thread fills half a chunk of one row of each operand.
-    load_row, load_half = kernel.let("load_row", thread // 2), kernel.let("load_half", thread % 2)
-    x_row = kernel.let("x_row", minimum(row_block * TILE + load_row, batch - 1))
-    output = minimum(column_block * outputs_per_tile + load_row % outputs_per_tile, facts.outputs - 1)
-    weight_row = kernel.let("weight_row", output + load_row // outputs_per_tile * facts.outputs)
+    x_dtype = "float16" if facts.x_dtype == shape.dtype == "float16" and norm is None else "float32"
+    x_tile = kernel.shared("x_tile", (shape.depth, row_quads), f"{x_dtype}x4")
+    weight_tile = kernel.shared("weight_tile", (shape.depth, output_quads), f"{shape.dtype}x4")
+    squares = kernel.local("squares", 1, "float32x4", fill=0)
+    loaded = kernel.local("loaded", 4, "float32x4")
+    column = kernel.local("column", 1, "float32x4")
+    sums = kernel.local("sums", quads_per_thread * 4, "float32x4", fill=0)
+    x = kernel.local("x", quads_per_thread, "float32x4")
+    w = kernel.local("w", 1, "float32x4")
 
-    x_tile = kernel.shared("x_tile", (TILE, STRIDE), "float32x4")
-    weight_tile = kernel.shared("weight_tile", (TILE, STRIDE), "float32x4")
-    squares = kernel.local("squares", 1, "float32", fill=0)
-    quad = kernel.local("quad", 1, "float32x4")
-    sums = kernel.local("sums", 16, "float32x4", fill=0)
-    x = kernel.local("x_quads", 4, "float32x4")
+    def fill_x(step: Scalar, index: Scalar) -> None:
+        row_quad, place = index % row_quads, index // row_quads
+        quad = step * depth_quads + place
+        for i in range(4):
+            row = minimum(row_block * shape.rows + row_quad * 4 + i, batch - 1)
+            loaded[i] = arguments.x.quad(row, quad, weight.chunks * 8)
+        if norm is not None:
+            w[0] = norm.quad(0, quad, weight.chunks * 8)
+        for k in range(4):
+            column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
+            if norm is not None:
+                squares[0] = squares[0] + column[0] * column[0]
+                column[0] = column[0] * splat(lane_of(w[0], k))
+            x_tile[place * 4 + k, row_quad] = cast(column[0], f"{x_dtype}x4")
 
-    with kernel.loop("chunk", weight.chunks) as chunk:
+    def fill_weight(step: Scalar, index: Scalar) -> None:
+        output_quad, place = index % output_quads, index // output_quads
+        quad = step * depth_quads + place
+        for i in range(4):
+            output = minimum(column_block * outputs + tile_output(facts, output_quad, i), facts.outputs - 1)
+            weight_row = output + (i // 2 * facts.outputs if facts.gated else 0)
+            codes = weight.quad(weight_row, quad // 8, quad % 8)
+            value = codes - number(weight.zero, "float32x4") if weight.zero else codes
+            loaded[i] = value * splat(weight.scale(weight_row, quad // 8)) if facts.weight.scale_dtype else value
+        for k in range(4):
+            column[0] = vector(*(lane_of(loaded[i], k) for i in range(4)))
+            weight_tile[place * 4 + k, output_quad] = cast(column[0], f"{shape.dtype}x4")
+
+    x_count, weight_count = row_quads * depth_quads, output_quads * depth_quads
+    with kernel.loop("step", weight.chunks * 32 // shape.depth) as step:
         kernel.barrier()
-        for j in range(4):
-            quad[0] = arguments.x.quad(x_row, chunk * QUADS + load_half * 4 + j)
-            if arguments.norm is not None:
-                squares[0] = squares[0] + sum_lanes(quad[0] * quad[0])
-                quad[0] = quad[0] * arguments.norm.quad(0, chunk * QUADS + load_half * 4 + j)
-            x_tile[load_row, load_half * 4 + j] = quad[0]
-        scale = kernel.let("scale", weight.scale(weight_row, chunk))
-        for j in range(2):
-            for k, codes in enumerate(weight.octet(weight_row, chunk, load_half * 2 + j)):
-                value = codes - number(weight.zero, "float32x4") if weight.zero else codes
-                quad[0] = value * splat(scale)
-                weight_tile[load_row, load_half * 4 + j * 2 + k] = quad[0]
+        for i in range(-(-x_count // threads)):
+            with kernel.when(guard_below(thread + i * threads, x_count, threads)):
+                fill_x(step, thread + i * threads)
+        if x_count + weight_count <= threads:
+            # Each operand has threads of its own.
+            with kernel.when(thread >= threads - weight_count):
+                fill_weight(step, thread - (threads - weight_count))
+        else:
+            for i in range(-(-weight_count // threads)):
+                with kernel.when(guard_below(thread + i * threads, weight_count, threads)):
+                    fill_weight(step, thread + i * threads)
         kernel.barrier()
-        with kernel.loop("column", QUADS) as column:
-            for i in range(4):
-                x[i] = x_tile[thread_row * 4 + i, column]
-            for j in range(4):
-                quad[0] = weight_tile[tile_row(thread_column, j), column]
-                for i in range(4):
-                    sums[i * 4 + j] = sums[i * 4 + j] + x[i] * quad[0]
+        with kernel.loop("k", shape.depth) as k:
+            w[0] = cast(weight_tile[k, thread_column], "float32x4")
+            for i in range(quads_per_thread):
+                x[i] = cast(x_tile[k, thread_row + i * thread_rows], "float32x4")
+                for r in range(4):
+                    sums[i * 4 + r] = sums[i * 4 + r] + splat(lane_of(x[i], r)) * w[0]
 
     if facts.norm_eps is not None:
-        row_squares = kernel.shared("row_squares", (64,), "float32")
-        row_squares[thread] = squares[0]
+        # Threads that filled the same rows put their sums of squares into one column of the tile, which is no longer needed.
         kernel.barrier()
-    for i in range(4):
-        row = kernel.let("row", row_block * TILE + thread_row * 4 + i)
-        results = [sum_lanes(sums[i * 4 + j]) for j in range(4)]
+        x_tile[thread // row_quads, thread % row_quads] = squares[0]
+        kernel.barrier()
+    for i in range(quads_per_thread):
+        row_quad = thread_row + i * thread_rows
         if facts.norm_eps is not None:
-            place = (thread_row * 4 + i) * 2
-            mean = (row_squares[place] + row_squares[place + 1]) * number(1 / facts.columns, "float32")
-            inverse = kernel.let("inverse", rsqrt(mean + number(facts.norm_eps, "float32")))
-            results = [result * inverse for result in results]
-        pairs = [[results[0], results[2]], [results[1], results[3]]] if facts.gated else [[result] for result in results]
-        for j, dots in enumerate(pairs):
-            stored = kernel.let("output", column_block * outputs_per_tile + tile_row(thread_column, j))
-            arguments.store(kernel, row, stored, dots, all_of(row < batch, guard_below(stored, facts.outputs, outputs_per_tile)))
+            total = sum((x_tile[j, row_quad] for j in range(1, threads // row_quads)), x_tile[0, row_quad])
+            column[0] = total * number(1 / facts.columns, "float32x4") + number(facts.norm_eps, "float32x4")
+        for r in range(4):
+            row = kernel.let("row", row_block * shape.rows + row_quad * 4 + r)
+            w[0] = sums[i * 4 + r]
+            if facts.norm_eps is not None:
+                w[0] = w[0] * splat(rsqrt(lane_of(column[0], r)))
+            with kernel.when(row < batch):
+                for j in range(4 // halves):
+                    output = kernel.let("output", column_block * outputs + tile_output(facts, thread_column, j))
+                    dots = [lane_of(w[0], j + half * 2) for half in range(halves)]
+                    arguments.store(kernel, row, output, dots, guard_below(output, facts.outputs, outputs))
     return kernel.finish()
 
 
-def tile_row(thread_column: Scalar, j: int) -> Scalar:
-    """The j-th of a thread's four weight rows: two from each half of the tile, so that a gate and its up meet in one thread."""
-    return thread_column * 2 + (j % 2 + j // 2 * (TILE // 2))
+def tile_output(facts: Projection, quad: Scalar, i: int) -> Scalar:
+    """The output, counted from the tile's first, of row i of a quad of weight rows."""
+    return quad * 2 + i % 2 if facts.gated else quad * 4 + i

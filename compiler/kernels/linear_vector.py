@@ -1,79 +1,99 @@
-"""linear and gated_linear for few rows: matrix times vector.
+"""linear and gated_linear for few rows: matrix times vector, the sums folded in workgroup memory.
 
-One thread: every ``lanes``-th chunk of 32 columns, for ``rows_per_thread`` weight rows at once, so each input value is loaded once for all.
-One workgroup: ``threads / lanes`` such groups of rows, for one input row; partial sums meet in workgroup memory.
+One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once, so each input value is read once for all of them.
+One workgroup: ``threads / lanes`` such groups of rows, for one input row, which passes through workgroup memory a tile at a time.
 Needs: nothing beyond WebGPU's defaults. Sums are float32; an RMSNorm is folded in as a sum of squares.
 """
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, Scalar, all_of, minimum, number, rsqrt, sum_lanes
+from dataclasses import dataclass
+
+from .builder import Array, Kernel, KernelBuilder, Scalar, number, rsqrt, sum_lanes, vector
 from .projection import Projection, ProjectionArguments, guard_below
+from .vector_parts import InputTile, dot_products, load_blocks
 
 
-def linear_vector(facts: Projection, *, threads: int = 64, rows_per_thread: int = 4) -> Kernel:
-    kernel = KernelBuilder(f"{facts.name}_vector")
-    arguments = ProjectionArguments(kernel, facts, vectors=True)
-    weight, chunks = arguments.weight, arguments.weight.chunks
-    lanes = min(threads, max(power_of_two(chunks), rows_per_thread))
-    block = threads // lanes * rows_per_thread
-    halves = 2 if facts.gated else 1
+@dataclass(frozen=True, slots=True)
+class VectorShape:
+    """``threads`` a workgroup, ``lanes`` of them along the columns (a power of two, at least ``rows``), ``rows`` weight rows a thread (of a
+    gated projection, of each half), ``unroll`` blocks of each row loaded before any is used."""
 
-    column_block, row = kernel.grid(["ceildiv", facts.outputs, block], facts.batch)
+    threads: int = 128
+    lanes: int = 32
+    rows: int = 4
+    unroll: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"vector_t{self.threads}_l{self.lanes}_r{self.rows}_u{self.unroll}"
+
+
+def linear_vector(facts: Projection, shape: VectorShape) -> Kernel:
+    kernel = KernelBuilder(f"{facts.name}_{shape.name}")
+    arguments = ProjectionArguments(kernel, facts, blocks=True)
+    weight, threads, lanes, rows = arguments.weight, shape.threads, shape.lanes, shape.rows
+    groups, halves = threads // lanes, 2 if facts.gated else 1
+    outputs, blocks = groups * rows, lanes * shape.unroll
+    steps = -(-weight.blocks // blocks)
+
+    column_block, row = kernel.grid(["ceildiv", facts.outputs, outputs], facts.batch)
     thread = kernel.threads(threads)
-    lane, group = kernel.let("lane", thread % lanes), kernel.let("group", thread // lanes)
-    first_output = kernel.let("first_output", column_block * block + group * rows_per_thread)
+    lane, group = thread % lanes, thread // lanes
+    first_output = column_block * outputs + group * rows
 
-    sums = kernel.local("sums", rows_per_thread * halves, "float32", fill=0)
-    squares = kernel.local("squares", 1, "float32x4", fill=0)
-    x = kernel.local("x_quads", 8, "float32x4")
-    x_sum = kernel.local("x_sum", 1, "float32x4")
-    dot = kernel.local("dot", 1, "float32x4")
-    with kernel.loop("step", -(-chunks // lanes)) as step:
-        chunk = kernel.let("chunk", step * lanes + lane)
-        with kernel.when(guard_below(chunk, chunks, lanes)):
-            x_sum[0] = 0
-            for j in range(8):
-                x[j] = arguments.x.quad(row, chunk * 8 + j)
-                if arguments.norm is not None:
-                    squares[0] = squares[0] + x[j] * x[j]
-                    x[j] = x[j] * arguments.norm.quad(0, chunk * 8 + j)
-                if weight.zero:
-                    x_sum[0] = x_sum[0] + x[j]
-            for half in range(halves):
-                for r in range(rows_per_thread):
-                    # Rows beyond the last are computed as copies of it and not stored: cheaper than a branch.
-                    output = first_output + r
-                    if facts.outputs % block:
-                        output = minimum(output, facts.outputs - 1)
-                    weight_row = kernel.let("weight_row", output + half * facts.outputs)
-                    dot[0] = x_sum[0] * number(-weight.zero, "float32x4") if weight.zero else number(0, "float32x4")
-                    for j, (low, high) in enumerate(weight.octets(weight_row, chunk)):
-                        dot[0] = dot[0] + low * x[2 * j]
-                        dot[0] = dot[0] + high * x[2 * j + 1]
-                    here = half * rows_per_thread + r
-                    sums[here] = sums[here] + sum_lanes(dot[0]) * weight.scale(weight_row, chunk)
+    sums = kernel.local("sums", rows * halves, "float32", fill=0)
+    tile = InputTile(kernel, arguments, thread, threads, blocks, steps)
+    with kernel.loop("step", steps) as step:
+        # The weights are on their way while the workgroup reads its input: nothing before the second barrier waits for them.
+        mine = [i * lanes + lane for i in range(shape.unroll)]
+        clamp = facts.outputs % outputs != 0
+        loaded = [load_blocks(kernel, arguments, first_output, rows, step * blocks + place, steps * blocks, clamp=clamp) for place in mine]
+        if steps > 1:
+            kernel.barrier()
+        tile.fill(row, step)
+        kernel.barrier()
+        for place, weights in zip(mine, loaded, strict=True):
+            dot_products(kernel, arguments, tile, place, weights, sums)
 
-    planes = rows_per_thread * halves + (arguments.norm is not None)
-    partial = kernel.shared("partial", (planes, threads), "float32")
-    for plane in range(rows_per_thread * halves):
-        partial[plane, thread] = sums[plane]
-    if arguments.norm is not None:
-        partial[planes - 1, thread] = sum_lanes(squares[0])
-
-    def fold(mine: Scalar, other: Scalar) -> None:
-        for plane in range(planes):
-            partial[plane, mine] = partial[plane, mine] + partial[plane, other]
-
-    kernel.fold(thread, lane, lanes, fold)
-    results = [partial[lane + half * rows_per_thread, group * lanes] for half in range(halves)]
+    planes = [sums[i] for i in range(rows * halves)] + ([tile.squares] if tile.squares is not None else [])
+    totals = fold_lanes(kernel, thread, threads, lanes, planes)
+    results = [totals[half * rows + thread % rows, thread // rows] for half in range(halves)]
     if facts.norm_eps is not None:
-        mean = partial[planes - 1, group * lanes] * number(1 / facts.columns, "float32")
-        results = [result * rsqrt(mean + number(facts.norm_eps, "float32")) for result in results]
-    output = kernel.let("output", first_output + lane)
-    inside = guard_below(output, facts.outputs, block)
-    arguments.store(kernel, row, output, results, all_of(lane < rows_per_thread, inside))
+        squares = sum((totals[len(planes) - 1, i] for i in range(1, groups)), totals[len(planes) - 1, 0])
+        inverse = kernel.local("inverse", 1, "float32")
+        inverse[0] = rsqrt(squares * number(1 / facts.columns, "float32") + number(facts.norm_eps, "float32"))
+        results = [result * inverse[0] for result in results]
+    output = kernel.let("output", column_block * outputs + thread)
+    with kernel.when(guard_below(thread, outputs, threads)):
+        arguments.store(kernel, row, output, results, guard_below(output, facts.outputs, outputs))
     return kernel.finish()
+
+
+def fold_lanes(kernel: KernelBuilder, thread: Scalar, threads: int, lanes: int, planes: list[Scalar]) -> Array:
+    """Sums of each plane over every group of ``lanes`` threads, (planes, groups), in workgroup memory.
+
+    Two barriers, where halving the threads step by step takes one for each step: a sum has a thread, which adds four lanes at a time.
+    """
+    groups = threads // lanes
+    # One more than the lanes of a group, so that threads that sum side by side read different memory banks.
+    partial = kernel.shared("partial", (len(planes), groups, lanes + 1), "float32")
+    totals = kernel.shared("totals", (len(planes), groups), "float32")
+    total = kernel.local("total", 1, "float32x4")
+    for plane, value in enumerate(planes):
+        partial[plane, thread // lanes, thread % lanes] = value
+    kernel.barrier()
+    count = len(planes) * groups
+    with kernel.loop("round", -(-count // threads)) as i:
+        index = i * threads + thread
+        plane, group = index // groups, index % groups
+        with kernel.when(guard_below(index, count, threads)):
+            for quad in range(0, lanes, 4):
+                four = vector(*(partial[plane, group, quad + k] for k in range(4)))
+                total[0] = total[0] + four if quad else four
+            totals[plane, group] = sum_lanes(total[0])
+    kernel.barrier()
+    return totals
 
 
 def power_of_two(value: int) -> int:

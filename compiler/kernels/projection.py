@@ -58,11 +58,11 @@ class Rows:
             kernel.buffer(role, (rows, columns // 4), f"{dtype}x4") if self._whole else kernel.buffer(role, (rows, columns), dtype)
         )
 
-    def quad(self, row: Scalar, index: Scalar) -> Scalar:
-        """Columns 4 * index to 4 * index + 3 as float32x4."""
+    def quad(self, row: Scalar, index: Scalar, reach: int) -> Scalar:
+        """Columns 4 * index to 4 * index + 3 as float32x4; ``index`` is below ``reach``, which may lie beyond the last column."""
         if self._whole:
             quads = self._columns // 4
-            if self._columns % 32 == 0:
+            if reach <= quads:
                 return cast(self._buffer[row, index], "float32x4")
             loaded = cast(self._buffer[row, minimum(index, quads - 1)], "float32x4")
             return select(index < quads, loaded, number(0, "float32x4"))
@@ -76,11 +76,11 @@ class Rows:
 class ProjectionArguments:
     """A projection's buffers, declared in a kernel in the order of a reader's interest: input, norm, weight, bias, residual, result."""
 
-    def __init__(self, kernel: KernelBuilder, facts: Projection, *, vectors: bool) -> None:
+    def __init__(self, kernel: KernelBuilder, facts: Projection, *, blocks: bool) -> None:
         self.facts = facts
         self.x = Rows(kernel, "x", facts.batch, facts.columns, facts.x_dtype)
         self.norm = Rows(kernel, "norm", 1, facts.columns, "float32") if facts.norm_eps is not None else None
-        self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, vectors=vectors)
+        self.weight = PackedMatrix(kernel, "weight", facts.weight_rows, facts.columns, facts.weight, blocks=blocks)
         bias_length = facts.weight_rows if facts.gated else facts.total_width
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
         self._residual = kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.manifest import ActivationEntry, Manifest
 
 MAX_GRID = 65_535
+# How WGSL that uses subgroups begins.
+ENABLE_SUBGROUPS = "enable subgroups;\n"
 # WebGPU's defaults, asked for by name so that a large adapter does not hide a kernel that ordinary devices reject.
 DEFAULT_LIMITS = {
     "max-storage-buffers-per-shader-stage": 8,
@@ -30,8 +33,19 @@ def open_device(manifest: Manifest, activation: str | None, path: Path) -> tuple
         )
     adapter = min(adapters, key=lambda adapter: adapter.info["adapter_type"] == "CPU")
     chosen = choose_activation(manifest, set(adapter.features), activation, path)
-    device = adapter.request_device_sync(required_features=list(chosen.needs), required_limits=DEFAULT_LIMITS)
+    features = [*chosen.needs, *({"subgroup"} & set(adapter.features))]
+    device = adapter.request_device_sync(required_features=features, required_limits=DEFAULT_LIMITS)
     return str(adapter.info["device"]), device, chosen.dtype
+
+
+def for_naga(code: str) -> str:
+    """A kernel as wgpu's compiler takes it: with subgroups, but without the line that allows them, which only Tint and WebKit's know."""
+    return code.removeprefix(ENABLE_SUBGROUPS)
+
+
+def features_of(names: Collection[str]) -> set[str]:
+    """What variants may need, of an adapter or a device with wgpu's features ``names``; wgpu's "subgroup" has the numbers of subgroups too."""
+    return {*names, *(("subgroups", "subgroup_id") if "subgroup" in names else ())}
 
 
 def choose_activation(manifest: Manifest, features: set[str], wanted: str | None, path: Path) -> ActivationEntry:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import reduce
 
 from nearfar.compiler.expr import Expr
-from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
 from nearfar.compiler.lower import lower
 from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from nearfar.compiler.plan import Plan
@@ -14,6 +14,7 @@ from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
 
+from .device import ENABLE_SUBGROUPS
 from .variants import MAX_SHARED_BYTES, Context, Variant, variants_of
 
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
@@ -72,7 +73,7 @@ def wgsl(kernel: Kernel) -> KernelSource:
     access = {binding.role: binding.access for binding in kernel.bindings}
     return KernelSource(
         name=kernel.name,
-        text=lowered.source,
+        text=with_subgroups(lowered.source) if kernel.subgroups else lowered.source,
         entry=lowered.entry,
         bindings=tuple(binding(role, access[role]) for role in lowered.buffers),
         # TVM puts the index of the last workgroup in x behind the dims; the kernel returns beyond it.
@@ -80,6 +81,18 @@ def wgsl(kernel: Kernel) -> KernelSource:
         grid=kernel.grid,
         workgroup_size=kernel.workgroup_size,
     )
+
+
+def with_subgroups(source: str) -> str:
+    """WGSL that may use subgroups, with the built-in values that the kernel asks for by calls."""
+    values = {SUBGROUP_ID: "subgroup_id", NUM_SUBGROUPS: "num_subgroups"}
+    last = "  @builtin(local_invocation_id) threadIdx : vec3<u32>\n"
+    assert source.count(last) == 1, "TVM writes a kernel's parameters in another way"
+    parameters = "".join(f",\n  @builtin({name}) {name} : u32" for name in values.values())
+    source = source.replace(last, f"{last.rstrip()}{parameters}\n")
+    for call, name in values.items():
+        source = source.replace(f"{call}()", name)
+    return f"{ENABLE_SUBGROUPS}{source}"
 
 
 def binding(role: str, access: str) -> BindingEntry:

@@ -21,7 +21,7 @@ from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry
 from nearfar.compiler.rope import rope_table
 from nearfar.compiler.variant import choose_variant
 
-from .device import MAX_GRID, open_device
+from .device import MAX_GRID, features_of, for_naga, open_device
 
 # WebGPU wants offsets of bindings in multiples of 256 bytes.
 ALIGNMENT = 256
@@ -66,6 +66,7 @@ class WebGPURunner:
             "L": self._num_pages * limits.sequences, "T": self._manifest.context,
         }  # fmt: skip
         self._adapter_name, self._device, self.activation = open_device(self._manifest, activation, bundle.path)
+        self._features = features_of(self._device.features)
         self._regions: dict[str, Region] = {}
         self._allocate(bundle)
         self._pipelines: dict[str, Any] = {}
@@ -172,7 +173,7 @@ class WebGPURunner:
 
     def _launches(self, index: int, step: StepEntry, dims: dict[str, int]) -> Iterator[tuple[Any, Any, tuple[int, int, int]]]:
         """Pipeline, bind group and workgroups of each kernel of one step, its uniforms set."""
-        for name in choose_variant(self._manifest, step, self.activation, self._device.features, dims).kernels:
+        for name in choose_variant(self._manifest, step, self.activation, self._features, dims).kernels:
             kernel = self._manifest.kernels[name]
             grid = spread(evaluate(kernel.grid[0], dims), evaluate(kernel.grid[1], dims))
             values = np.array([evaluate(expr, dims) for expr in kernel.uniforms], np.int32)
@@ -185,7 +186,7 @@ class WebGPURunner:
             yield self._pipelines[name], self._groups[index, name], grid
 
     def _pipeline(self, kernel: KernelEntry) -> Any:
-        code = Path(self._path / kernel.file).read_text()
+        code = for_naga(Path(self._path / kernel.file).read_text())
         module = self._device.create_shader_module(code=code)
         return self._device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": kernel.entry})
 

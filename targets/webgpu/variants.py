@@ -20,8 +20,8 @@ from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.embed import embed
-from nearfar.compiler.kernels.linear_tile import linear_tile
-from nearfar.compiler.kernels.linear_vector import linear_vector
+from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
+from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
@@ -116,15 +116,28 @@ def projection_variants(step: Step, context: Context) -> tuple[Variant, ...]:
         )
         projections[activation] = facts
     same = len(set(projections.values())) == 1
-    variants = []
+    rows: list[Variant] = []
     for activation, facts in list(projections.items())[: 1 if same else None]:
-        dtype = None if same else activation
-        few_rows: Condition = ["<=", str(batch), MAX_VECTOR_ROWS]
-        variants += [
-            Variant(f"{facts.name}_vector", lambda facts=facts: linear_vector(facts), dtype, few_rows),  # type: ignore[misc]
-            Variant(f"{facts.name}_tile", lambda facts=facts: linear_tile(facts), dtype),  # type: ignore[misc]
-        ]
-    return tuple(variants)
+        rows += projection_rows(facts, None if same else activation)
+    return tuple(rows)
+
+
+def projection_rows(facts: Projection, activation: str | None) -> list[Variant]:
+    few: Condition = ["<=", facts.batch, MAX_VECTOR_ROWS]
+    rows = []
+    for vector in vector_shapes(facts):
+        rows.append(Variant(f"{facts.name}_{vector.name}", partial(linear_vector, facts, vector), activation, few))
+    for tile, when in tile_shapes(facts):
+        rows.append(Variant(f"{facts.name}_{tile.name}", partial(linear_tile, facts, tile), activation, when))
+    return rows
+
+
+def vector_shapes(facts: Projection) -> tuple[VectorShape, ...]:
+    return (VectorShape(rows=2),)
+
+
+def tile_shapes(facts: Projection) -> tuple[tuple[TileShape, Condition], ...]:
+    return ((TileShape(32, 32, 32, 64), None),)
 
 
 def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:

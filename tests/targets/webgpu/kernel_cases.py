@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from zlib import crc32
 
 import numpy as np
@@ -23,8 +24,9 @@ from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.embed import embed
-from nearfar.compiler.kernels.linear_tile import linear_tile
-from nearfar.compiler.kernels.linear_vector import linear_vector
+from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
+from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
+from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
@@ -35,6 +37,7 @@ from nearfar.compiler.rope import rope_table
 
 EPS = 1e-6
 BATCHES = (1, 3, 33)
+TILE_BATCHES = (1, 2, 5, 33, 64, 100)
 # Weight formats by the quantization that packs them.
 FORMATS = {
     "q4f16": WeightFormat("q4", "float16"),
@@ -43,7 +46,33 @@ FORMATS = {
     "f16": WeightFormat("f16", ""),
     "f32": WeightFormat("f32", ""),
 }
-TEMPLATES: dict[str, Callable[[Projection], Kernel]] = {"vector": linear_vector, "tile": linear_tile}
+# Kernels of projections by the name of their parameters, with the batches that end in each one's tiles and beyond them.
+VECTORS: dict[str, Callable[[Projection], Kernel]] = {
+    shape.name: partial(linear_vector, shape=shape)
+    for shape in (
+        VectorShape(),
+        VectorShape(64, 16, 2, 2),
+        VectorShape(128, 64, 4),
+        VectorShape(256, 8, 1, 4),
+        VectorShape(64, 8, 8),
+        VectorShape(64, 64, 2),
+    )
+}
+SUBGROUPS: dict[str, Callable[[Projection], Kernel]] = {
+    shape.name: partial(linear_subgroup, shape=shape) for shape in (SubgroupShape(), SubgroupShape(64, 3, 4, 64))
+}
+TILES: dict[str, Callable[[Projection], Kernel]] = {
+    shape.name: partial(linear_tile, shape=shape)
+    for shape in (
+        TileShape(),
+        TileShape(32, 32, 32, 64),
+        TileShape(64, 64, 16, 256),
+        TileShape(32, 64, 32, 64),
+        TileShape(dtype="float16"),
+        TileShape(32, 32, 32, 64, "float16"),
+    )
+}
+TEMPLATES = {**VECTORS, **SUBGROUPS, **TILES}
 
 # (columns, outputs, what the projection has). Each of these with every template and format.
 PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
@@ -71,12 +100,7 @@ RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
 
 
 def all_cases() -> Iterator[Case]:
-    for template in TEMPLATES:
-        for quantization in FORMATS:
-            for columns, outputs, options in PROJECTIONS:
-                yield replace(projection_case(template, quantization, columns, outputs, options), on_dawn=True)
-        for quantization, columns, outputs, options in RARE_PROJECTIONS:
-            yield projection_case(template, quantization, columns, outputs, options)
+    yield from projection_cases()
     for quantization in FORMATS:
         for columns in (96, 72, 37):
             yield embed_case(quantization, 51, columns)
@@ -88,6 +112,22 @@ def all_cases() -> Iterator[Case]:
         yield replace(take_rows_case(columns), on_dawn=True)
     for columns in (1, 100, 256, 509):
         yield replace(argmax_case(columns), on_dawn=True)
+
+
+def projection_cases() -> Iterator[Case]:
+    """Every projection with the first template of each kind in every format, and with the others in one; rare ones with some templates."""
+    for templates in (VECTORS, SUBGROUPS, TILES):
+        for number, template in enumerate(templates):
+            for turn, (columns, outputs, options) in enumerate(PROJECTIONS):
+                for place, quantization in enumerate(FORMATS):
+                    in_turn = (number + turn + place) % len(FORMATS) == 0
+                    if number == 0 or in_turn:
+                        case = projection_case(template, quantization, columns, outputs, options)
+                        # Compiling for SwiftShader takes longest of all.
+                        yield replace(case, on_dawn=in_turn and case.dtype is None)
+            for turn, (quantization, columns, outputs, options) in enumerate(RARE_PROJECTIONS):
+                if number == 0 or (number + turn) % 4 == 0:
+                    yield projection_case(template, quantization, columns, outputs, options)
 
 
 def random(name: str) -> np.random.Generator:
@@ -106,7 +146,9 @@ def projection_case(template: str, quantization: str, columns: int, outputs: int
     facts = replace(defaults, **options)  # type: ignore[arg-type]
     # A projection's own name leaves out what one bundle has one of.
     name = f"{facts.name}_{template}_{quantization}"
-    return Case(name, lambda: TEMPLATES[template](facts), lambda: [projection_run(name, facts, quantization, size) for size in BATCHES])
+    batches = TILE_BATCHES if template in TILES else BATCHES
+    dtype = "float16" if template.endswith("f16") else None
+    return Case(name, lambda: TEMPLATES[template](facts), lambda: [projection_run(name, facts, quantization, size) for size in batches], dtype)
 
 
 def projection_run(name: str, facts: Projection, quantization: str, size: int) -> Run:

@@ -14,7 +14,7 @@ Object.assign(globalThis, globals);
 const gpu = create([]);
 const adapter = await gpu.requestAdapter();
 if (adapter === null) throw new Error("Dawn finds no adapter");
-const features = adapter.features.has("shader-f16") ? ["shader-f16"] : [];
+const features = ["shader-f16", "subgroups"].filter((feature) => adapter.features.has(feature));
 // No limits are asked for, so the device has WebGPU's defaults and a kernel beyond them fails.
 const device = await adapter.requestDevice({ requiredFeatures: features });
 

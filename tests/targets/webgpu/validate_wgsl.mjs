@@ -11,7 +11,7 @@ Object.assign(globalThis, globals);
 
 const gpu = create(["backend=null"]);
 const adapter = await gpu.requestAdapter();
-const device = await adapter.requestDevice({ requiredFeatures: ["shader-f16"] });
+const device = await adapter.requestDevice({ requiredFeatures: ["shader-f16", "subgroups"] });
 
 const answers = {};
 for (const { name, code, entry } of JSON.parse(readFileSync(process.argv[2], "utf8"))) {

@@ -1,0 +1,89 @@
+"""linear and gated_linear for few rows: matrix times vector, each sum folded by the threads of one subgroup.
+
+One subgroup: ``rows`` weight rows at a time; its threads share the columns out among themselves, block by block.
+One workgroup: ``groups * rows`` outputs of one input row, which passes through workgroup memory a tile at a time.
+Needs: subgroups, and of WGSL the language feature subgroup_id.
+
+Right for subgroups of any size. WGSL does not say which threads of a workgroup form a subgroup, so nothing here is computed from the
+thread's index: a thread's place in its subgroup is the number of threads before it, its subgroup's size their count, and the subgroup's
+number is the built-in value subgroup_id, which WGSL promises to be 0 to num_subgroups - 1 (W3C, WGSL, subgroup_id). Where a workgroup has
+fewer subgroups than groups of rows, they take turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .builder import Kernel, KernelBuilder, all_of, number, rsqrt, truncated_quotient
+from .projection import Projection, ProjectionArguments, guard_below
+from .vector_parts import InputTile, dot_products, load_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class SubgroupShape:
+    """``threads`` a workgroup, ``groups`` of ``rows`` weight rows (of a gated projection, of each half), ``columns`` of the input a tile.
+
+    With groups = threads / 32 each subgroup of 32 takes one, of 64 two in turn, and of 16 half of the subgroups have none.
+    """
+
+    threads: int = 128
+    groups: int = 4
+    rows: int = 2
+    columns: int = 2048
+
+    @property
+    def name(self) -> str:
+        return f"subgroup_t{self.threads}_g{self.groups}_r{self.rows}_c{self.columns}"
+
+
+def linear_subgroup(facts: Projection, shape: SubgroupShape) -> Kernel:
+    kernel = KernelBuilder(f"{facts.name}_{shape.name}")
+    arguments = ProjectionArguments(kernel, facts, blocks=True)
+    weight, rows, blocks = arguments.weight, shape.rows, min(shape.columns // facts.weight.block_columns, arguments.weight.blocks)
+    halves = 2 if facts.gated else 1
+    outputs, steps = shape.groups * rows, -(-weight.blocks // blocks)
+
+    column_block, row = kernel.grid(["ceildiv", facts.outputs, outputs], facts.batch)
+    thread = kernel.threads(shape.threads)
+    subgroup = kernel.subgroup()
+
+    sums = kernel.local("sums", rows * halves, "float32")
+    tile = InputTile(kernel, arguments, thread, shape.threads, blocks, steps)
+    # As many subgroups as threads, if each had one: WebGPU's smallest is 4, but a subgroup need not be full.
+    squares = kernel.shared("subgroup_squares", (shape.threads,), "float32")
+    inverse = kernel.local("inverse", 1, "float32")
+    turns = kernel.let("turns", truncated_quotient(subgroup.count + (shape.groups - 1), subgroup.count))
+    with kernel.loop("turn", turns) as turn:
+        group = kernel.let("group", turn * subgroup.count + subgroup.index)
+        first_output = kernel.let("first_output", column_block * outputs + group * rows)
+        for i in range(rows * halves):
+            sums[i] = 0
+        tile.clear_squares()
+        with kernel.loop("step", steps) as step:
+            kernel.barrier()
+            tile.fill(row, step)
+            kernel.barrier()
+            with kernel.loop("round", truncated_quotient(subgroup.size + (blocks - 1), subgroup.size)) as i:
+                place = kernel.let("place", i * subgroup.size + subgroup.lane)
+                with kernel.when(place < blocks):
+                    loaded = load_blocks(kernel, arguments, first_output, rows, step * blocks + place, steps * blocks, clamp=True)
+                    dot_products(kernel, arguments, tile, place, loaded, sums)
+        for i in range(rows * halves):
+            sums[i] = subgroup.sum(sums[i])
+        if tile.squares is not None and facts.norm_eps is not None:
+            inverse[0] = subgroup.sum(tile.squares)
+            with kernel.when(subgroup.lane == 0):
+                squares[subgroup.index] = inverse[0]
+            kernel.barrier()
+            inverse[0] = 0
+            with kernel.loop("other", subgroup.count) as other:
+                inverse[0] = inverse[0] + squares[other]
+            inverse[0] = rsqrt(inverse[0] * number(1 / facts.columns, "float32") + number(facts.norm_eps, "float32"))
+        with kernel.when(all_of(subgroup.lane == 0, group < shape.groups)):
+            for r in range(rows):
+                results = [sums[half * rows + r] for half in range(halves)]
+                if facts.norm_eps is not None:
+                    results = [result * inverse[0] for result in results]
+                output = kernel.let("output", first_output + r)
+                arguments.store(kernel, row, output, results, guard_below(output, facts.outputs, outputs))
+    return kernel.finish()

@@ -1,0 +1,126 @@
+"""What the matrix-vector kernels have in common: the input's tile in workgroup memory, and the dot products of blocks of weights with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .builder import Array, KernelBuilder, Scalar, minimum, number, sum_lanes
+from .packed import PackedMatrix
+from .projection import ProjectionArguments, guard_below
+
+
+class InputTile:
+    """A part of one input row in workgroup memory, times the norm's weight where there is one: ``blocks`` blocks of the weight's columns.
+
+    Columns beyond the last are zero, so kernels may compute whole tiles. Quad j of all blocks lie side by side: threads that work on
+    neighbouring blocks read neighbouring memory, and global memory is read in its own order.
+    """
+
+    def __init__(self, kernel: KernelBuilder, arguments: ProjectionArguments, thread: Scalar, threads: int, blocks: int, steps: int) -> None:
+        self._kernel, self._arguments = kernel, arguments
+        self._thread, self._threads = thread, threads
+        self.quads = arguments.facts.weight.block_columns // 4
+        self._blocks = blocks
+        self._reach = steps * blocks * self.quads
+        # One more than the blocks, so that a thread's neighbours do not write to the same memory bank.
+        self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), "float32x4")
+        self._quad = kernel.local("x_quad", 1, "float32x4")
+        self._squares = kernel.local("squares", 1, "float32x4", fill=0) if arguments.norm is not None else None
+
+    @property
+    def squares(self) -> Scalar | None:
+        """This thread's part of the sum of the row's squares."""
+        return None if self._squares is None else sum_lanes(self._squares[0])
+
+    def clear_squares(self) -> None:
+        if self._squares is not None:
+            self._squares[0] = 0
+
+    def fill(self, row: Scalar, step: Scalar) -> None:
+        """Read the step-th tile of a row, all threads together. Barriers are the caller's."""
+        kernel, quad, norm = self._kernel, self._quad, self._arguments.norm
+        count = self._blocks * self.quads
+        for i in range(-(-count // self._threads)):
+            index = i * self._threads + self._thread
+            column = step * count + index
+            with kernel.when(guard_below(index, count, self._threads)):
+                quad[0] = self._arguments.x.quad(row, column, self._reach)
+                if norm is not None and self._squares is not None:
+                    self._squares[0] = self._squares[0] + quad[0] * quad[0]
+                    quad[0] = quad[0] * norm.quad(0, column, self._reach)
+                self._tile[index % self.quads, index // self.quads] = quad[0]
+
+    def quad(self, block: Scalar, j: int) -> Scalar:
+        """Quad j of a block, counted from the tile's first."""
+        return self._tile[j, block]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBlocks:
+    """Blocks of several weight rows and the words of their scales, in registers; ``scale_indices`` tell the scale's place in its word."""
+
+    words: Array
+    scales: Array | None
+    scale_indices: tuple[Scalar, ...]
+
+
+def load_blocks(
+    kernel: KernelBuilder, arguments: ProjectionArguments, first_output: Scalar, rows: int, block: Scalar, reach: int, *, clamp: bool
+) -> LoadedBlocks:
+    """Block number ``block``, below ``reach``, of ``rows`` weight rows from ``first_output`` on; of a gated projection of both halves.
+
+    Rows and blocks beyond the last are copies of it, which costs less than a branch: such rows are not stored, and such blocks meet zeros
+    of the input. ``clamp``: there may be rows beyond the last.
+    """
+    facts, weight = arguments.facts, arguments.weight
+    if reach > weight.blocks:
+        block = minimum(block, weight.blocks - 1)
+    block = kernel.let("block", block)
+    weight_rows = []
+    for half in range(2 if facts.gated else 1):
+        for r in range(rows):
+            output = first_output + r
+            if clamp:
+                output = minimum(output, facts.outputs - 1)
+            weight_rows.append(output + half * facts.outputs)
+    words = kernel.local("words", len(weight_rows), facts.weight.block_dtype)
+    for i, weight_row in enumerate(weight_rows):
+        words[i] = weight.block(weight_row, block)
+    if not facts.weight.scale_dtype:
+        return LoadedBlocks(words, None, ())
+    scales, indices = kernel.local("scale_words", len(weight_rows), weight.raw_scale_dtype), []
+    for i, weight_row in enumerate(weight_rows):
+        raw, index = weight.raw_scale(weight_row, chunk_of(weight, block))
+        scales[i] = raw
+        indices.append(index)
+    return LoadedBlocks(words, scales, tuple(indices))
+
+
+def dot_products(
+    kernel: KernelBuilder, arguments: ProjectionArguments, tile: InputTile, place: Scalar, weights: LoadedBlocks, sums: Array
+) -> None:
+    """Add to each row's sum the dot product of its loaded block with the block of the input at ``place`` of the tile."""
+    fmt = arguments.facts.weight
+    x = kernel.local("x_quads", tile.quads, "float32x4")
+    start = kernel.local("start", 1, "float32x4")
+    dot = kernel.local("dot", 1, "float32x4")
+    for j in range(tile.quads):
+        x[j] = tile.quad(place, j)
+    if fmt.zero:
+        # What the codes of zeros would add, taken off once for all rows.
+        for j, zero in enumerate(fmt.block_zeros):
+            part = x[j] * number(-zero, "float32x4")
+            start[0] = start[0] + part if j else part
+    for i in range(weights.words.buffer.shape[0].value):
+        for j, codes in enumerate(arguments.weight.block_quads(weights.words[i])):
+            part = codes * x[j]
+            dot[0] = (dot[0] if j else start[0]) + part if j or fmt.zero else part
+        total = sum_lanes(dot[0])
+        if weights.scales is not None:
+            total = total * arguments.weight.scale_in(weights.scales[i], weights.scale_indices[i])
+        sums[i] = sums[i] + total
+
+
+def chunk_of(weight: PackedMatrix, block: Scalar) -> Scalar:
+    """The chunk, which has a scale, that a block belongs to."""
+    return block // (weight.blocks // weight.chunks)
