@@ -60,7 +60,7 @@ class LoweredCase:
         contents = []
         for binding in self.kernel.bindings:
             data = run.arrays[f"{binding.role}.{binding.plane}" if binding.plane else binding.role].tobytes()
-            contents.append(data + bytes(-len(data) % 16))
+            contents.append(data + bytes(-len(data) % 16 if data else 16))
         uniforms = np.array([evaluate(expr, run.dims) for expr in self.kernel.uniforms], np.int32).tobytes()
         x, y = (evaluate(expr, run.dims) for expr in self.kernel.grid)
         return contents, uniforms + bytes(-len(uniforms) % 16), spread(x, y)
