@@ -4,9 +4,9 @@ One workgroup: one row. Greedy rows are read once: one thread takes every 256th 
 running maximum and sum of exp (Milakov & Gimelshein 2018); then the threads' results are folded.
 
 A row with a temperature is read twice more, by blocks of neighbouring columns: first a sum of weights for each thread's block, then, of the
-block in which the draw falls, one for each thread's part of it; the part is walked. Top-k and top-p each search for their threshold in 8
-passes: floats are ordered like unsigned integers (their bits, turned over where negative), and a pass fixes 4 bits of the threshold by
-adding up, for each of the 15 digits, what lies at or above it. Counts are float32 too, exact to 2^24 columns.
+block in which the draw falls, one for each thread's part of it; the part is walked. Top-k and top-p each search for their threshold in 11
+passes: floats are ordered like unsigned integers (their bits, turned over where negative), and a pass fixes 3 bits of the threshold by
+adding up, for each of the 7 digits above 0, what lies at or above it. Counts are float32 too, exact to 2^24 columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ LOWEST = -3.4028234e38
 INFINITY = 0x7F800000
 # exp is 0 from here on, and WGSL may not be asked for the exp of minus infinity.
 SMALLEST_EXPONENT = -200.0
-DIGITS = 15
+DIGIT_BITS = 3
+DIGITS = 2**DIGIT_BITS - 1
+PASSES = -(-32 // DIGIT_BITS)
 TOP_BIT = 0x80000000
 
 
@@ -264,14 +266,14 @@ def first_beyond(kernel: KernelBuilder, count: int, weight_of: Callable[[Scalar]
 
 def search(kernel: KernelBuilder, row: Columns, weight: Callable[[Scalar], Scalar], goal: Scalar, parts: Array, found: Array) -> None:
     """Set ``found``, which is 0, to the largest key at or above which the row's columns weigh ``goal`` or more."""
-    thread, half = row.thread, THREADS // 2
-    scratch = kernel.shared("scratch", (DIGITS * half,), "float32")
-    totals = kernel.shared("totals", (DIGITS + 1,), "float32")
+    thread = row.thread
+    scratch = kernel.shared("scratch", (DIGITS * THREADS,), "float32")
+    totals = kernel.shared("totals", (DIGITS,), "float32")
     sums = kernel.local("sums", DIGITS, "float32")
     digit = kernel.local("digit", 1, "uint32")
     high = kernel.local("high", 1, "uint32")
-    with kernel.loop("digit_number", 8) as digit_number:
-        shift = kernel.let("shift", cast(28 - 4 * digit_number, "uint32"))
+    with kernel.loop("digit_number", PASSES) as digit_number:
+        shift = kernel.let("shift", cast((PASSES - 1 - digit_number) * DIGIT_BITS, "uint32"))
         for d in range(DIGITS):
             sums[d] = 0
         with row.each() as (_, x):
@@ -280,19 +282,14 @@ def search(kernel: KernelBuilder, row: Columns, weight: Callable[[Scalar], Scala
             base = kernel.let("base", found[0] >> shift)
             for d in range(DIGITS):
                 sums[d] = sums[d] + select(high[0] >= base + number(d + 1, "uint32"), each, number(0, "float32"))
-        with kernel.when(thread >= half):
-            for d in range(DIGITS):
-                scratch[d * half + thread - half] = sums[d]
+        for d in range(DIGITS):
+            scratch[d * THREADS + thread] = sums[d]
         kernel.barrier()
-        with kernel.when(thread < half):
-            for d in range(DIGITS):
-                scratch[d * half + thread] = scratch[d * half + thread] + sums[d]
-        kernel.barrier()
-        # 16 threads a digit, each 8 of its 128 sums; then one thread a digit.
+        # 16 threads a digit, each 16 of its 256 sums; then one thread a digit.
         with kernel.when(thread < DIGITS * 16):
             parts[thread] = 0
-            with kernel.loop("i", 8) as i:
-                parts[thread] = parts[thread] + scratch[thread * 8 + i]
+            with kernel.loop("i", 16) as i:
+                parts[thread] = parts[thread] + scratch[thread * 16 + i]
         kernel.barrier()
         with kernel.when(thread < DIGITS):
             totals[thread] = 0
