@@ -1,12 +1,12 @@
 """Batch: what a runner's forward takes, as arrays; and the interface of runners.
 
-All arrays are int32. S new tokens of B sequences lie one after the other; see `ops.py` for what each array means.
+All arrays are int32, the settings float32. S new tokens of B sequences lie one after the other; see `ops.py` for what each array means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +14,11 @@ import numpy.typing as npt
 
 from .errors import RequestError
 from .manifest import Manifest
+from .sampling import GREEDY, Settings
 
 IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+Array = IntArray | FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +32,27 @@ class Batch:
     page_indptr: IntArray
     page_ids: IntArray
     sample_rows: IntArray
+    sample_slots: IntArray
+    sample_settings: FloatArray
+    # Whether the likeliest tokens of the sampled rows are wanted.
+    alternatives: bool = False
 
-    def arrays(self) -> dict[str, IntArray]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    def arrays(self) -> dict[str, Array]:
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "alternatives"}
 
-    def dims(self, num_pages: int) -> dict[str, int]:
-        """The values of all dims for this batch, on a pool of ``num_pages``."""
+    def dims(self, num_pages: int, num_slots: int = 1) -> dict[str, int]:
+        """The values of all dims for this batch, on a pool of ``num_pages`` and for ``num_slots`` sequence slots."""
+        rows = len(self.sample_rows)
         return {
             "S": len(self.token_ids),
             "B": len(self.seq_starts) - 1,
-            "R": len(self.sample_rows),
+            "R": rows,
             "T": int(self.positions.max(initial=-1)) + 1,
             "L": len(self.page_ids),
             "P": num_pages,
+            "N": num_slots,
+            "A": rows if self.sample_slots[:, 1].any() else 0,
+            "W": rows if self.alternatives else 0,
         }
 
 
@@ -50,15 +61,19 @@ class Chunk:
     """New tokens of one sequence.
 
     ``token_ids`` follow ``start`` cached ones, ``pages`` hold the sequence, ``sample`` lists the rows of the chunk whose logits are wanted.
+    The next token of such a row is chosen by ``settings`` and left in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`.
     """
 
     token_ids: Sequence[int]
     start: int
     pages: Sequence[int]
     sample: Sequence[int] = ()
+    settings: Settings = GREEDY
+    slot: int = -1
+    flags: int = 0
 
 
-def make_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
+def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False) -> Batch:
     """Lay chunks of several sequences one after the other. Raises RequestError for a chunk without a token."""
     lengths = [len(chunk.token_ids) for chunk in chunks]
     if 0 in lengths:
@@ -78,6 +93,9 @@ def make_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
         page_indptr=np.cumsum([0, *(len(chunk.pages) for chunk in chunks)]).astype(np.int32),
         page_ids=join([chunk.pages for chunk in chunks]),
         sample_rows=join(rows),
+        sample_slots=np.array([(chunk.slot, chunk.flags) for chunk in chunks for _ in chunk.sample], np.int32).reshape(-1, 2),
+        sample_settings=np.array([chunk.settings for chunk in chunks for _ in chunk.sample], np.float32).reshape(-1, len(Settings._fields)),
+        alternatives=alternatives,
     )
 
 
@@ -87,14 +105,22 @@ def join(parts: Sequence[Sequence[int] | npt.NDArray[np.int_]]) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """``logits`` (R, V) float32 and ``next_token_ids`` (R,) int32, the first largest of each row."""
+    """``next_token_ids`` (R,) and the log-probability of each; ``top_token_ids`` (W, up to 20), best first, and theirs."""
 
-    logits: npt.NDArray[np.float32]
     next_token_ids: IntArray
+    token_logprobs: FloatArray
+    top_token_ids: IntArray
+    top_logprobs: FloatArray
+    read_logits: Callable[[], FloatArray]
+
+    @property
+    def logits(self) -> FloatArray:
+        """(R, V), read from the device when they are asked for: before its next forward."""
+        return self.read_logits()
 
 
 class Runner(Protocol):
-    """Runs a bundle's plan on one device. Keys and values stay in its pages between calls."""
+    """Runs a bundle's plan on one device. Keys and values stay in its pages between calls, and so does what is kept by sequence slot."""
 
     @property
     def manifest(self) -> Manifest: ...
@@ -107,6 +133,9 @@ class Runner(Protocol):
         """What it runs on, in words."""
 
     def forward(self, batch: Batch) -> Output: ...
+
+    def write_state(self, name: str, slot: int, values: Array) -> None:
+        """Set a slot's row of the state "token_counts" (V,), "logit_bias" (V,) or "token_mask" (ceil(V / 32),)."""
 
     def close(self) -> None:
         """Give back the device's memory."""

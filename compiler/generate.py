@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import Chunk, Output, Runner, make_batch
-from .errors import RequestError
-from .sampling import Sampler
+from .errors import DeviceError, RequestError
+from .sampling import GREEDY, Sampler, Settings
 
 # Prompt tokens a forward pass: enough to fill a tile kernel twice, few enough for small devices' patience.
 PREFILL_CHUNK = 64
@@ -46,10 +46,12 @@ def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sa
     timings.prompt_tokens = len(prompt)
     started = time.perf_counter()
     ends = set(runner.manifest.spec.eos_token_ids)
-    *_, output = prefill(runner, prompt, sample_all=False)
+    *_, output = prefill(runner, prompt, sample_all=False, settings=sampler.next())
     length = len(prompt)
     for count in range(1, max_tokens + 1):
-        token = sampler.next(output.logits[-1], int(output.next_token_ids[-1]))
+        token = int(output.next_token_ids[-1])
+        if token < 0:
+            raise DeviceError(f"{runner.device} computed logits that are not numbers; try --runner numpy, or another quantization")
         now = time.perf_counter() - started
         timings.total_seconds = now
         if count == 1:
@@ -59,7 +61,7 @@ def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sa
         timings.completion_tokens = count
         yield token
         if count < max_tokens:
-            output = append(runner, [token], length, [0])
+            output = append(runner, [token], length, [0], sampler.next())
             length += 1
 
 
@@ -70,18 +72,20 @@ def score(runner: Runner, token_ids: Sequence[int], rows_at_once: int) -> Iterat
         yield output.logits
 
 
-def prefill(runner: Runner, token_ids: Sequence[int], *, sample_all: bool, chunk: int = PREFILL_CHUNK) -> Iterator[Output]:
-    """Run a sequence's tokens in chunks from position 0; logits of every row, or of the last one only."""
+def prefill(
+    runner: Runner, token_ids: Sequence[int], *, sample_all: bool, chunk: int = PREFILL_CHUNK, settings: Settings = GREEDY
+) -> Iterator[Output]:
+    """Run a sequence's tokens in chunks from position 0; every row is sampled, or the last one only."""
     for start in range(0, len(token_ids), chunk):
         stop = min(start + chunk, len(token_ids))
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
-        yield append(runner, token_ids[start:stop], start, rows)
+        yield append(runner, token_ids[start:stop], start, rows, settings)
 
 
-def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[int]) -> Output:
-    """Run tokens that follow the first ``start`` of the one sequence, which has the pool's first pages; logits of ``rows`` of them."""
+def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[int], settings: Settings) -> Output:
+    """Run tokens that follow the first ``start`` of the one sequence, which has the pool's first pages; ``rows`` of them are sampled."""
     pages = range(runner.manifest.pages_for(start + len(token_ids)))
-    return runner.forward(make_batch([Chunk(token_ids, start, pages, rows)], runner.manifest.page_size))
+    return runner.forward(make_batch([Chunk(token_ids, start, pages, rows, settings)], runner.manifest.page_size))
 
 
 def check_prompt(runner: Runner, token_ids: Sequence[int], max_tokens: int) -> None:

@@ -1,8 +1,8 @@
 """Graph: one forward pass on a ragged batch, in SSA form with symbolic dims.
 
 An architecture's ``forward`` builds it op by op; passes rewrite it; `plan.py` turns it into buffers and steps. Values are named;
-a node reads named values through roles ("x", "weight") and defines a new one. States (KV pages) are the exception to SSA: an op
-that appends to one writes it in place, so the order of nodes counts. What an op means stands in `ops.py`.
+a node reads named values through roles ("x", "weight") and defines new ones. States (KV pages, the tokens sampled last) are the
+exception to SSA: an op that writes to one does so in place, so the order of nodes counts. What an op means stands in `ops.py`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """``nodes`` in the order of execution. States (KV pages) outlive a forward pass."""
+    """``nodes`` in the order of execution. States (KV pages, what is kept by sequence slot) outlive a forward pass."""
 
     inputs: dict[str, Value] = field(default_factory=dict)
     states: dict[str, Value] = field(default_factory=dict)
@@ -106,20 +106,19 @@ class Graph:
     def add(self, op: str, inputs: Mapping[str, str | None], *, name: str = "", **attrs: Any) -> str:
         """Append a node and return the name of its new value; inputs that are None are left out.
 
-        An op that only writes a state (append_kv) defines no value and takes no name.
+        An op that only writes a state (append_kv) defines no value and takes no name. Results beyond the op's first are named after their
+        role, with ``name`` and a dot before it.
         """
         given = {role: value for role, value in inputs.items() if value is not None}
-        result = OPS[op].result
-        self.append(Node(op, given, {result: name} if result else {}, attrs))
+        roles = OPS[op].results({role: self.shape_of(value) for role, value in given.items()}, attrs)
+        self.append(Node(op, given, {role: name if role == OPS[op].result else f"{name}.{role}" for role in roles}, attrs))
         return name
 
     def append(self, node: Node) -> None:
-        """Append a node and define its output by the op's shape rule. Raises ValueError where the inputs' shapes disagree."""
-        op = OPS[node.op]
+        """Append a node and define its outputs by the op's shape rule. Raises ValueError where the inputs' shapes disagree."""
         shapes = {role: self.shape_of(name) for role, name in node.inputs.items()}
-        shape, dtype = op.infer(shapes, node.attrs)
-        if op.result is not None:
-            name = node.outputs[op.result]
+        for role, (shape, dtype) in OPS[node.op].results(shapes, node.attrs).items():
+            name = node.outputs[role]
             self.values[name] = Value(name, shape, dtype)
         self.nodes.append(node)
 

@@ -77,7 +77,9 @@ class StepEntry(Entry):
 
 
 class PlanEntry(Entry):
-    """See `plan.Plan`. ``outputs`` maps "logits" (R, V) and "next_token_ids" (R,) to the buffers that hold them."""
+    """See `plan.Plan`. ``outputs`` maps to the buffers that hold them: "logits" (R, V), "next_token_ids" and "token_logprobs" (R,),
+    "top_token_ids" and "top_logprobs" (W, up to 20).
+    """
 
     inputs: dict[str, BufferEntry]
     states: dict[str, BufferEntry]

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .expr import Expr
+from .sampling import ALTERNATIVES, COUNTS, Settings, choose_token
+from .sampling import adjust_logits as adjusted_row
 
 # "activation" is float16 or float32: a bundle may offer both and the device decides. What must not overflow is always float32.
 DType = Literal["float32", "int32", "activation"]
@@ -25,18 +27,26 @@ Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = "tuple[Expr, ...]"
 Shapes: TypeAlias = Mapping[str, Shape]
 Attrs: TypeAlias = Mapping[str, Any]
+Type: TypeAlias = "tuple[Shape, DType]"
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
     """``infer`` gives the result's shape and dtype, ``run`` its value; ``result`` is its role, or None for an op that only writes a state.
 
-    A role "into" is an earlier part of the result, whose storage is taken over; a role "kv" that is appended to is changed in place.
+    ``more`` gives the shapes and dtypes of further results by role: arrays that ``run`` is handed among its inputs, to fill.
+    A role "into" is an earlier part of the result, whose storage is taken over. States ("kv", "sampled", "counts") are changed in place.
     """
 
-    infer: Callable[[Shapes, Attrs], tuple[Shape, DType]]
+    infer: Callable[[Shapes, Attrs], Type]
     run: Callable[[Mapping[str, Array], Attrs], Array | None]
     result: str | None = "y"
+    more: Callable[[Shapes, Attrs], Mapping[str, Type]] = lambda shapes, attrs: {}  # noqa: ARG005
+
+    def results(self, shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
+        """Shape and dtype of every result, by role. Raises ValueError where the inputs' shapes disagree."""
+        first = {} if self.result is None else {self.result: self.infer(shapes, attrs)}
+        return {**first, **self.more(shapes, attrs)}
 
 
 def require(condition: bool, op: str, shapes: Shapes) -> None:
@@ -52,11 +62,13 @@ def infer_embed(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def embed(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
-    """y[s] = table[token_ids[s] - first_row] where that row is in the table; other rows stay as in ``into``, or zero.
+    """y[s] = table[token - first_row] where that row is in the table; other rows stay as in ``into``, or zero.
 
-    table (N, E), token_ids (S,), into (S, E) -> (S, E). A table split by rows is looked up part after part.
+    The token is token_ids[s], or where that is negative the one last sampled in slot -1 - token_ids[s].
+    table (rows, E), token_ids (S,), sampled (N,), into (S, E) -> (S, E). A table split by rows is looked up part after part.
     """
-    table, rows = inputs["table"], inputs["token_ids"] - attrs.get("first_row", 0)
+    table, token_ids = inputs["table"], inputs["token_ids"]
+    rows = np.where(token_ids < 0, inputs["sampled"][np.maximum(-1 - token_ids, 0)], token_ids) - attrs.get("first_row", 0)
     y = inputs["into"] if "into" in inputs else np.zeros((len(rows), table.shape[1]), np.float32)
     here = (rows >= 0) & (rows < len(table))
     y[here] = table[rows[here]]
@@ -263,14 +275,75 @@ def rope_attention(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
 # --- sampling ----------------------------------------------------------------------------------------------------------------------
 
 
-def infer_argmax(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
-    return (shapes["x"][0],), "int32"
+def infer_adjust_logits(shapes: Shapes, attrs: Attrs) -> Type:
+    return ("A", shapes["logits"][1]), "float32"
 
 
-def argmax(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
-    """The column of each row's largest value, the first of equals. x (R, V) -> (R,)."""
-    y: Array = np.argmax(inputs["x"], axis=-1).astype(np.int32)
+def adjust_logits(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """Logits after penalties, bias and mask, each of which a row's flags ask for; see `sampling.adjust_logits`.
+
+    A is R where any row has a flag, else 0: nothing is to be done then, and `sample` takes the logits as they are.
+    logits (R, V), slots (R, 2): [slot, flags], settings (R, 8), and by slot counts (N, V), bias (N, V), mask (N, ceil(V/32)) -> (A, V).
+    """
+    logits, slots = inputs["logits"], inputs["slots"]
+    if not slots[:, 1].any():
+        return np.zeros((0, logits.shape[1]), np.float32)
+    counts, bias, mask = inputs["counts"], inputs["bias"], inputs["mask"]
+    rows = zip(logits, inputs["settings"], slots, strict=True)
+    return np.stack([adjusted_row(x, Settings(*each), flags, counts[slot], bias[slot], mask[slot]) for x, each, (slot, flags) in rows])
+
+
+def infer_sample(shapes: Shapes, attrs: Attrs) -> Type:
+    return (shapes["logits"][0],), "int32"
+
+
+def sample_results(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
+    return {"logprobs": ((shapes["logits"][0],), "float32")}
+
+
+def sample(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """Each row's next token, chosen as `sampling.choose_token` says from the adjusted logits, and its log-probability.
+
+    The log-probability is that under the softmax of the raw logits. A row of slot >= 0 leaves its token in sampled[slot], and with the flag
+    COUNTS adds one to its count; no two rows of a batch have the same slot. Where a logit is not finite, the token is -1, its
+    log-probability 0, and nothing is kept.
+    logits (R, V), adjusted (A, V), settings (R, 8), slots (R, 2), sampled (N,), counts (N, V) -> (R,), logprobs (R,).
+    """
+    logits, adjusted = inputs["logits"], inputs["adjusted"]
+    y = np.full(len(logits), -1, np.int32)
+    inputs["logprobs"][...] = 0
+    for row, (slot, flags) in enumerate(inputs["slots"]):
+        if not np.isfinite(logits[row]).all():
+            continue
+        token = choose_token((adjusted if len(adjusted) else logits)[row], Settings(*inputs["settings"][row]))
+        y[row] = token
+        inputs["logprobs"][row] = log_softmax(logits[row])[token]
+        if slot >= 0:
+            inputs["sampled"][slot] = token
+            inputs["counts"][slot, token] += flags & COUNTS
     return y
+
+
+def log_softmax(logits: Array) -> Array:
+    x = logits.astype(np.float64) - logits.max()
+    y: Array = x - np.log(np.exp(x).sum())
+    return y
+
+
+def top_logprobs_results(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
+    width = min(ALTERNATIVES, shapes["logits"][1])
+    return {"ids": (("W", width), "int32"), "logprobs": (("W", width), "float32")}
+
+
+def top_logprobs(inputs: Mapping[str, Array], attrs: Attrs) -> None:
+    """The likeliest tokens of each row and their log-probabilities, best first, the first of equals before the others.
+
+    W is R where the batch asks for them, else 0. logits (R, V) -> ids, logprobs (W, min(20, V)).
+    """
+    ids, logprobs = inputs["ids"], inputs["logprobs"]
+    for row in range(len(ids)):
+        ids[row] = np.argsort(-inputs["logits"][row], kind="stable")[: ids.shape[1]]
+        logprobs[row] = log_softmax(inputs["logits"][row])[ids[row]]
 
 
 OPS: dict[str, Op] = {
@@ -287,5 +360,7 @@ OPS: dict[str, Op] = {
     "attention": Op(infer_attention, attention),
     "rope_append": Op(infer_rope_append, rope_append, result="q"),
     "rope_attention": Op(infer_rope_append, rope_attention),
-    "argmax": Op(infer_argmax, argmax),
+    "adjust_logits": Op(infer_adjust_logits, adjust_logits),
+    "sample": Op(infer_sample, sample, more=sample_results),
+    "top_logprobs": Op(infer_nothing, top_logprobs, result=None, more=top_logprobs_results),
 }

@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``outputs`` maps "logits" and "next_token_ids" to the buffers that hold them after the last step."""
+    """``outputs`` maps the graph's outputs ("logits", "next_token_ids", ..) to the buffers that hold them after the last step."""
 
     inputs: Mapping[str, Buffer]
     states: Mapping[str, Buffer]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from .batch import Array as BatchArray
 from .batch import Batch, Output
 from .bundle import Bundle
 from .errors import DeviceError
 from .expr import evaluate
-from .manifest import Manifest, StepEntry
+from .manifest import BufferEntry, Manifest, StepEntry
 from .ops import OPS, Array
 from .quant.base import FloatArray
 from .rope import rope_table
@@ -17,18 +20,15 @@ from .rope import rope_table
 class ReferenceRunner:
     """``activation`` is the dtype in which activations and KV are stored; None takes float32 where the bundle offers it."""
 
-    def __init__(self, bundle: Bundle, *, num_pages: int | None = None, activation: str | None = None) -> None:
+    def __init__(self, bundle: Bundle, *, num_pages: int | None = None, num_slots: int = 8, activation: str | None = None) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
         offered = [entry.dtype for entry in self._manifest.activations]
         self.activation = activation or ("float32" if "float32" in offered else offered[0])
         if self.activation not in offered:
             raise DeviceError(f"{bundle.path}: was compiled for {', '.join(offered)} activations, not for {self.activation}")
-        self._num_pages = num_pages or self._manifest.pages_for(self._manifest.context)
+        self._num_pages, self._num_slots = num_pages or self._manifest.pages_for(self._manifest.context), num_slots
         plan = self._manifest.plan
-        self._states = {
-            name: np.zeros([evaluate(size, {"P": self._num_pages}) for size in state.shape], self._dtype(state.dtype))
-            for name, state in plan.states.items()
-        }
+        self._states = {name: self._zeros(state, {"P": self._num_pages, "N": num_slots}) for name, state in plan.states.items()}
         self._constants = {name: rope_table(entry.inverse_frequencies, entry.shape[0]) for name, entry in plan.constants.items()}
         self._weights: dict[str, FloatArray] = {}
 
@@ -46,26 +46,36 @@ class ReferenceRunner:
 
     def forward(self, batch: Batch) -> Output:
         values: dict[str, Array] = {**batch.arrays(), **self._states, **self._constants}
+        dims = batch.dims(self._num_pages, self._num_slots)
         for step in self._manifest.plan.steps:
-            self._run(step, values)
-        outputs = self._manifest.plan.outputs
-        return Output(values[outputs["logits"]].astype(np.float32), values[outputs["next_token_ids"]])
+            self._run(step, values, dims)
+        outputs = {role: values[name] for role, name in self._manifest.plan.outputs.items()}
+        logits = outputs.pop("logits")
+        return Output(**outputs, read_logits=lambda: logits)
+
+    def write_state(self, name: str, slot: int, values: BatchArray) -> None:
+        self._states[name][slot] = values
 
     def close(self) -> None:
         self._weights.clear()
 
-    def _run(self, step: StepEntry, values: dict[str, Array]) -> None:
-        op = OPS[step.op]
+    def _run(self, step: StepEntry, values: dict[str, Array], dims: Mapping[str, int]) -> None:
+        op, buffers = OPS[step.op], self._manifest.plan.buffers
         inputs = {role: values[name] if name in values else self._weight(name) for role, name in step.inputs.items()}
-        result = op.run(inputs, step.attrs)
+        more = {role: self._zeros(buffers[name], dims) for role, name in step.outputs.items() if role != op.result}
+        values |= {step.outputs[role]: array for role, array in more.items()}
+        result = op.run({**inputs, **more}, step.attrs)
         if op.result is not None and result is not None:
             name = step.outputs[op.result]
-            values[name] = result.astype(self._dtype(self._manifest.plan.buffers[name].dtype))
+            values[name] = result.astype(self._dtype(buffers[name].dtype))
 
     def _weight(self, name: str) -> FloatArray:
         if name not in self._weights:
             self._weights[name] = self._bundle.weight(name)
         return self._weights[name]
+
+    def _zeros(self, entry: BufferEntry, dims: Mapping[str, int]) -> Array:
+        return np.zeros([evaluate(size, dims) for size in entry.shape], self._dtype(entry.dtype))
 
     def _dtype(self, dtype: str) -> str:
         return self.activation if dtype == "activation" else dtype

@@ -12,6 +12,8 @@ from .generate import PREFILL_CHUNK
 from .manifest import Manifest
 from .variant import choose_variant
 
+# The dims of one sequence, with all that sampling can do.
+ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1}
 ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4}
 
 
@@ -19,7 +21,7 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4}
 class Report:
     """Sizes in bytes.
 
-    ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks.
+    ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of one sequence.
     ``dispatches_per_token`` counts for one sequence that starts, ``dispatches_at_context`` for one of ``context`` tokens.
     """
 
@@ -55,14 +57,16 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
     if chosen not in offered:
         raise RequestError(f"activation {chosen}: the bundle offers {', '.join(offered)}")
     plan, pages = manifest.plan, manifest.pages_for(context)
-    dims = {"S": PREFILL_CHUNK, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
+    dims = {"S": PREFILL_CHUNK, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE}
 
     def size(shape: list[Any], dtype: str) -> int:
         return math.prod(evaluate(extent, dims) for extent in shape) * ITEM_BYTES[chosen if dtype == "activation" else dtype]
 
     weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
-    kv = sum(size(state.shape, state.dtype) for state in plan.states.values())
-    others = sum(size(buffer.shape, buffer.dtype) for buffer in (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values()))
+    kv = sum(size(state.shape, state.dtype) for state in plan.states.values() if state.shape[0] == "P")
+    slots = [state for state in plan.states.values() if state.shape[0] != "P"]
+    passing = (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values(), *slots)
+    others = sum(size(buffer.shape, buffer.dtype) for buffer in passing)
     tables = sum(math.prod(constant.shape) * 4 for constant in plan.constants.values())
     return Report(
         model=manifest.model,
@@ -85,7 +89,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:
     """Dispatches of one decode step of one sequence at the end of a context."""
     pages = manifest.pages_for(context)
-    dims = {"S": 1, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
+    dims = {"S": 1, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE, "A": 0, "W": 0}
     variants = (choose_variant(manifest, step, activation, (), dims) for step in manifest.plan.steps)
     grids = (manifest.kernels[name].grid for variant in variants for name in variant.kernels)
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)

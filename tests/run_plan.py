@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 
 from nearfar.compiler.batch import Batch, Chunk, make_batch
 from nearfar.compiler.expr import evaluate
-from nearfar.compiler.graph import Graph, Parameter
+from nearfar.compiler.graph import Graph, Parameter, Value
 from nearfar.compiler.ops import OPS, Array
-from nearfar.compiler.plan import Plan
+from nearfar.compiler.plan import Buffer, Plan
 from nearfar.compiler.rope import rope_table
+from nearfar.compiler.sampling import COUNTS, Settings
 from nearfar.compiler.spec import ModelSpec, RopeSpec
 
 PAGE_SIZE = 4
 CONTEXT = 32
 NUM_PAGES = 24
+NUM_SLOTS = 3
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,10 @@ def random_tensors(graph: Graph, seed: int) -> dict[str, Array]:
 
 
 def random_batches(vocab_size: int, seed: int) -> list[Batch]:
-    """Three sequences over three forwards, in chunks of 1 to 9 tokens, on interleaved pages in no order; some sequences pause."""
+    """Three sequences over three forwards, in chunks of 1 to 9 tokens, on interleaved pages in no order; some sequences pause.
+
+    Some rows are greedy, some drawn; some batches have penalties, or list the likeliest tokens.
+    """
     rng = np.random.default_rng(seed)
     pages = rng.permutation(NUM_PAGES).reshape(3, -1)
     lengths = [0, 0, 0]
@@ -85,9 +90,12 @@ def random_batches(vocab_size: int, seed: int) -> list[Batch]:
             lengths[sequence] += count
             used = pages[sequence][: -(-lengths[sequence] // PAGE_SIZE)]
             sampled = [row for row in range(count) if rng.random() < 0.6]
-            chunks.append(Chunk([int(token) for token in rng.integers(0, vocab_size, count)], start, [int(page) for page in used], sampled))
+            tokens = [int(token) for token in rng.integers(0, vocab_size, count)]
+            settings = Settings(temperature=float(rng.integers(0, 2)), draw=rng.random(), repetition_penalty=2.0)
+            flags = COUNTS * int(forward > 0)
+            chunks.append(Chunk(tokens, start, [int(page) for page in used], sampled, settings, slot=sequence, flags=flags))
         if chunks:
-            batches.append(make_batch(chunks, PAGE_SIZE))
+            batches.append(make_batch(chunks, PAGE_SIZE, alternatives=forward == 2))
     return batches
 
 
@@ -96,13 +104,15 @@ def run_graph(graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batc
     fixed = {**fixed_arrays(graph, tensors), **new_states(graph)}
     outputs = []
     for batch in batches:
-        dims = batch.dims(NUM_PAGES)
+        dims = batch.dims(NUM_PAGES, NUM_SLOTS)
         values: dict[str, Array] = {**fixed, **batch.arrays()}
         for node in graph.nodes:
             op = OPS[node.op]
             # A copy, for an op may write into an earlier part of its result, which SSA keeps.
             inputs = {role: values[name].copy() if role == "into" else values[name] for role, name in node.inputs.items()}
-            result = op.run(inputs, node.attrs)
+            more = {role: poison(new_array(graph.values[name], dims)) for role, name in node.outputs.items() if role != op.result}
+            values |= {node.outputs[role]: array for role, array in more.items()}
+            result = op.run({**inputs, **more}, node.attrs)
             if op.result is None:
                 continue
             assert result is not None
@@ -121,17 +131,16 @@ def run_plan(plan: Plan, graph: Graph, tensors: Mapping[str, Array], batches: Se
     fixed = {**fixed_arrays(graph, tensors), **new_states(graph)}
     outputs = []
     for batch in batches:
-        dims = batch.dims(NUM_PAGES)
-        storage: dict[str, Array] = {
-            name: poison(np.empty([evaluate(size, dims) for size in buffer.shape], np.int32 if buffer.dtype == "int32" else np.float32))
-            for name, buffer in plan.buffers.items()
-        }
+        dims = batch.dims(NUM_PAGES, NUM_SLOTS)
+        storage: dict[str, Array] = {name: poison(new_array(buffer, dims)) for name, buffer in plan.buffers.items()}
         values: dict[str, Array] = {**fixed, **batch.arrays(), **storage}
         for index, (step, node) in enumerate(zip(plan.steps, graph.nodes, strict=True)):
             op = OPS[step.op]
-            if op.result is not None and "into" not in step.inputs:
-                poison(storage[step.outputs[op.result]])
-            result = op.run({role: values[name] for role, name in step.inputs.items()}, step.attrs)
+            if "into" not in step.inputs:
+                for name in step.outputs.values():
+                    poison(storage[name])
+            more = {role: storage[name] for role, name in step.outputs.items() if role != op.result}
+            result = op.run({**{role: values[name] for role, name in step.inputs.items()}, **more}, step.attrs)
             if op.result is not None and result is not None:
                 storage[step.outputs[op.result]][...] = result
             for role, name in node.inputs.items():
@@ -153,7 +162,11 @@ def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
 
 
 def new_states(graph: Graph) -> dict[str, Array]:
-    return {name: np.zeros([evaluate(size, {"P": NUM_PAGES}) for size in state.shape], np.float32) for name, state in graph.states.items()}
+    return {name: new_array(state, {"P": NUM_PAGES, "N": NUM_SLOTS}) for name, state in graph.states.items()}
+
+
+def new_array(value: Value | Buffer, dims: Mapping[str, int]) -> Array:
+    return np.zeros([evaluate(size, dims) for size in value.shape], np.int32 if value.dtype == "int32" else np.float32)
 
 
 def poison(array: Array) -> Array:
@@ -162,11 +175,12 @@ def poison(array: Array) -> Array:
 
 
 def errors(found: Result, expected: Result) -> dict[str, Any]:
-    """The relative error of the logits of all batches together, and of every state."""
+    """The relative error of the logits of all batches together, and of every float32 state."""
     from tolerances import relative_error
 
     def logits(result: Result) -> Array:
         return np.concatenate([outputs["logits"] for outputs in result.outputs])
 
-    states = {name: relative_error(found.states[name], expected.states[name]) for name in expected.states}
+    # Tokens are left out: a draw between two of them may fall either way.
+    states = {name: relative_error(found.states[name], array) for name, array in expected.states.items() if array.dtype == np.float32}
     return {"logits": relative_error(logits(found), logits(expected)), **states}

@@ -5,47 +5,74 @@ Weight names are those of transformers; other formats map theirs onto them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..graph import Constant, Graph, Parameter, Source, Value
+from ..ops import Type
 from ..rope import inverse_frequencies
+from ..sampling import Settings
 from ..spec import ModelSpec
 
 
 def forward(spec: ModelSpec, page_size: int, context: int) -> Graph:
-    """The graph of one forward on a ragged batch: logits (R, V) of the sampled rows, and the token of each by argmax."""
+    """The graph of one forward on a ragged batch: logits (R, V) of the sampled rows, and the next token of each."""
     graph = Graph()
-    for name, size in BATCH_INPUTS.items():
-        graph.inputs[name] = Value(name, (size,), "int32")
+    for name, (shape, dtype) in BATCH_INPUTS.items():
+        graph.inputs[name] = Value(name, shape, dtype)
+    graph.states["sampled"] = Value("sampled", ("N",), "int32")
     frequencies = inverse_frequencies(spec.rope, spec.head_dim)
     graph.constants["rope_table"] = Constant("rope_table", "rope", (context, spec.head_dim // 2, 2), {"inverse_frequencies": frequencies})
     x = graph.add(
         "embed",
-        {"table": matrix(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size), "token_ids": "token_ids"},
+        {
+            "table": matrix(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size),
+            "token_ids": "token_ids",
+            "sampled": "sampled",
+        },
         name="embedded",
     )
     for layer in range(spec.num_layers):
         x = attention_block(graph, spec, layer, x, page_size)
         x = feed_forward_block(graph, spec, layer, x)
-    x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled")
+    x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps)
     head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
     graph.add("linear", {"x": x, "weight": matrix(graph, head, spec.vocab_size, spec.hidden_size)}, name="logits", dtype="float32")
-    graph.add("argmax", {"x": "logits"}, name="next_token_ids")
-    graph.outputs = {"logits": "logits", "next_token_ids": "next_token_ids"}
+    sampling_block(graph, spec.vocab_size)
     return graph
 
 
 # What a runtime hands in with every batch; see `ops.py` for what each means.
-BATCH_INPUTS: dict[str, Any] = {
-    "token_ids": "S",
-    "positions": "S",
-    "slots": "S",
-    "seq_starts": ["add", "B", 1],
-    "page_indptr": ["add", "B", 1],
-    "page_ids": "L",
-    "sample_rows": "R",
+BATCH_INPUTS: dict[str, Type] = {
+    "token_ids": (("S",), "int32"),
+    "positions": (("S",), "int32"),
+    "slots": (("S",), "int32"),
+    "seq_starts": ((["add", "B", 1],), "int32"),
+    "page_indptr": ((["add", "B", 1],), "int32"),
+    "page_ids": (("L",), "int32"),
+    "sample_rows": (("R",), "int32"),
+    "sample_slots": (("R", 2), "int32"),
+    "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
+
+
+def sampling_block(graph: Graph, vocab_size: int) -> None:
+    """From logits to the next token of each row, its log-probability, and where they are asked for the likeliest tokens."""
+    states: dict[str, Type] = {
+        "token_counts": (("N", vocab_size), "int32"),
+        "logit_bias": (("N", vocab_size), "float32"),
+        "token_mask": (("N", -(-vocab_size // 32)), "int32"),
+    }
+    graph.states |= {name: Value(name, shape, dtype) for name, (shape, dtype) in states.items()}
+    rows = {"logits": "logits", "settings": "sample_settings", "slots": "sample_slots", "counts": "token_counts"}
+    graph.add("adjust_logits", {**rows, "bias": "logit_bias", "mask": "token_mask"}, name="adjusted")
+    graph.add("sample", {**rows, "adjusted": "adjusted", "sampled": "sampled"}, name="next_token_ids")
+    graph.add("top_logprobs", {"logits": "logits"}, name="top")
+    graph.outputs = {
+        "logits": "logits",
+        "next_token_ids": "next_token_ids",
+        "token_logprobs": "next_token_ids.logprobs",
+        "top_token_ids": "top.ids",
+        "top_logprobs": "top.logprobs",
+    }
 
 
 def attention_block(graph: Graph, spec: ModelSpec, layer: int, x: str, page_size: int) -> str:

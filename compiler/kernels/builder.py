@@ -322,9 +322,15 @@ def any_of(*conditions: Scalar) -> Scalar:
 
 
 exp = tirx.exp
+log = tirx.log
 rsqrt = tirx.rsqrt
 maximum = tirx.max
 minimum = tirx.min
+
+
+def reinterpret(value: Scalar, dtype: str) -> Scalar:
+    """The same bits as another dtype."""
+    return tirx.reinterpret(dtype, value)
 
 
 def extern(dtype: str, function: str, *arguments: Scalar) -> Scalar:

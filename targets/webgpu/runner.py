@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.batch import Batch, Output
+from nearfar.compiler.batch import Array, Batch, Output
 from nearfar.compiler.bundle import Bundle
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.expr import evaluate
@@ -38,7 +38,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest batch: new tokens, sequences, sampled rows, and pages of the pool."""
+    """The largest batch: new tokens, sequences (and slots for them), sampled rows, and pages of the pool."""
 
     tokens: int = 64
     sequences: int = 1
@@ -64,6 +64,7 @@ class WebGPURunner:
         self._most = {
             "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages,
             "L": self._num_pages * limits.sequences, "T": self._manifest.context,
+            "N": limits.sequences, "A": limits.rows, "W": limits.rows,
         }  # fmt: skip
         self._adapter_name, self._device, self.activation = open_device(self._manifest, activation, bundle.path)
         self._features = features_of(self._device.features)
@@ -89,8 +90,8 @@ class WebGPURunner:
         return f"{self._adapter_name} ({self.activation})"
 
     def forward(self, batch: Batch) -> Output:
-        """Logits and argmax of the sampled rows. Raises RequestError for a batch larger than the limits given at the start."""
-        dims = batch.dims(self._num_pages)
+        """The next tokens of the sampled rows. Raises RequestError for a batch larger than the limits given at the start."""
+        dims = batch.dims(self._num_pages, self._most["N"])
         for dim, value in dims.items():
             if value > self._most[dim]:
                 raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")
@@ -107,9 +108,15 @@ class WebGPURunner:
         compute.end()
         self._device.queue.submit([encoder.finish()])
         return Output(
-            logits=self._read("logits", np.float32, (dims["R"], self._manifest.spec.vocab_size)),
-            next_token_ids=self._read("next_token_ids", np.int32, (dims["R"],)),
+            next_token_ids=self._read("next_token_ids", dims),
+            token_logprobs=self._read("token_logprobs", dims),
+            top_token_ids=self._read("top_token_ids", dims),
+            top_logprobs=self._read("top_logprobs", dims),
+            read_logits=lambda: self._read("logits", dims),
         )
+
+    def write_state(self, name: str, slot: int, values: Array) -> None:
+        self._device.queue.write_buffer(self._regions[name].buffer, slot * values.nbytes, values)
 
     def close(self) -> None:
         for region in self._regions.values():
@@ -159,15 +166,17 @@ class WebGPURunner:
     def _write_inputs(self, batch: Batch) -> None:
         for name, values in batch.arrays().items():
             start = self._regions[name].offset // 4
-            self._arena[start : start + len(values)] = values
+            self._arena[start : start + values.size] = values.ravel().view(np.int32)
         self._device.queue.write_buffer(self._regions["token_ids"].buffer, 0, self._arena)
 
-    def _read(self, output: str, dtype: type[np.generic], shape: tuple[int, ...]) -> Any:
+    def _read(self, output: str, dims: dict[str, int]) -> Any:
+        name = self._manifest.plan.outputs[output]
+        entry = self._manifest.plan.buffers[name]
+        shape = [evaluate(size, dims) for size in entry.shape]
         size = int(np.prod(shape)) * 4
         if not size:
-            return np.zeros(shape, dtype)
-        buffer = self._regions[self._manifest.plan.outputs[output]].buffer
-        return np.frombuffer(self._device.queue.read_buffer(buffer, 0, size), dtype).reshape(shape)
+            return np.zeros(shape, entry.dtype)
+        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), entry.dtype).reshape(shape)
 
     # --- steps -----------------------------------------------------------------------------------------------------------------
 

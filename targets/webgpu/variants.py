@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from nearfar.compiler.expr import Condition
-from nearfar.compiler.kernels.argmax import argmax
+from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
 from nearfar.compiler.kernels.attention_merge import attention_merge
@@ -26,7 +26,9 @@ from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
+from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
+from nearfar.compiler.kernels.top_logprobs import top_logprobs
 from nearfar.compiler.plan import Plan, Step
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec
@@ -202,9 +204,9 @@ def take_rows_variants(step: Step, context: Context) -> tuple[Variant, ...]:
     return (Variant("take_rows", lambda: take_rows("take_rows", columns), None),)
 
 
-def argmax_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
-    return (Variant("argmax", lambda: argmax("argmax", columns), None),)
+def sampling_variants(step: Step, context: Context) -> tuple[Variant, ...]:
+    template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
+    return (Variant(step.op, lambda: template(step.op, context.spec.vocab_size), None),)
 
 
 OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
@@ -213,7 +215,9 @@ OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
     "gated_linear": projection_variants,
     "rope_attention": rope_attention_variants,
     "take_rows": take_rows_variants,
-    "argmax": argmax_variants,
+    "adjust_logits": sampling_variants,
+    "sample": sampling_variants,
+    "top_logprobs": sampling_variants,
 }
 
 

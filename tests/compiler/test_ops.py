@@ -12,6 +12,7 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler.ops import OPS, Array
 from nearfar.compiler.rope import rope_table
+from nearfar.compiler.sampling import BIAS, COUNTS, GREEDY, MASK, MASKED, Settings
 
 
 def run(op: str, inputs: dict[str, Array], **attrs: object) -> Array:
@@ -30,7 +31,7 @@ def random(seed: int, *shape: int) -> Array:
 @pytest.mark.parametrize(
     ("op", "shapes", "attrs", "expected"),
     [
-        ("embed", {"table": (509, 72), "token_ids": ("S",)}, {}, (("S", 72), "float32")),
+        ("embed", {"table": (509, 72), "token_ids": ("S",), "sampled": ("N",)}, {}, (("S", 72), "float32")),
         ("take_rows", {"x": ("S", 72), "rows": ("R",)}, {}, (("R", 72), "float32")),
         ("slice_columns", {"x": ("S", 72)}, {"start": 8, "stop": 20}, (("S", 12), "activation")),
         ("linear", {"x": ("S", 72), "weight": (40, 72)}, {"dtype": "activation"}, (("S", 40), "activation")),
@@ -42,7 +43,8 @@ def random(seed: int, *shape: int) -> Array:
         ("attention", {"q": ("S", 144)}, {}, (("S", 144), "activation")),
         ("rope_append", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
         ("rope_attention", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
-        ("argmax", {"x": ("R", 509)}, {}, (("R",), "int32")),
+        ("adjust_logits", {"logits": ("R", 509)}, {}, (("A", 509), "float32")),
+        ("sample", {"logits": ("R", 509)}, {}, (("R",), "int32")),
     ],
 )
 def test_a_shape_rule_gives_shape_and_dtype(op: str, shapes: dict[str, object], attrs: dict[str, object], expected: object) -> None:
@@ -73,9 +75,12 @@ def test_shapes_that_disagree_are_refused(op: str, shapes: dict[str, object]) ->
 @given(rows=st.integers(1, 30), first=st.integers(0, 30), seed=st.integers(0, 99))
 def test_a_table_in_two_parts_embeds_like_the_whole(rows: int, first: int, seed: int) -> None:
     table, token_ids = random(seed, rows + first, 5), np.random.default_rng(seed).integers(0, rows + first, 9)
-    part = run("embed", {"table": table[:first], "token_ids": token_ids}, first_row=0)
-    whole = run("embed", {"table": table[first:], "token_ids": token_ids, "into": part}, first_row=first)
-    np.testing.assert_array_equal(whole, table[token_ids])
+    sampled = np.random.default_rng(seed).integers(0, rows + first, 3)
+    # The last two tokens are those sampled in slots 2 and 0.
+    inputs = {"token_ids": np.array([*token_ids, -3, -1]), "sampled": sampled}
+    part = run("embed", {"table": table[:first], **inputs}, first_row=0)
+    whole = run("embed", {"table": table[first:], **inputs, "into": part}, first_row=first)
+    np.testing.assert_array_equal(whole, table[[*token_ids, sampled[2], sampled[0]]])
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -165,12 +170,74 @@ def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
     assert relative_error(found, expected.reshape(found.shape)) < F32
 
 
-def test_argmax_takes_the_first_of_equals() -> None:
-    x = np.array([[1, 3, 3, 2], [0, 0, 0, 0], [-np.inf, -np.inf, -1, -1]], np.float32)
-    assert run("argmax", {"x": x}).tolist() == [1, 0, 2]
+def sampling_inputs(logits: Array, slots: list[tuple[int, int]], settings: Settings = GREEDY) -> dict[str, Array]:
+    """What `adjust_logits` and `sample` take for logits (R, V), of which none is adjusted yet; four slots."""
+    rows, columns = logits.shape
+    return {
+        "logits": logits,
+        "adjusted": np.zeros((0, columns), np.float32),
+        "settings": np.array([settings] * rows, np.float32).reshape(rows, len(settings)),
+        "slots": np.array(slots, np.int32).reshape(rows, 2),
+        "sampled": np.full(4, -9, np.int32),
+        "counts": np.zeros((4, columns), np.int32),
+        "bias": np.zeros((4, columns), np.float32),
+        "mask": np.full((4, -(-columns // 32)), -1, np.int32),
+        "logprobs": np.zeros(rows, np.float32),
+    }
+
+
+def test_greedy_takes_the_first_of_equals_and_leaves_it_in_its_slot() -> None:
+    x = np.array([[1, 3, 3, 2], [0, 0, 0, 0], [-9, -9, -1, -1]], np.float32)
+    inputs = sampling_inputs(x, [(2, 0), (-1, 0), (0, COUNTS)])
+    assert run("sample", inputs).tolist() == [1, 0, 2]
+    assert inputs["sampled"].tolist() == [2, -9, 1, -9]
+    assert np.argwhere(inputs["counts"]).tolist() == [[0, 2]]
+
+
+def test_log_probabilities_are_those_of_the_raw_logits() -> None:
+    x = random(1, 2, 7)
+    inputs = sampling_inputs(x, [(0, 0), (1, 0)])
+    inputs["adjusted"] = -x
+    chosen = run("sample", inputs)
+    assert chosen.tolist() == x.argmin(-1).tolist()
+    expected = [math.log(math.exp(row[token]) / sum(math.exp(each) for each in row)) for row, token in zip(x, chosen, strict=True)]
+    np.testing.assert_allclose(inputs["logprobs"], expected, rtol=1e-5)
+
+
+def test_logits_that_are_not_finite_give_no_token() -> None:
+    x = np.array([[1, np.nan, 3], [1, 2, 3], [1, np.inf, 3]], np.float32)
+    inputs = sampling_inputs(x, [(0, COUNTS), (1, 0), (2, 0)])
+    assert run("sample", inputs).tolist() == [-1, 2, -1]
+    assert inputs["sampled"].tolist() == [-9, 2, -9, -9]
+    assert not inputs["counts"].any()
+
+
+def test_no_row_with_a_flag_gives_no_adjusted_logits() -> None:
+    assert run("adjust_logits", sampling_inputs(random(1, 3, 5), [(0, 0)] * 3)).shape == (0, 5)
+
+
+def test_rows_without_a_flag_are_copied_beside_rows_with_one() -> None:
+    x = random(1, 3, 40)
+    inputs = sampling_inputs(x, [(0, 0), (1, BIAS), (3, MASK)])
+    inputs["bias"][1] = 2
+    inputs["mask"][3] = [0, 1 << 3]
+    adjusted = run("adjust_logits", inputs)
+    np.testing.assert_array_equal(adjusted[0], x[0])
+    np.testing.assert_array_equal(adjusted[1], x[1] + 2)
+    assert np.flatnonzero(adjusted[2] != MASKED).tolist() == [35]
+    assert adjusted[2, 35] == x[2, 35]
+
+
+def test_the_likeliest_tokens_are_listed_best_first_and_equals_in_order() -> None:
+    x = np.array([[1, 3, 3, 2, 0]], np.float32)
+    inputs = {"logits": x, "ids": np.zeros((1, 4), np.int32), "logprobs": np.zeros((1, 4), np.float32)}
+    OPS["top_logprobs"].run(inputs, {})
+    assert inputs["ids"].tolist() == [[1, 2, 3, 0]]
+    total = math.log(sum(math.exp(each) for each in x[0]))
+    np.testing.assert_allclose(inputs["logprobs"], [[3 - total, 3 - total, 2 - total, 1 - total]], rtol=1e-5)
 
 
 def test_no_rows_give_no_results() -> None:
     empty = np.zeros((0, 4), np.float32)
     assert run("linear", {"x": empty, "weight": random(1, 3, 4), "norm": random(2, 4)}, eps=1e-5).shape == (0, 3)
-    assert run("argmax", {"x": empty}).shape == (0,)
+    assert run("sample", sampling_inputs(empty, [])).shape == (0,)

@@ -87,7 +87,7 @@ def test_inspect_counts_what_the_bundle_costs(tiny_bundle: Path, capsys: pytest.
     assert isinstance(spec, dict)
     # Keys and values of every layer, in float32.
     assert report["kv_bytes_per_token"] == 2 * 4 * spec["num_layers"] * spec["num_kv_heads"] * spec["head_dim"]
-    # Embedding, five steps a layer, the sampled rows, the head and the argmax.
+    # Embedding, five steps a layer, the sampled rows, the head and the sampling.
     assert report["dispatches_per_token"] == report["dispatches_at_context"] == 5 * spec["num_layers"] + 4
     shards = sum(path.stat().st_size for path in (tiny_bundle / "weights").iterdir())
     assert 0 < shards - int(str(report["weight_bytes"])) < 256 * 100, "weights and the padding between planes make up the shards"

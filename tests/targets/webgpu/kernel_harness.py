@@ -91,7 +91,7 @@ class LoweredCase:
         """What the buffers of `roles` hold before: scratch NaN."""
         scratch = {role: np.full(evaluate(elements, run.dims), np.nan, np.float32) for role, elements in self.scratch.items()}
         arrays = [{**run.arrays, **scratch}[role].tobytes() for role in self.roles]
-        return [data + bytes(-len(data) % 16) for data in arrays]
+        return [data + bytes(-len(data) % 16 if data else 16) for data in arrays]
 
     def launches(self, run: Run) -> list[Launch]:
         launches = []

@@ -86,7 +86,7 @@ export interface StepEntry {
   readonly attrs: Readonly<Record<string, unknown>>;
 }
 
-/** See `plan.Plan`. ``outputs`` maps "logits" (R, V) and "next_token_ids" (R,) to the buffers that hold them. */
+/** See `plan.Plan`. ``outputs`` maps to the buffers that hold them: "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20). */
 export interface PlanEntry {
   readonly inputs: Readonly<Record<string, BufferEntry>>;
   readonly states: Readonly<Record<string, BufferEntry>>;

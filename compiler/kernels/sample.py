@@ -1,0 +1,308 @@
+"""sample: each row's next token, by the row's settings, and its log-probability. No sort: a filter is a threshold on the logit.
+
+One workgroup: one row. Greedy rows are read once: one thread takes every 256th column, for the largest logit and, of the raw logits, a
+running maximum and sum of exp (Milakov & Gimelshein 2018); then the threads' results are folded.
+
+A row with a temperature is read twice more, by blocks of neighbouring columns: first a sum of weights for each thread's block, then, of the
+block in which the draw falls, one for each thread's part of it; the part is walked. Top-k and top-p each search for their threshold in 11
+passes: floats are ordered like unsigned integers (their bits, turned over where negative), and a pass fixes 3 bits of the threshold by
+adding up, for each of the 7 digits above 0, what lies at or above it. Counts are float32 too, exact to 2^24 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..sampling import COUNTS, Settings
+from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, any_of, cast, exp, log, maximum, minimum, number, reinterpret, select
+
+THREADS = 256
+# Below every logit; -LOWEST is above every one, and stands for a logit that is not finite.
+LOWEST = -3.4028234e38
+# The bits that all infinities and what is not a number have.
+INFINITY = 0x7F800000
+# exp is 0 from here on, and WGSL may not be asked for the exp of minus infinity.
+SMALLEST_EXPONENT = -200.0
+DIGIT_BITS = 3
+DIGITS = 2**DIGIT_BITS - 1
+PASSES = -(-32 // DIGIT_BITS)
+TOP_BIT = 0x80000000
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One row's logits, as its threads read them."""
+
+    kernel: KernelBuilder
+    thread: Scalar
+    columns: int
+    load: Callable[[Scalar], Scalar]
+
+    @contextmanager
+    def each(self) -> Iterator[tuple[Scalar, Scalar]]:
+        """Every 256th column, and its logit."""
+        kernel = self.kernel
+        with kernel.loop("step", -(-self.columns // THREADS)) as step:
+            column = kernel.let("column", step * THREADS + self.thread)
+            with kernel.when(True if self.columns % THREADS == 0 else column < self.columns):
+                yield column, kernel.let("x", self.load(column))
+
+
+def sample(name: str, columns: int) -> Kernel:
+    kernel = KernelBuilder(name, scalars=("A",))
+    logits = kernel.buffer("logits", ("R", columns), "float32")
+    adjusted = kernel.buffer("adjusted", ("A", columns), "float32")
+    settings = kernel.buffer("settings", ("R", len(Settings._fields)), "float32")
+    slots = kernel.buffer("slots", ("R", 2), "int32")
+    sampled = kernel.buffer("sampled", ("N",), "int32", write=True)
+    counts = kernel.buffer("counts", ("N", columns), "int32", write=True)
+    y = kernel.buffer("y", ("R",), "int32", write=True)
+    logprobs = kernel.buffer("logprobs", ("R",), "float32", write=True)
+    row, _ = kernel.grid("R")
+    thread = kernel.threads(THREADS)
+    setting = Settings(*(settings[row, index] for index in range(len(Settings._fields))))
+    values = kernel.shared("values", (THREADS,), "float32")
+    sums = kernel.shared("sums", (THREADS,), "float32")
+    places = kernel.shared("places", (THREADS,), "int32")
+    loaded = kernel.local("loaded", 1, "float32")
+    best = kernel.local("best", 1, "float32", fill=LOWEST)
+    token = kernel.local("token", 1, "int32")
+    token[0] = minimum(thread, columns - 1)
+
+    def load(column: Scalar) -> Scalar:
+        """The adjusted logit, where any row of the batch has one."""
+        with kernel.when(kernel.size("A") > 0):
+            loaded[0] = adjusted[row, column]
+        with kernel.when(kernel.size("A") == 0):
+            loaded[0] = logits[row, column]
+        return loaded[0]
+
+    def find_best(column: Scalar, x: Scalar) -> None:
+        loaded[0] = x
+        # WGSL may take it that all floats are numbers, so it is the bits that tell.
+        with kernel.when((reinterpret(x, "uint32") & number(INFINITY, "uint32")) == number(INFINITY, "uint32")):
+            best[0] = -LOWEST
+        with kernel.when(kernel.size("A") > 0):
+            loaded[0] = adjusted[row, column]
+        with kernel.when(loaded[0] > best[0]):
+            best[0] = loaded[0]
+            token[0] = column
+
+    fold_sums(kernel, Columns(kernel, thread, columns, lambda column: logits[row, column]), values, sums, find_best)
+    # Largest and log of the sum stay apart, for added up they would lose what small log-probabilities are made of.
+    largest = kernel.local("raw_largest", 1, "float32")
+    largest[0] = values[0]
+    log_sum = kernel.local("log_sum", 1, "float32")
+    log_sum[0] = log(sums[0])
+    kernel.barrier()
+
+    values[thread] = best[0]
+    places[thread] = token[0]
+    fold_largest(kernel, thread, values, places)
+    best[0] = values[0]
+    token[0] = places[0]
+    sound = kernel.let("sound", best[0] < -LOWEST)
+
+    with kernel.when(setting.temperature > 0):
+        draw_token(kernel, Columns(kernel, thread, columns, load), setting, best[0], values, token)
+
+    with kernel.when(thread == 0):
+        y[row] = select(sound, token[0], -1)
+        logprobs[row] = select(sound, logits[row, token[0]] - largest[0] - log_sum[0], number(0, "float32"))
+        slot, flags = kernel.let("slot", slots[row, 0]), kernel.let("flags", slots[row, 1])
+        with kernel.when(all_of(slot >= 0, sound)):
+            sampled[slot] = token[0]
+            with kernel.when((flags & COUNTS) != 0):
+                counts[slot, token[0]] = counts[slot, token[0]] + 1
+    return kernel.finish()
+
+
+def fold_sums(
+    kernel: KernelBuilder, row: Columns, values: Array, sums: Array, also: Callable[[Scalar, Scalar], None] | None = None
+) -> None:
+    """Leave the row's maximum in values[0], and in sums[0] the sum of exp(x - maximum). ``also`` is told every column and logit."""
+    largest = kernel.local("largest", 1, "float32", fill=LOWEST)
+    total = kernel.local("total", 1, "float32", fill=0)
+    with row.each() as (column, x):
+        if also is not None:
+            also(column, x)
+        above = kernel.let("above", maximum(largest[0], x))
+        total[0] = total[0] * exp(largest[0] - above) + exp(x - above)
+        largest[0] = above
+    values[row.thread] = largest[0]
+
+    def fold(mine: Scalar, other: Scalar) -> None:
+        values[mine] = maximum(values[mine], values[other])
+
+    fold_in_loop(kernel, row.thread, fold)
+    sums[row.thread] = total[0] * exp(largest[0] - values[0])
+    add_up(kernel, row.thread, sums)
+
+
+def fold_largest(kernel: KernelBuilder, thread: Scalar, values: Array, places: Array) -> None:
+    """Leave the largest of the threads' values and its place in values[0] and places[0]; of equals the lowest place."""
+
+    def fold(mine: Scalar, other: Scalar) -> None:
+        earlier = all_of(values[other] == values[mine], places[other] < places[mine])
+        with kernel.when(any_of(values[other] > values[mine], earlier)):
+            values[mine] = values[other]
+            places[mine] = places[other]
+
+    fold_in_loop(kernel, thread, fold)
+
+
+def add_up(kernel: KernelBuilder, thread: Scalar, parts: Array) -> None:
+    """Leave the sum of 256 places of shared memory in the first."""
+
+    def fold(mine: Scalar, other: Scalar) -> None:
+        parts[mine] = parts[mine] + parts[other]
+
+    fold_in_loop(kernel, thread, fold)
+
+
+def fold_in_loop(kernel: KernelBuilder, thread: Scalar, combine: Callable[[Scalar, Scalar], None]) -> None:
+    """As `KernelBuilder.fold` for all 256 threads, but as a loop: this kernel is large, and some drivers take seconds to compile it."""
+    kernel.barrier()
+    with kernel.loop("level", THREADS.bit_length() - 1) as level:
+        stride = kernel.let("stride", (THREADS // 2) >> level)
+        with kernel.when(thread < stride):
+            combine(thread, thread + stride)
+        kernel.barrier()
+
+
+def draw_token(kernel: KernelBuilder, row: Columns, setting: Settings, largest: Scalar, parts: Array, token: Array) -> None:
+    """Set ``token`` to the one drawn. ``largest`` is the row's largest logit; ``parts`` (256,) is shared memory, free after a barrier."""
+    lowest_key = kernel.local("lowest_key", 1, "uint32", fill=0)
+
+    def weight(x: Scalar) -> Scalar:
+        """Of a token that is kept, else 0."""
+        exponent = maximum((x - largest) / setting.temperature, number(SMALLEST_EXPONENT, "float32"))
+        return select(key_of(x) >= lowest_key[0], exp(exponent), number(0, "float32"))
+
+    # Top-k adds up ones, top-p the weights of what top-k kept.
+    found = kernel.local("found", 1, "uint32")
+    goal = kernel.local("filter_goal", 1, "float32")
+    kept = kernel.local("kept", 1, "float32")
+    with kernel.loop("filter_number", 2) as filter_number, kernel.when(select(filter_number == 0, setting.top_k > 0, setting.top_p < 1)):
+        goal[0] = setting.top_k
+        with kernel.when(filter_number == 1):
+            kept[0] = number(0, "float32")
+            with row.each() as (_, x):
+                kept[0] = kept[0] + weight(x)
+            kernel.barrier()
+            parts[row.thread] = kept[0]
+            add_up(kernel, row.thread, parts)
+            goal[0] = parts[0] * setting.top_p
+            kernel.barrier()
+        found[0] = number(0, "uint32")
+        search(kernel, row, lambda x: select(filter_number == 0, number(1, "float32"), weight(x)), goal[0], parts, found)
+        lowest_key[0] = maximum(lowest_key[0], found[0])
+    with kernel.when(setting.min_p > 0):
+        # The log of 1 may come out a little above 0.
+        lowest = largest + setting.temperature * minimum(log(setting.min_p), number(0, "float32"))
+        lowest_key[0] = maximum(lowest_key[0], key_of(lowest))
+    # Sums may miss their goal by a rounding; the largest is always kept.
+    lowest_key[0] = minimum(lowest_key[0], key_of(largest))
+
+    block = -(-row.columns // THREADS)
+    part = -(-block // THREADS)
+    total = kernel.local("block_total", 1, "float32", fill=0)
+    with kernel.loop("i", block) as i:
+        column = kernel.let("column", row.thread * block + i)
+        with kernel.when(column < row.columns):
+            total[0] = total[0] + weight(row.load(column))
+    kernel.barrier()
+    parts[row.thread] = total[0]
+    kernel.barrier()
+    goal = kernel.local("goal", 1, "float32", fill=0)
+    with kernel.loop("other", THREADS) as other:
+        goal[0] = goal[0] + parts[other]
+    goal[0] = goal[0] * setting.draw
+    chosen_block = kernel.local("chosen_block", 1, "int32")
+    first_beyond(kernel, THREADS, lambda i: parts[i], goal, chosen_block)
+
+    total[0] = number(0, "float32")
+    with kernel.loop("i", part) as i:
+        place = kernel.let("place", row.thread * part + i)
+        column = kernel.let("column", chosen_block[0] * block + place)
+        with kernel.when(all_of(place < block, column < row.columns)):
+            total[0] = total[0] + weight(row.load(column))
+    kernel.barrier()
+    parts[row.thread] = total[0]
+    kernel.barrier()
+    chosen_part = kernel.local("chosen_part", 1, "int32")
+    first_beyond(kernel, THREADS, lambda i: parts[i], goal, chosen_part)
+
+    def walked(i: Scalar) -> Scalar:
+        column = kernel.let("column", chosen_block[0] * block + chosen_part[0] * part + i)
+        inside = all_of(chosen_part[0] * part + i < block, column < row.columns)
+        return select(inside, weight(row.load(minimum(column, row.columns - 1))), number(0, "float32"))
+
+    chosen = kernel.local("chosen", 1, "int32")
+    first_beyond(kernel, part, walked, goal, chosen)
+    token[0] = chosen_block[0] * block + chosen_part[0] * part + chosen[0]
+
+
+def first_beyond(kernel: KernelBuilder, count: int, weight_of: Callable[[Scalar], Scalar], goal: Array, chosen: Array) -> None:
+    """Set ``chosen`` to the first place at which the running sum exceeds ``goal``, and take what comes before it off ``goal``.
+
+    Where rounding leaves the sum short of the goal, it is the last place that weighs anything.
+    """
+    before = kernel.local("before", 1, "float32", fill=0)
+    running = kernel.local("running", 1, "float32", fill=0)
+    found = kernel.local("found", 1, "int32", fill=0)
+    chosen[0] = 0
+    with kernel.loop("place", count) as place:
+        each = kernel.let("each", weight_of(place))
+        with kernel.when(all_of(found[0] == 0, each > 0)):
+            chosen[0] = place
+            before[0] = running[0]
+            running[0] = running[0] + each
+            found[0] = select(running[0] > goal[0], 1, 0)
+    goal[0] = goal[0] - before[0]
+
+
+def search(kernel: KernelBuilder, row: Columns, weight: Callable[[Scalar], Scalar], goal: Scalar, parts: Array, found: Array) -> None:
+    """Set ``found``, which is 0, to the largest key at or above which the row's columns weigh ``goal`` or more."""
+    thread = row.thread
+    scratch = kernel.shared("scratch", (DIGITS * THREADS,), "float32")
+    totals = kernel.shared("totals", (DIGITS,), "float32")
+    sums = kernel.local("sums", DIGITS, "float32")
+    digit = kernel.local("digit", 1, "uint32")
+    high = kernel.local("high", 1, "uint32")
+    with kernel.loop("digit_number", PASSES) as digit_number:
+        shift = kernel.let("shift", cast((PASSES - 1 - digit_number) * DIGIT_BITS, "uint32"))
+        for d in range(DIGITS):
+            sums[d] = 0
+        with row.each() as (_, x):
+            each = kernel.let("each", weight(x))
+            high[0] = key_of(x) >> shift
+            base = kernel.let("base", found[0] >> shift)
+            for d in range(DIGITS):
+                sums[d] = sums[d] + select(high[0] >= base + number(d + 1, "uint32"), each, number(0, "float32"))
+        for d in range(DIGITS):
+            scratch[d * THREADS + thread] = sums[d]
+        kernel.barrier()
+        # 16 threads a digit, each 16 of its 256 sums; then one thread a digit.
+        with kernel.when(thread < DIGITS * 16):
+            parts[thread] = 0
+            with kernel.loop("i", 16) as i:
+                parts[thread] = parts[thread] + scratch[thread * 16 + i]
+        kernel.barrier()
+        with kernel.when(thread < DIGITS):
+            totals[thread] = 0
+            with kernel.loop("i", 16) as i:
+                totals[thread] = totals[thread] + parts[thread * 16 + i]
+        kernel.barrier()
+        digit[0] = number(0, "uint32")
+        with kernel.loop("i", DIGITS) as i:
+            digit[0] = digit[0] + select(totals[i] >= goal, number(1, "uint32"), number(0, "uint32"))
+        found[0] = found[0] | (digit[0] << shift)
+
+
+def key_of(x: Scalar) -> Scalar:
+    """A float's bits as an unsigned integer of the same order."""
+    bits = reinterpret(x, "uint32")
+    return select(bits >= number(TOP_BIT, "uint32"), ~bits, bits | number(TOP_BIT, "uint32"))

@@ -1,0 +1,55 @@
+"""top_logprobs: the likeliest tokens of a row, best first, and their log-probabilities.
+
+One workgroup: one row. Each round finds the next best column: the first of the largest values below the round before, or equal to it and
+behind. One thread: every 256th column, in rising order; then the threads' candidates are folded.
+"""
+
+from __future__ import annotations
+
+from ..sampling import ALTERNATIVES
+from .builder import Kernel, KernelBuilder, all_of, any_of, log, minimum
+from .sample import LOWEST, THREADS, Columns, fold_largest, fold_sums
+
+
+def top_logprobs(name: str, columns: int) -> Kernel:
+    kernel = KernelBuilder(name)
+    logits = kernel.buffer("logits", ("R", columns), "float32")
+    ids = kernel.buffer("ids", ("W", min(ALTERNATIVES, columns)), "int32", write=True)
+    logprobs = kernel.buffer("logprobs", ("W", min(ALTERNATIVES, columns)), "float32", write=True)
+    row, _ = kernel.grid("W")
+    thread = kernel.threads(THREADS)
+    row_logits = Columns(kernel, thread, columns, lambda column: logits[row, column])
+    values = kernel.shared("values", (THREADS,), "float32")
+    sums = kernel.shared("sums", (THREADS,), "float32")
+    places = kernel.shared("places", (THREADS,), "int32")
+
+    fold_sums(kernel, row_logits, values, sums)
+    largest = kernel.local("row_largest", 1, "float32")
+    largest[0] = values[0]
+    log_sum = kernel.local("log_sum", 1, "float32")
+    log_sum[0] = log(sums[0])
+    last_value = kernel.local("last_value", 1, "float32", fill=-LOWEST)
+    last_place = kernel.local("last_place", 1, "int32", fill=-1)
+    best = kernel.local("best", 1, "float32")
+    place = kernel.local("place", 1, "int32")
+    with kernel.loop("rank", min(ALTERNATIVES, columns)) as rank:
+        best[0] = LOWEST
+        place[0] = columns
+        with row_logits.each() as (column, x):
+            after = any_of(x < last_value[0], all_of(x == last_value[0], column > last_place[0]))
+            # Among equals the first, which is the lower column: a thread meets its columns in rising order.
+            with kernel.when(all_of(after, any_of(x > best[0], place[0] == columns))):
+                best[0] = x
+                place[0] = column
+        # What the round before found has been read by all.
+        kernel.barrier()
+        values[thread] = best[0]
+        places[thread] = place[0]
+        fold_largest(kernel, thread, values, places)
+        last_value[0] = values[0]
+        last_place[0] = places[0]
+        with kernel.when(thread == 0):
+            # Logits that are not numbers are never found.
+            ids[row, rank] = minimum(places[0], columns - 1)
+            logprobs[row, rank] = values[0] - largest[0] - log_sum[0]
+    return kernel.finish()
