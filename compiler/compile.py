@@ -95,6 +95,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             activations=list(lowered.activations),
             plan=plan_entry(plan, lowered),
             variants={name: list(rows) for name, rows in lowered.variants.items()},
+            scratch=dict(lowered.scratch),
             kernels=kernels,
             weights=weights,
             shards=shards,

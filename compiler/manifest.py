@@ -88,7 +88,10 @@ class PlanEntry(Entry):
 
 
 class BindingEntry(Entry):
-    """The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``."""
+    """The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``.
+
+    Role "scratch" is the manifest's scratch buffer that ``plane`` names.
+    """
 
     role: str
     plane: str | None
@@ -111,9 +114,11 @@ class KernelEntry(Entry):
 
 
 class VariantEntry(Entry):
-    """One way to run a step: the first row that fits is taken. ``activation`` None fits both dtypes, ``when`` None every batch."""
+    """One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an
+    alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch.
+    """
 
-    kernel: str
+    kernels: list[str]
     activation: Literal["float32", "float16"] | None
     needs: list[str]
     when: Condition
@@ -171,7 +176,7 @@ class AdapterEntry(Entry):
 
 
 class TunedRow(Entry):
-    """Where ``when`` holds, ``variant`` is the fastest: a row of the list, by the name of its kernel."""
+    """Where ``when`` holds, ``variant`` is the fastest: a row of the list, by the names of its kernels joined with "+"."""
 
     when: Condition
     variant: str
@@ -188,6 +193,7 @@ class TuningEntry(Entry):
 class Manifest(Entry):
     """A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards.
 
+    ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
     ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype.
     """
 
@@ -202,6 +208,7 @@ class Manifest(Entry):
     activations: list[ActivationEntry]
     plan: PlanEntry
     variants: dict[str, list[VariantEntry]]
+    scratch: dict[str, BufferEntry]
     kernels: dict[str, KernelEntry]
     weights: dict[str, WeightEntry]
     shards: list[FileEntry]

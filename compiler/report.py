@@ -60,7 +60,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
 
     weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
     kv = sum(size(state.shape, state.dtype) for state in plan.states.values())
-    others = sum(size(buffer.shape, buffer.dtype) for buffer in (*plan.buffers.values(), *plan.inputs.values()))
+    others = sum(size(buffer.shape, buffer.dtype) for buffer in (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values()))
     tables = sum(math.prod(constant.shape) * 4 for constant in plan.constants.values())
     return Report(
         model=manifest.model,
@@ -83,5 +83,6 @@ def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> i
     """Dispatches of one decode step of one sequence at the end of a context."""
     pages = manifest.pages_for(context)
     dims = {"S": 1, "B": 1, "R": 1, "P": pages, "L": pages, "T": context}
-    grids = (manifest.kernels[choose_variant(manifest, step, activation, (), dims).kernel].grid for step in manifest.plan.steps)
+    variants = (choose_variant(manifest, step, activation, (), dims) for step in manifest.plan.steps)
+    grids = (manifest.kernels[name].grid for variant in variants for name in variant.kernels)
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)

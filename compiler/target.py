@@ -15,7 +15,7 @@ from .batch import Runner
 from .bundle import Bundle
 from .errors import RequestError
 from .expr import Expr
-from .manifest import ActivationEntry, BindingEntry, VariantEntry
+from .manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from .plan import Plan
 from .quant import Quantization
 from .reference import ReferenceRunner
@@ -45,6 +45,7 @@ class LoweredPlan:
     activations: tuple[ActivationEntry, ...]
     kernels: Mapping[str, KernelSource]
     variants: Mapping[str, tuple[VariantEntry, ...]]
+    scratch: Mapping[str, BufferEntry]
     step_variants: tuple[str, ...]
 
 

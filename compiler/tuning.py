@@ -33,7 +33,7 @@ def check_tuning(entries: Mapping[Path, TuningEntry], variants: Mapping[str, Seq
     """Raise RequestError where a record names a list or a variant that the bundle does not have."""
     for file, entry in entries.items():
         for name, rows in entry.variants.items():
-            known = [row.kernel for row in variants.get(name, ())]
+            known = ["+".join(row.kernels) for row in variants.get(name, ())]
             for row in rows:
                 if row.variant not in known:
                     what = f"variant '{row.variant}' of '{name}'" if known else f"variants '{name}'"

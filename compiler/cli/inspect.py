@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
     report = make_report(bundle.manifest, context=options.context, activation=options.activation)
     if options.json:
         steps = {step.variants for step in bundle.manifest.plan.steps}
-        rows = {name: [row.kernel for row in bundle.manifest.variants[name]] for name in sorted(steps)}
+        rows = {name: [" + ".join(row.kernels) for row in bundle.manifest.variants[name]] for name in sorted(steps)}
         print_json({**report.to_json(), "step_variants": rows})
         return
     console = Console()
@@ -84,5 +84,5 @@ def kernels(manifest: Manifest) -> Table:
         counts[step.variants] = counts.get(step.variants, 0) + 1
         ops[step.variants] = step.op
     for name, count in counts.items():
-        table.add_row(ops[name], str(count), "\n".join(row.kernel for row in manifest.variants[name]))
+        table.add_row(ops[name], str(count), "\n".join(" + ".join(row.kernels) for row in manifest.variants[name]))
     return table

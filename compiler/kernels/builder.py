@@ -17,7 +17,7 @@ assumes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -35,7 +35,10 @@ Index: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A buffer that a kernel reads or writes. ``role`` is the step's role, with ".q" or ".s" for one plane of a packed weight."""
+    """A buffer that a kernel reads or writes.
+
+    ``role`` is the step's role, with ".q" or ".s" for one plane of a packed weight, or "scratch." and the name of a scratch buffer.
+    """
 
     role: str
     access: str
@@ -43,7 +46,10 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A TIR function before lowering, and what a runtime must know to launch it. ``grid`` counts workgroups in x and y."""
+    """A TIR function before lowering, and what a runtime must know to launch it.
+
+    ``grid`` counts workgroups in x and y; ``scratch`` gives the float32 elements of each scratch buffer that the kernel binds.
+    """
 
     name: str
     function: Any
@@ -51,6 +57,7 @@ class Kernel:
     grid: tuple[Expr, Expr]
     workgroup_size: int
     shared_bytes: int
+    scratch: Mapping[str, Expr]
 
 
 class Array:
@@ -84,6 +91,7 @@ class KernelBuilder:
         self._grid: tuple[Expr, Expr] = (1, 1)
         self._workgroup_size = 0
         self._shared_bytes = 0
+        self._scratch: dict[str, Expr] = {}
 
     def buffer(self, role: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
         """Declare an argument. A dtype such as "float32x4" makes every element a vector, and ``shape`` counts vectors."""
@@ -93,6 +101,16 @@ class KernelBuilder:
         IRBuilder.name(name, buffer)
         self._bindings.append(Binding(role, "write" if write else "read"))
         return Array(buffer)
+
+    def scratch(self, name: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
+        """Declare a buffer by which a variant's kernels pass float32 values to the next; all steps share it."""
+        base, _, lanes = dtype.partition("x")
+        assert base == "float32", dtype
+        elements: Expr = int(lanes or 1)
+        for extent in shape:
+            elements = ["mul", elements, extent]
+        self._scratch[name] = elements
+        return self.buffer(f"scratch.{name}", shape, dtype, write=write)
 
     def size(self, expr: Expr) -> Scalar:
         """A size expression as TIR."""
@@ -182,7 +200,9 @@ class KernelBuilder:
 
     def finish(self) -> Kernel:
         self._frames.close()
-        return Kernel(self.name, self._builder.get(), tuple(self._bindings), self._grid, self._workgroup_size, self._shared_bytes)
+        return Kernel(
+            self.name, self._builder.get(), tuple(self._bindings), self._grid, self._workgroup_size, self._shared_bytes, self._scratch
+        )
 
 
 # --- values ------------------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
+from nearfar.compiler.expr import Expr
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.lower import lower
-from nearfar.compiler.manifest import ActivationEntry, BindingEntry, VariantEntry
+from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from nearfar.compiler.plan import Plan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec
@@ -37,19 +39,29 @@ def lower_plan(
     """WGSL for every variant of every step; see `nearfar.compiler.target`."""
     context = Context(plan, spec, quantization, activations)
     rows = [variants_of(step, context) for step in plan.steps]
-    wanted = {variant.name: variant for row in rows for variant in row}
+    wanted = {name: build for row in rows for variant in row for name, build in variant.kernels.items()}
     kernels = {}
-    for done, (name, variant) in enumerate(wanted.items()):
+    sizes: dict[str, list[Expr]] = {}
+    for done, (name, build) in enumerate(wanted.items()):
         progress(done, len(wanted))
-        kernels[name] = wgsl(variant.build())
+        kernel = build()
+        kernels[name] = wgsl(kernel)
+        for buffer, elements in kernel.scratch.items():
+            sizes.setdefault(buffer, [])
+            sizes[buffer] += [] if elements in sizes[buffer] else [elements]
     progress(len(wanted), len(wanted))
     lists = {list_name(row): tuple(entry(variant) for variant in row) for row in rows}
     return LoweredPlan(
         activations=tuple(ActivationEntry(dtype=dtype, needs=NEEDS[dtype]) for dtype in activations),  # type: ignore[arg-type]
         kernels=kernels,
         variants=lists,
+        scratch={name: BufferEntry(shape=[largest(each)], dtype="float32") for name, each in sizes.items()},
         step_variants=tuple(list_name(row) for row in rows),
     )
+
+
+def largest(sizes: list[Expr]) -> Expr:
+    return reduce(lambda one, other: ["max", one, other], sizes)
 
 
 def wgsl(kernel: Kernel) -> KernelSource:
@@ -77,9 +89,9 @@ def binding(role: str, access: str) -> BindingEntry:
 
 
 def entry(variant: Variant) -> VariantEntry:
-    return VariantEntry(kernel=variant.name, activation=variant.activation, needs=[], when=variant.when)  # type: ignore[arg-type]
+    return VariantEntry(kernels=list(variant.kernels), activation=variant.activation, needs=[], when=variant.when)  # type: ignore[arg-type]
 
 
 def list_name(row: tuple[Variant, ...]) -> str:
-    """The plain variant's name stands for the list: the kernel that runs anywhere."""
+    """The plain variant's name stands for the list: the variant that runs anywhere."""
     return row[-1].name

@@ -6,6 +6,7 @@ pass writes the two arenas, encodes all steps into one compute pass, submits onc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,10 @@ class WebGPURunner:
         self._allocate(bundle)
         self._pipelines: dict[str, Any] = {}
         self._groups: dict[tuple[int, str], Any] = {}
-        # One slice of uniforms a step; a step's kernel may change from batch to batch, its place does not.
-        self._uniforms = self._buffer(ALIGNMENT * len(self._manifest.plan.steps), self._flags.UNIFORM | self._flags.COPY_DST)
-        self._uniform_values = np.zeros(ALIGNMENT // 4 * len(self._manifest.plan.steps), np.int32)
+        # One slice of uniforms a kernel: they depend on the batch's dims alone, whichever step launches it.
+        self._slices = {name: index * ALIGNMENT for index, name in enumerate(self._manifest.kernels)}
+        self._uniforms = self._buffer(ALIGNMENT * len(self._slices), self._flags.UNIFORM | self._flags.COPY_DST)
+        self._uniform_values = np.zeros(ALIGNMENT // 4 * len(self._slices), np.int32)
 
     @property
     def manifest(self) -> Manifest:
@@ -92,7 +94,7 @@ class WebGPURunner:
             if value > self._most[dim]:
                 raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")
         self._write_inputs(batch)
-        launches = [self._launch(index, step, dims) for index, step in enumerate(self._manifest.plan.steps)]
+        launches = [launch for index, step in enumerate(self._manifest.plan.steps) for launch in self._launches(index, step, dims)]
         self._device.queue.write_buffer(self._uniforms, 0, self._uniform_values)
         encoder = self._device.create_command_encoder()
         compute = encoder.begin_compute_pass()
@@ -125,7 +127,8 @@ class WebGPURunner:
                 self._upload(f"{name}.{plane.name}", bundle.plane(name, plane.name))
         for name, constant in plan.constants.items():
             self._upload(name, rope_table(constant.inverse_frequencies, constant.shape[0]))
-        for name, entry in {**plan.buffers, **plan.states}.items():
+        scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
+        for name, entry in {**plan.buffers, **plan.states, **scratch}.items():
             count = int(np.prod([evaluate(size, self._most) for size in entry.shape]))
             size = round_up(count * self._itemsize(entry.dtype), 16)
             self._regions[name] = Region(self._buffer(size, storage), 0, size)
@@ -167,32 +170,33 @@ class WebGPURunner:
 
     # --- steps -----------------------------------------------------------------------------------------------------------------
 
-    def _launch(self, index: int, step: StepEntry, dims: dict[str, int]) -> tuple[Any, Any, tuple[int, int, int]]:
-        """Pipeline, bind group and workgroups of one step, its uniforms set."""
-        kernel_name = choose_variant(self._manifest, step, self.activation, self._device.features, dims).kernel
-        kernel = self._manifest.kernels[kernel_name]
-        grid = spread(evaluate(kernel.grid[0], dims), evaluate(kernel.grid[1], dims))
-        values = np.array([evaluate(expr, dims) for expr in kernel.uniforms], np.int32)
-        start = index * ALIGNMENT // 4
-        self._uniform_values[start : start + len(values)] = values
-        if kernel_name not in self._pipelines:
-            self._pipelines[kernel_name] = self._pipeline(kernel)
-        if (index, kernel_name) not in self._groups:
-            self._groups[index, kernel_name] = self._group(index, step, kernel, self._pipelines[kernel_name])
-        return self._pipelines[kernel_name], self._groups[index, kernel_name], grid
+    def _launches(self, index: int, step: StepEntry, dims: dict[str, int]) -> Iterator[tuple[Any, Any, tuple[int, int, int]]]:
+        """Pipeline, bind group and workgroups of each kernel of one step, its uniforms set."""
+        for name in choose_variant(self._manifest, step, self.activation, self._device.features, dims).kernels:
+            kernel = self._manifest.kernels[name]
+            grid = spread(evaluate(kernel.grid[0], dims), evaluate(kernel.grid[1], dims))
+            values = np.array([evaluate(expr, dims) for expr in kernel.uniforms], np.int32)
+            start = self._slices[name] // 4
+            self._uniform_values[start : start + len(values)] = values
+            if name not in self._pipelines:
+                self._pipelines[name] = self._pipeline(kernel)
+            if (index, name) not in self._groups:
+                self._groups[index, name] = self._group(step, name, self._pipelines[name])
+            yield self._pipelines[name], self._groups[index, name], grid
 
     def _pipeline(self, kernel: KernelEntry) -> Any:
         code = Path(self._path / kernel.file).read_text()
         module = self._device.create_shader_module(code=code)
         return self._device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": kernel.entry})
 
-    def _group(self, index: int, step: StepEntry, kernel: KernelEntry, pipeline: Any) -> Any:
-        names = {**step.inputs, **step.outputs}
+    def _group(self, step: StepEntry, kernel_name: str, pipeline: Any) -> Any:
+        kernel = self._manifest.kernels[kernel_name]
+        names = {**step.inputs, **step.outputs, "scratch": "scratch"}
         regions = []
         for binding in kernel.bindings:
             name = names[binding.role]
             regions.append(self._regions[f"{name}.{binding.plane}" if binding.plane else self._whole(name)])
-        regions.append(Region(self._uniforms, index * ALIGNMENT, round_up(4 * len(kernel.uniforms), 16)))
+        regions.append(Region(self._uniforms, self._slices[kernel_name], round_up(4 * len(kernel.uniforms), 16)))
         entries = [
             {"binding": i, "resource": {"buffer": region.buffer, "offset": region.offset, "size": region.size}}
             for i, region in enumerate(regions)

@@ -1,13 +1,15 @@
 """The variants of every op on WebGPU: for each step, the kernels that can run it, best first; the last row runs anywhere.
 
-A row is a kernel template with its parameters, the activation dtype it is for (None: both), and when it applies. To add a faster kernel,
-write its template in `compiler/kernels/` and put a row above the plain one.
+A row is a kernel template with its parameters (or several, run one after the other), the activation dtype it is for (None: both), and when
+it applies. A row is right for every batch that its structural condition allows, such as S == B, one new token of every sequence; bounds on
+sizes are preferences. To add a faster kernel, write its template in `compiler/kernels/` and put a row above the plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from nearfar.compiler.expr import Condition
 from nearfar.compiler.kernels.argmax import argmax
@@ -27,15 +29,23 @@ from nearfar.compiler.spec import ModelSpec
 # Up to this many rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for 32 rows.
 MAX_VECTOR_ROWS = 4
 
+Build: TypeAlias = Callable[[], Kernel]
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once."""
+    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once. ``before`` are kernels that run first."""
 
     name: str
-    build: Callable[[], Kernel]
+    build: Build
     activation: str | None
     when: Condition = None
+    before: Mapping[str, Build] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> dict[str, Build]:
+        """What makes each kernel, by name, in the order in which they run."""
+        return {**self.before, self.name: self.build}
 
 
 @dataclass(frozen=True, slots=True)

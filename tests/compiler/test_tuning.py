@@ -28,7 +28,7 @@ def test_records_go_into_the_manifest_in_their_order(tiny_checkpoints: Mapping[s
     plain = compile_model(str(tiny_checkpoints["qwen3"]), tmp_path / "plain", CompileOptions(context=64)).manifest
     assert plain.tuning == []
     name, rows = next((name, rows) for name, rows in plain.variants.items() if len(rows) > 1)
-    tuned = {name: [{"when": ["==", "S", 1], "variant": rows[-1].kernel}]}
+    tuned = {name: [{"when": ["==", "S", 1], "variant": "+".join(rows[-1].kernels)}]}
     files = [record(tmp_path, "a.json", variants=tuned), record(tmp_path, "b.json", activation="float32")]
     arguments = ["compile", str(tiny_checkpoints["qwen3"]), "-o", str(tmp_path / "tuned"), "--context", "64", "--json"]
     assert main([*arguments, "--tuning", *map(str, files)]) == 0

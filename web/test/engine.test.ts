@@ -78,11 +78,11 @@ beforeAll(async () => {
 withEngine("progress starts with the manifest, counts every byte and kernel, and ends ready", () => {
   const total = manifest.shards.concat(manifest.files).reduce((sum, { size }) => sum + size, 0);
   expect(reports[0]?.phase).toBe("manifest");
-  expect(reports.at(-1)).toEqual({ phase: "ready", loadedBytes: total, totalBytes: total, compiledKernels: 4, totalKernels: 4 });
+  expect(reports.at(-1)).toEqual({ phase: "ready", loadedBytes: total, totalBytes: total, compiledKernels: 5, totalKernels: 5 });
 });
 
 withEngine("info says what runs where", () => {
-  expect(engine.info).toMatchObject({ model: "letters", context: 256, activation: "float32", kernels: 4, dispatchesPerToken: 3, weightBytes: 256 });
+  expect(engine.info).toMatchObject({ model: "letters", context: 256, activation: "float32", kernels: 5, dispatchesPerToken: 4, weightBytes: 256 });
   expect(engine.info.adapter).not.toBe("");
 });
 

@@ -1,4 +1,5 @@
 // A bundle made by hand, for tests that need no compiler: its "model" maps token t to (3 t + 1) mod 8, by a table of one-hot rows.
+// Rows are taken by two kernels, the first of which passes them on in scratch.
 
 import { createHash } from "node:crypto";
 
@@ -31,6 +32,14 @@ const TAKE_ROWS = `${UNIFORM}
   if (i32(g.y) >= u.S) { return; }
   y[g.y * 8u + l.x] = x[u32(rows[g.y]) * 8u + l.x];
 }`;
+const COPY = `${UNIFORM}
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@group(0) @binding(2) var<uniform> u: U;
+@compute @workgroup_size(8) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_id) l: vec3<u32>) {
+  if (i32(g.y) >= u.S) { return; }
+  y[g.y * 8u + l.x] = x[g.y * 8u + l.x];
+}`;
 const ARGMAX = `${UNIFORM}
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> y: array<i32>;
@@ -51,13 +60,18 @@ export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
     "tokenizer.json": bytesOf(JSON.stringify(TOKENIZER)),
     "kernels/embed.wgsl": bytesOf(EMBED),
     "kernels/take_rows.wgsl": bytesOf(TAKE_ROWS),
+    "kernels/copy.wgsl": bytesOf(COPY),
     "kernels/argmax.wgsl": bytesOf(ARGMAX),
   };
   const kernel = (name: string, roles: readonly string[], rest: Pick<KernelEntry, "uniforms" | "grid" | "workgroup_size">): KernelEntry => ({
     file: `kernels/${name}.wgsl`,
     sha256: hashOf(files, `kernels/${name}.wgsl`),
     entry: "main",
-    bindings: roles.map((role) => ({ role, plane: role === "table" ? "w" : null, access: role === "y" ? "write" : "read" })),
+    bindings: roles.map((role, index) => ({
+      role,
+      plane: role === "table" ? "w" : role === "scratch" ? "rows" : null,
+      access: index === roles.length - 1 ? "write" : "read",
+    })),
     ...rest,
   });
   const embed = kernel("embed", ["table", "token_ids", "y"], { uniforms: ["S", 0], grid: [1, "S"], workgroup_size: 8 });
@@ -96,16 +110,18 @@ export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
     },
     variants: {
       embed: [
-        { kernel: "embed_few", activation: null, needs: [], when: ["<=", "S", 4] },
-        { kernel: "embed_many", ...row },
+        { kernels: ["embed_few"], activation: null, needs: [], when: ["<=", "S", 4] },
+        { kernels: ["embed_many"], ...row },
       ],
-      take_rows: [{ kernel: "take_rows", ...row }],
-      argmax: [{ kernel: "argmax", ...row }],
+      take_rows: [{ kernels: ["take_rows", "copy"], ...row }],
+      argmax: [{ kernels: ["argmax"], ...row }],
     },
+    scratch: { rows: { shape: ["R", 8], dtype: "float32" } },
     kernels: {
       embed_few: embed,
       embed_many: embed,
-      take_rows: kernel("take_rows", ["x", "rows", "y"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
+      take_rows: kernel("take_rows", ["x", "rows", "scratch"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
+      copy: kernel("copy", ["scratch", "y"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
       argmax: kernel("argmax", ["x", "y"], { uniforms: ["R", ["sub", "R", 1]], grid: ["R", 1], workgroup_size: 1 }),
     },
     weights: {

@@ -172,7 +172,7 @@ const PLAN = entry<PlanEntry>({
   outputs: table(text),
 });
 const VARIANT = entry<VariantEntry>({
-  kernel: text,
+  kernels: list(text),
   activation: nullable(oneOf("float32", "float16")),
   needs: list(text),
   when: condition,
@@ -205,6 +205,7 @@ const MANIFEST = entry<Manifest>({
   activations: list(entry<ActivationEntry>({ dtype: oneOf("float32", "float16"), needs: list(text) })),
   plan: PLAN,
   variants: table(list(VARIANT)),
+  scratch: table(BUFFER),
   kernels: table(KERNEL),
   weights: table(WEIGHT),
   shards: list(FILE),

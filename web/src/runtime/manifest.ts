@@ -96,7 +96,7 @@ export interface PlanEntry {
   readonly outputs: Readonly<Record<string, string>>;
 }
 
-/** The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``. */
+/** The buffer at a binding: the step's input or output ``role``, and of a weight the ``plane``. Role "scratch" is the manifest's scratch buffer that ``plane`` names. */
 export interface BindingEntry {
   readonly role: string;
   readonly plane: string | null;
@@ -114,9 +114,9 @@ export interface KernelEntry {
   readonly workgroup_size: number;
 }
 
-/** One way to run a step: the first row that fits is taken. ``activation`` None fits both dtypes, ``when`` None every batch. */
+/** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. */
 export interface VariantEntry {
-  readonly kernel: string;
+  readonly kernels: readonly string[];
   readonly activation: "float32" | "float16" | null;
   readonly needs: readonly string[];
   readonly when: Condition;
@@ -162,7 +162,7 @@ export interface AdapterEntry {
   readonly description: string;
 }
 
-/** Where ``when`` holds, ``variant`` is the fastest: a row of the list, by the name of its kernel. */
+/** Where ``when`` holds, ``variant`` is the fastest: a row of the list, by the names of its kernels joined with "+". */
 export interface TunedRow {
   readonly when: Condition;
   readonly variant: string;
@@ -175,7 +175,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype. */
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -188,6 +188,7 @@ export interface Manifest {
   readonly activations: readonly ActivationEntry[];
   readonly plan: PlanEntry;
   readonly variants: Readonly<Record<string, readonly VariantEntry[]>>;
+  readonly scratch: Readonly<Record<string, BufferEntry>>;
   readonly kernels: Readonly<Record<string, KernelEntry>>;
   readonly weights: Readonly<Record<string, WeightEntry>>;
   readonly shards: readonly FileEntry[];

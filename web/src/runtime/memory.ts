@@ -25,11 +25,11 @@ export function capacityOf(manifest: Manifest): Dims {
 }
 
 export function allocateMemory(allocator: Allocator, manifest: Manifest, activation: ActivationDtype, capacity: Dims): Memory {
-  const { states, constants, buffers: values } = manifest.plan;
+  const { states, constants } = manifest.plan;
   const buffers = new Map<string, GPUBuffer>();
   for (const [name, entry] of Object.entries(states)) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
   const stateBytes = [...buffers.values()].reduce((sum, buffer) => sum + buffer.size, 0);
-  for (const [name, entry] of Object.entries(values)) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
+  for (const [name, entry] of Object.entries(passingBuffers(manifest))) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
   for (const [name, entry] of Object.entries(constants)) {
     const array = computeConstant(entry);
     const expected = entry.shape.reduce((product, size) => product * size, 1);
@@ -43,11 +43,17 @@ export function allocateMemory(allocator: Allocator, manifest: Manifest, activat
 
 /** The bytes of the largest single buffer that a manifest asks for, weights included. */
 export function largestBuffer(manifest: Manifest, activation: ActivationDtype): number {
-  const { states, buffers, constants } = manifest.plan;
+  const { states, constants } = manifest.plan;
   const capacity = capacityOf(manifest);
-  const entries = [...Object.values(states), ...Object.values(buffers)].map((entry) => sizeBytes(entry, activation, capacity));
+  const entries = [...Object.values(states), ...Object.values(passingBuffers(manifest))].map((entry) => sizeBytes(entry, activation, capacity));
   const tables = Object.values(constants).map(({ shape }) => shape.reduce((product, size) => product * size, 4));
   return Math.max(largestPlane(manifest), ...entries, ...tables);
+}
+
+/** What lives within one forward: the plan's buffers, and as "scratch.NAME" what lives within one step. */
+function passingBuffers(manifest: Manifest): Readonly<Record<string, BufferEntry>> {
+  const scratch = Object.entries(manifest.scratch).map(([name, entry]) => [`scratch.${name}`, entry] as const);
+  return { ...manifest.plan.buffers, ...Object.fromEntries(scratch) };
 }
 
 export function sizeBytes(entry: BufferEntry, activation: ActivationDtype, dims: Dims): number {

@@ -18,8 +18,7 @@ export interface Dispatch {
 
 interface ReadyRow {
   readonly when: Condition;
-  readonly kernel: CompiledKernel;
-  readonly bindGroup: GPUBindGroup;
+  readonly launches: readonly Omit<Dispatch, "workgroups">[];
 }
 
 /** Finds what stands behind a name of the plan, of a weight the plane. */
@@ -39,18 +38,21 @@ export class Schedule {
   ) {
     this.#steps = manifest.plan.steps.map((step) =>
       usableRows(manifest, step.variants, activation, features).map((row) => {
-        const kernel = kernels.get(row.kernel);
-        if (kernel === undefined) throw new Error(`kernel ${row.kernel} was not compiled`);
-        return { when: row.when, kernel, bindGroup: bindGroup(device, step, kernel, find, uniform) };
+        const launches = row.kernels.map((name) => {
+          const kernel = kernels.get(name);
+          if (kernel === undefined) throw new Error(`kernel ${name} was not compiled`);
+          return { kernel, bindGroup: bindGroup(device, step, kernel, find, uniform) };
+        });
+        return { when: row.when, launches };
       }),
     );
   }
 
-  /** The dispatches of one forward, in order. Steps without work are left out. */
+  /** The dispatches of one forward, in order. Kernels without work are left out. */
   dispatches(dims: Dims): readonly Dispatch[] {
     const grids = new Map<CompiledKernel, Workgroups | null>();
-    return this.#steps.flatMap((rows) => {
-      const { kernel, bindGroup } = chooseRow(rows, dims);
+    const launches = this.#steps.flatMap((rows) => chooseRow(rows, dims).launches);
+    return launches.flatMap(({ kernel, bindGroup }) => {
       let grid = grids.get(kernel);
       if (grid === undefined) {
         grid = gridOf(kernel.entry, dims);
@@ -64,7 +66,7 @@ export class Schedule {
 /** The names of all kernels that a device may come to run. */
 export function kernelNames(manifest: Manifest, activation: ActivationDtype, features: ReadonlySet<string>): readonly string[] {
   const lists = new Set(manifest.plan.steps.map((step) => step.variants));
-  return [...new Set([...lists].flatMap((list) => usableRows(manifest, list, activation, features).map((row) => row.kernel)))];
+  return [...new Set([...lists].flatMap((list) => usableRows(manifest, list, activation, features).flatMap((row) => row.kernels)))];
 }
 
 function gridOf(kernel: KernelEntry, dims: Dims): Workgroups | null {
@@ -80,7 +82,7 @@ function bindGroup(
   uniform: (kernel: string) => GPUBindingResource,
 ): GPUBindGroup {
   const entries = kernel.entry.bindings.map(({ role, plane }, binding) => {
-    const name = step.inputs[role] ?? step.outputs[role];
+    const name = role === "scratch" ? `scratch.${plane ?? ""}` : (step.inputs[role] ?? step.outputs[role]);
     const resource = name === undefined ? undefined : find(name, plane);
     if (resource === undefined) {
       const what = `${name ?? `role '${role}'`}${plane === null ? "" : `, plane '${plane}'`}`;

@@ -8,11 +8,16 @@ import type { ActivationEntry, Manifest, VariantEntry } from "./manifest.js";
 
 export type ActivationDtype = ActivationEntry["dtype"];
 
-/** The rows of a list that this device can run, in their order. Throws BundleError where there are none. */
+/**
+ * The rows of a list that this device may come to run, in their order: not those for other devices, nor those behind a row of the same condition.
+ * Throws BundleError where there are none.
+ */
 export function usableRows(manifest: Manifest, list: string, activation: ActivationDtype, features: ReadonlySet<string>): readonly VariantEntry[] {
-  const rows = manifest.variants[list]?.filter(
+  const fitting = manifest.variants[list]?.filter(
     (row) => (row.activation === null || row.activation === activation) && row.needs.every((need) => features.has(need)),
   );
+  const conditions = fitting?.map(({ when }) => JSON.stringify(when));
+  const rows = fitting?.filter((_, index) => conditions?.indexOf(conditions[index] ?? "") === index);
   if (rows === undefined || rows.length === 0) {
     throw new BundleError(`manifest.json: variants '${list}' has no row for ${activation} on this device; compile the bundle again`, {
       variants: list,

@@ -37,7 +37,7 @@ test.each([
   [{ shards: {} }, "shards must be a list, not {}"],
   [{ kernels: [] }, "kernels must be an object"],
   [{ activations: [{ dtype: "int8", needs: [] }] }, 'activations[0].dtype must be "float32" or "float16"'],
-  [{ variants: { a: [{ kernel: "k", activation: null, needs: [], when: ["<=", "S"] }] } }, "variants.a[0].when must be a condition"],
+  [{ variants: { a: [{ kernels: ["k"], activation: null, needs: [], when: ["<=", "S"] }] } }, "variants.a[0].when must be a condition"],
 ])("a value of the wrong kind is named with its path: %j", (change, message) => {
   expect(() => checkManifest({ ...manifest, ...change })).toThrow(message);
 });

@@ -4,29 +4,36 @@ import type { VariantEntry } from "../../src/runtime/manifest.js";
 import { chooseRow, usableRows } from "../../src/runtime/variants.js";
 import { lettersBundle } from "../letters_bundle.js";
 
-const row = (kernel: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({ kernel, activation: null, needs: [], when: null, ...rest });
+const row = (kernel: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({ kernels: [kernel], activation: null, needs: [], when: null, ...rest });
 const { manifest } = lettersBundle({
   variants: {
     linear: [
       row("subgroups", { needs: ["subgroups"] }),
       row("half", { activation: "float16" }),
       row("few", { activation: "float32", when: ["<=", "S", 4] }),
+      row("few again", { activation: "float32", when: ["<=", "S", 4] }),
       row("plain", { activation: "float32" }),
     ],
     half_only: [row("half", { activation: "float16" })],
   },
 });
-const names = (rows: readonly VariantEntry[]): readonly string[] => rows.map(({ kernel }) => kernel);
+const names = (rows: readonly VariantEntry[]): readonly string[] => rows.flatMap(({ kernels }) => kernels);
 
 test("rows for another dtype, or for features that the device lacks, are left out", () => {
   expect(names(usableRows(manifest, "linear", "float32", new Set()))).toEqual(["few", "plain"]);
-  expect(names(usableRows(manifest, "linear", "float16", new Set(["subgroups"])))).toEqual(["subgroups", "half"]);
+  expect(names(usableRows(manifest, "linear", "float16", new Set(["subgroups"])))).toEqual(["subgroups"]);
+  expect(names(usableRows(manifest, "linear", "float16", new Set()))).toEqual(["half"]);
+});
+
+test("a row behind another of the same condition is an alternative, which is not run", () => {
+  expect(manifest.variants.linear?.map(({ kernels }) => kernels[0])).toContain("few again");
+  expect(names(usableRows(manifest, "linear", "float32", new Set()))).not.toContain("few again");
 });
 
 test("the first row whose condition holds is chosen", () => {
   const rows = usableRows(manifest, "linear", "float32", new Set());
-  expect(chooseRow(rows, { S: 4 }).kernel).toBe("few");
-  expect(chooseRow(rows, { S: 5 }).kernel).toBe("plain");
+  expect(chooseRow(rows, { S: 4 }).kernels).toEqual(["few"]);
+  expect(chooseRow(rows, { S: 5 }).kernels).toEqual(["plain"]);
 });
 
 test("a list without a usable row, and a batch without a fitting one, are BundleErrors", () => {
