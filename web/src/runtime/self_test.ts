@@ -11,7 +11,10 @@ import type { SelfTestEntry, SelfTestRow } from "./manifest.js";
 /** What the test needs of a runner. */
 export interface TestedRunner {
   readonly numPages: number;
+  /** The logits of the batch's one sampled row. */
   forwardLogits(batch: Batch): Promise<Float32Array>;
+  /** The token that the device takes for the likeliest there. */
+  likeliest(batch: Batch): Promise<number>;
   choose(choices: Choices): void;
 }
 
@@ -142,10 +145,12 @@ class Trials {
       const tokens = prompt_ids.slice(start, start + chunk);
       start += chunk;
       const touched = pages.slice(0, Math.ceil(start / pageSize));
-      const logits = await this.runner.forwardLogits(sequenceBatch(tokens, start - chunk, touched, pageSize, true));
+      const batch = sequenceBatch(tokens, start - chunk, touched, pageSize, true);
+      const logits = await this.runner.forwardLogits(batch);
       const expected = this.#rows.get(start - 1);
       if (expected !== undefined) worst = Math.max(worst, rowDeviation(logits, expected) / this.#scale);
       if (worst > tolerance) break;
+      if (start === prompt_ids.length) worst = Math.max(worst, choiceDeviation(logits, await this.runner.likeliest(batch)) / this.#scale);
     }
     return worst;
   }
@@ -165,12 +170,23 @@ function rowDeviation(logits: Float32Array, { token_ids, logits: expected, logsu
   return Number.isNaN(worst) ? Infinity : worst;
 }
 
+/** How far the logit of the token that was chosen is below the largest. */
+function choiceDeviation(logits: Float32Array, chosen: number): number {
+  const below = largestOf(logits) - (logits[chosen] ?? NaN);
+  return Number.isNaN(below) ? Infinity : below;
+}
+
 function logSumExp(logits: Float32Array): number {
-  let largest = -Infinity;
-  for (const logit of logits) largest = Math.max(largest, logit);
+  const largest = largestOf(logits);
   let sum = 0;
   for (const logit of logits) sum += Math.exp(logit - largest);
   return largest + Math.log(sum);
+}
+
+function largestOf(logits: Float32Array): number {
+  let largest = -Infinity;
+  for (const logit of logits) largest = Math.max(largest, logit);
+  return largest;
 }
 
 function ones(count: number): readonly number[] {

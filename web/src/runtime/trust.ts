@@ -14,7 +14,7 @@ import { browserNotes } from "./notes.js";
 import { sha256 } from "./read_file.js";
 import type { RunnerOptions } from "./runner.js";
 import { Runner } from "./runner.js";
-import type { Verdict } from "./self_test.js";
+import type { TestedRunner, Verdict } from "./self_test.js";
 import { selfTest } from "./self_test.js";
 import { rememberedTuning, shippedTuning } from "./tuning_record.js";
 import type { ActivationDtype } from "./variants.js";
@@ -97,7 +97,7 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     let verdict: Verdict;
     try {
       const variants = new Map([...runner.rows].map(([list, rows]) => [list, [...new Set(rows.map(variantName))]]));
-      verdict = await selfTest(runner, { ...test, tolerance, variants, front: before.front, pageSize: manifest.page_size, signal });
+      verdict = await selfTest(testable(runner), { ...test, tolerance, variants, front: before.front, pageSize: manifest.page_size, signal });
     } catch (error) {
       runner.destroy();
       throw error;
@@ -120,6 +120,18 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     // The bytes that come again have been counted.
     rest = { signal };
   }
+}
+
+/** A runner as the self-test wants it. */
+function testable(runner: Runner): TestedRunner {
+  return {
+    numPages: runner.numPages,
+    forwardLogits: (batch) => runner.forwardLogits(batch),
+    likeliest: async (batch) => (await runner.forward(batch))[0] ?? -1,
+    choose: (choices) => {
+      runner.choose(choices);
+    },
+  };
 }
 
 function infoOf({ switchedOff, largestDeviation, durationMs }: Remembered, remembered: boolean): SelfTestInfo {

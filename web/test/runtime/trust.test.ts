@@ -1,5 +1,7 @@
 // Self-test and tuning on a device: Dawn in Node, on whatever adapter Vulkan finds, and bundles with variants that are wrong or slow.
 
+import { createHash } from "node:crypto";
+
 import { expect, test } from "vitest";
 
 import type { LoadOptions, Notes, SelfTestInfo } from "../../src/index.js";
@@ -7,7 +9,7 @@ import { Engine } from "../../src/index.js";
 import type { Manifest, VariantEntry } from "../../src/runtime/manifest.js";
 import { dawn } from "../../tools/dawn.js";
 import type { LettersBundle } from "../letters_bundle.js";
-import { EMBED, lettersBundle, memorySource } from "../letters_bundle.js";
+import { EMBED, bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -109,6 +111,15 @@ withGpu("untested is what it says: where it is not to run, and where the bundle 
   const untested = { state: "untested", switchedOff: [], largestDeviation: null };
   expect(await selfTestOf(wrong, { selfTest: "never" })).toMatchObject(untested);
   expect(await selfTestOf(lettersBundle({ self_test: null }))).toMatchObject(untested);
+});
+
+withGpu("a device that takes the wrong token for the likeliest is found, though its logits are right", async () => {
+  const { manifest, files } = lettersBundle();
+  const code = new TextDecoder().decode(files["kernels/argmax.wgsl"]).replace("i < 8u", "i < 2u");
+  const file = bytesOf(code);
+  const kernels = { ...manifest.kernels, argmax: { ...manifest.kernels.argmax, sha256: createHash("sha256").update(file).digest("hex") } };
+  const bundle = lettersBundle({ kernels: kernels as Manifest["kernels"] });
+  await expect(load({ ...bundle, files: { ...bundle.files, "kernels/argmax.wgsl": file } })).rejects.toThrow("computes the model wrongly");
 });
 
 withGpu.each([
