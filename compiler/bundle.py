@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -36,17 +37,20 @@ class Bundle:
     path: Path
     manifest: Manifest
 
-    def plane(self, weight: str, plane: str) -> Array:
-        """One plane of a weight, in its stored dtype and shape."""
+    def plane(self, weight: str, plane: str, start: int = 0, stop: int | None = None) -> Array:
+        """Rows [start, stop) of one plane of a weight, in its stored dtype."""
         entry = next(entry for entry in self.manifest.weights[weight].planes if entry.name == plane)
         file = self.path / self.manifest.shards[entry.shard].file
-        count = entry.size // np.dtype(entry.dtype).itemsize
-        return np.fromfile(file, entry.dtype, count, offset=entry.offset).reshape(entry.shape)
+        rows, *columns = entry.shape
+        row = math.prod(columns)
+        count = (rows if stop is None else stop) - start
+        offset = entry.offset + start * row * np.dtype(entry.dtype).itemsize
+        return np.fromfile(file, entry.dtype, count * row, offset=offset).reshape(count, *columns)
 
-    def weight(self, name: str) -> FloatArray:
-        """A weight as the float32 that its stored form means: (N, K), or (N,) for a vector."""
+    def weight(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """Rows [start, stop) of a weight as the float32 that their stored form means: (N, K), or (N,) for a vector."""
         entry = self.manifest.weights[name]
-        planes = {plane.name: self.plane(name, plane.name) for plane in entry.planes}
+        planes = {plane.name: self.plane(name, plane.name, start, stop) for plane in entry.planes}
         if entry.quantization is None:
             return planes["w"]
         return quant.by_name(entry.quantization).unpack(planes, entry.shape[1])

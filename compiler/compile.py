@@ -33,26 +33,30 @@ from .manifest import (
 from .passes import run_passes
 from .plan import Buffer, Plan, make_plan
 from .quant import Quantization
+from .self_test import make_self_test
 from .spec import ModelSpec
 from .target import LoweredPlan, load_target
+from .tuning import check_tuning, read_tuning
 from .weights import check_tensors, write_weights
 
 PAGE_SIZE = 16
 DEFAULT_CONTEXT = 4096
 
-# Called with a phase ("kernels", "weights"), what is done and what there is in all.
+# Called with a phase ("kernels", "weights", "self-test"), what is done and what there is in all.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """``context`` None means 4,096 tokens, or fewer where the model was trained for fewer. ``activations`` are those to offer, best first;
-    None means all that the quantization allows."""
+    None means all that the quantization allows. ``tuning`` are files of measured tunings to ship."""
 
     target: str = "webgpu"
     quantization: str = "q4f16"
     context: int | None = None
     activations: tuple[str, ...] | None = None
+    self_test: bool = True
+    tuning: tuple[Path, ...] = ()
     force: bool = False
 
 
@@ -64,6 +68,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     target = load_target(options.target)
     quantization = quant.by_name(options.quantization)
     activations = choose_activations(options.activations, quantization)
+    tuning = read_tuning(options.tuning)
     checkpoint = load(model)
     spec = checkpoint.spec
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES)
@@ -72,6 +77,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
         check_tensors(checkpoint, graph.parameters)
         plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES))
         lowered = target.lower_plan(plan, spec, quantization, activations, lambda done, total: progress("kernels", done, total))
+        check_tuning(tuning, lowered.variants)
         kernels = write_kernels(lowered, folder, target.KERNEL_SUFFIX)
         weights, shards = write_weights(
             checkpoint, plan.weights, quantization, folder, lambda done, total: progress("weights", done, total)
@@ -95,7 +101,12 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             shards=shards,
             tokenizer=tokenizer_entry(checkpoint),
             files=[file_entry(folder, "tokenizer.json")],
+            self_test=None,
+            tuning=list(tuning.values()),
         )
+        if options.self_test:
+            self_test = make_self_test(Bundle(folder, manifest), lambda done, total: progress("self-test", done, total))
+            manifest = manifest.model_copy(update={"self_test": self_test})
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False))
     return Bundle(output, manifest)
 

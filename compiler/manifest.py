@@ -148,10 +148,55 @@ class TokenizerEntry(Entry):
     add_bos_token: bool | None
 
 
+class SelfTestRow(Entry):
+    """What the reference gives after row ``row`` of the prompt: the ``logits`` of ``token_ids``, and log(sum(exp(logits))) over all."""
+
+    row: int
+    token_ids: list[int]
+    logits: list[float]
+    logsumexp: float
+
+
+class SelfTestEntry(Entry):
+    """A prompt, and what the reference computes for it with float32 activations.
+
+    ``tolerances``: for each activation dtype, how far a device may be off, relative to the largest magnitude among all ``rows``.
+    """
+
+    prompt_ids: list[int]
+    rows: list[SelfTestRow]
+    tolerances: dict[str, float]
+
+
+class AdapterEntry(Entry):
+    """A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo); "" is what a browser keeps to itself."""
+
+    vendor: str
+    architecture: str
+    device: str
+    description: str
+
+
+class TunedRow(Entry):
+    """Where ``when`` holds, ``variant`` is the fastest: a row of the list, by the names of its kernels joined with "+"."""
+
+    when: Condition
+    variant: str
+
+
+class TuningEntry(Entry):
+    """What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists."""
+
+    adapter: AdapterEntry
+    activation: Literal["float32", "float16"]
+    variants: dict[str, list[TunedRow]]
+
+
 class Manifest(Entry):
     """A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards.
 
     ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
+    ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype.
     """
 
     format_version: int
@@ -171,6 +216,8 @@ class Manifest(Entry):
     shards: list[FileEntry]
     tokenizer: TokenizerEntry
     files: list[FileEntry]
+    self_test: SelfTestEntry | None
+    tuning: list[TuningEntry]
 
     def pages_for(self, tokens: int) -> int:
         """How many pages hold that many tokens of one sequence."""

@@ -17,7 +17,7 @@ from .. import quant
 from ..target import TARGETS
 from .output import add_command, megabytes, print_json
 
-PHASES = {"kernels": "lowering kernels", "weights": "packing weights"}
+PHASES = {"kernels": "lowering kernels", "weights": "packing weights", "self-test": "running reference"}
 
 
 def add_parser(commands: Any) -> None:
@@ -39,6 +39,14 @@ def add_parser(commands: Any) -> None:
         "--activations", nargs="+", choices=("float16", "float32"), metavar="DTYPE",
         help="which activation dtypes to offer, best first: float16, float32 (default: all that the weights' format allows)",
     )  # fmt: skip
+    parser.add_argument(
+        "--tuning", nargs="+", type=Path, default=[], metavar="FILE",
+        help="ship what engine.exportTuning() measured on some GPUs, so that these need not measure again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-self-test", action="store_false", dest="self_test",
+        help="leave out the prompt by which runtimes find out whether a GPU computes right",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of progress")
 
@@ -52,6 +60,8 @@ def run(options: argparse.Namespace) -> None:
         quantization=options.quantization,
         context=options.context,
         activations=tuple(options.activations) if options.activations else None,
+        self_test=options.self_test,
+        tuning=tuple(options.tuning),
         force=options.force,
     )
     with progress_bars(quiet=options.json) as bars:

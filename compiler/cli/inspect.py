@@ -41,7 +41,9 @@ def run(options: argparse.Namespace) -> None:
         print_json({**report.to_json(), "step_variants": rows})
         return
     console = Console()
-    console.print(facts(report))
+    table = facts(report)
+    table.add_row("self-test", self_test(bundle.manifest))
+    console.print(table)
     console.print(kernels(bundle.manifest))
 
 
@@ -62,6 +64,13 @@ def facts(report: Report) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def self_test(manifest: Manifest) -> str:
+    if manifest.self_test is None:
+        return "none: a runtime cannot tell whether a GPU computes right"
+    tolerances = ", ".join(f"{tolerance:.1%} with {dtype}" for dtype, tolerance in manifest.self_test.tolerances.items())
+    return f"{len(manifest.self_test.prompt_ids)} tokens, logits within {tolerances}"
 
 
 def kernels(manifest: Manifest) -> Table:

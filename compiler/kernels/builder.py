@@ -328,11 +328,6 @@ maximum = tirx.max
 minimum = tirx.min
 
 
-def reinterpret(value: Scalar, dtype: str) -> Scalar:
-    """The same bits as another dtype."""
-    return tirx.reinterpret(dtype, value)
-
-
 def extern(dtype: str, function: str, *arguments: Scalar) -> Scalar:
     """A call of a builtin of the target's language."""
     return tirx.call_pure_extern(dtype, function, *arguments)

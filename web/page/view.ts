@@ -61,6 +61,11 @@ export class View {
     element("fill", HTMLElement).style.width = `${percent}%`;
     document.querySelector(".track")?.setAttribute("aria-valuenow", percent);
     if (phase === "manifest") return;
+    if (phase === "self-test") {
+      element("phase", HTMLElement).textContent = "Checking that this device computes right";
+      element("amount", HTMLElement).textContent = "";
+      return;
+    }
     const downloading = loadedBytes < totalBytes;
     element("phase", HTMLElement).textContent = downloading ? "Downloading weights" : "Preparing kernels";
     element("amount", HTMLElement).textContent = downloading
@@ -69,9 +74,10 @@ export class View {
   }
 
   ready(info: EngineInfo): void {
-    const { model, quantization, adapter, activation, dispatchesPerToken, downloadBytes } = info;
+    const { model, quantization, adapter, activation, dispatchesPerToken, downloadBytes, selfTest } = info;
     element("model", HTMLElement).textContent = `${model} · ${quantization} · ${megabytes(downloadBytes)} MB`;
-    element("device", HTMLElement).textContent = `${adapter} · ${activation} · ${dispatchesPerToken} dispatches a token`;
+    const tested = { passed: "tested", "passed-with-switched-off": "wrong kernels switched off", untested: "untested" }[selfTest.state];
+    element("device", HTMLElement).textContent = `${adapter} · ${activation} · ${dispatchesPerToken} dispatches a token · ${tested}`;
     document.body.dataset.state = "ready";
     element("composer", HTMLElement).hidden = false;
     this.clear();

@@ -5,14 +5,14 @@ import { generateTokens } from "./engine/generate_tokens.js";
 import { BundleError, RequestError } from "./errors.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { openBundle } from "./runtime/bundle.js";
-import type { DeviceOptions } from "./runtime/device.js";
-import { openDevice } from "./runtime/device.js";
-import { largestBuffer } from "./runtime/memory.js";
+import { Tuner } from "./engine/tuner.js";
+import type { TuningEntry } from "./runtime/manifest.js";
 import { readFile } from "./runtime/read_file.js";
-import type { RunnerInfo } from "./runtime/runner.js";
-import { Runner } from "./runtime/runner.js";
+import type { Runner, RunnerInfo } from "./runtime/runner.js";
 import type { Source } from "./runtime/source.js";
 import { httpSource } from "./runtime/source.js";
+import type { SelfTestInfo, TrustedRunner, TrustOptions } from "./runtime/trust.js";
+import { openTrusted } from "./runtime/trust.js";
 import type { ActivationDtype } from "./runtime/variants.js";
 import type { Message } from "./text/chat_template.js";
 import { TextStream } from "./text/text_stream.js";
@@ -20,14 +20,14 @@ import { Tokenizer } from "./text/tokenizer.js";
 
 /** Weights download while kernels compile, so both counts move at once. */
 export interface LoadProgress {
-  readonly phase: "manifest" | "weights" | "ready";
+  readonly phase: "manifest" | "weights" | "self-test" | "ready";
   readonly loadedBytes: number;
   readonly totalBytes: number;
   readonly compiledKernels: number;
   readonly totalKernels: number;
 }
 
-export interface LoadOptions extends DeviceOptions {
+export interface LoadOptions extends TrustOptions {
   readonly onProgress?: ((progress: LoadProgress) => void) | undefined;
   readonly signal?: AbortSignal | undefined;
 }
@@ -58,16 +58,22 @@ export interface EngineInfo extends RunnerInfo {
   readonly adapter: string;
   readonly activation: ActivationDtype;
   readonly downloadBytes: number;
+  readonly selfTest: SelfTestInfo;
 }
 
 export class Engine {
+  readonly #tuner: Tuner;
+  private readonly runner: Runner;
   #busy = false;
 
   private constructor(
-    private readonly runner: Runner,
+    trusted: TrustedRunner,
     private readonly tokenizer: Tokenizer,
     readonly info: EngineInfo,
-  ) {}
+  ) {
+    this.runner = trusted.runner;
+    this.#tuner = new Tuner(trusted, () => this.#busy);
+  }
 
   /** Load the bundle in a folder of a web server. Throws BundleError, DeviceError, or the signal's reason. */
   static async load(bundle: string | URL | Source, options: LoadOptions = {}): Promise<Engine> {
@@ -81,7 +87,6 @@ export class Engine {
     report({});
     const opened = await openBundle(source, signal);
     const { manifest } = opened;
-    const device = await openDevice(manifest, options, (activation) => largestBuffer(manifest, activation));
     const onBytes = (count: number): void => {
       report({ loadedBytes: progress.loadedBytes + count });
     };
@@ -97,18 +102,22 @@ export class Engine {
       failed.abort(error);
       throw error;
     };
-    const [runner, tokenizer] = await Promise.allSettled([
-      Runner.create(opened, device, { signal: either, onBytes, onKernel }).catch(stop),
+    const onTest = (): void => {
+      report({ phase: "self-test" });
+    };
+    const [trusted, tokenizer] = await Promise.allSettled([
+      openTrusted(opened, options, { signal: either, onBytes, onKernel }, onTest).catch(stop),
       loadTokenizer(opened, either, onBytes).catch(stop),
     ]);
-    if (runner.status === "fulfilled" && tokenizer.status === "fulfilled") {
+    if (trusted.status === "fulfilled" && tokenizer.status === "fulfilled") {
       const { model, quantization, context } = manifest;
+      const { runner, device, selfTest } = trusted.value;
       const { adapter, activation } = device;
-      const info = { model, quantization, context, adapter, activation, downloadBytes: totalBytes, ...runner.value.info };
+      const info = { model, quantization, context, adapter, activation, downloadBytes: totalBytes, selfTest, ...runner.info };
       report({ phase: "ready" });
-      return new Engine(runner.value, tokenizer.value, info);
+      return new Engine(trusted.value, tokenizer.value, info);
     }
-    if (runner.status === "fulfilled") runner.value.destroy();
+    if (trusted.status === "fulfilled") trusted.value.runner.destroy();
     throw failed.signal.reason as Error;
   }
 
@@ -155,8 +164,14 @@ export class Engine {
     }
   }
 
+  /** Which variants are fastest on this device, for `nearfar compile --tuning`. Waits for a measurement under way; null where there is no record. */
+  exportTuning(): Promise<TuningEntry | null> {
+    return this.#tuner.record;
+  }
+
   /** Free the device and all its memory. */
   destroy(): void {
+    this.#tuner.stop();
     this.runner.destroy();
   }
 

@@ -5,6 +5,9 @@ export type { EngineInfo, GenerateOptions, GenerationEvent, LoadOptions, LoadPro
 export { Engine } from "./engine.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";
 export { BundleError, DeviceError, NearfarError, RequestError } from "./errors.js";
+export type { AdapterEntry, TunedRow, TuningEntry } from "./runtime/manifest.js";
+export type { Notes } from "./runtime/notes.js";
 export type { Source } from "./runtime/source.js";
 export { httpSource } from "./runtime/source.js";
+export type { SelfTestInfo } from "./runtime/trust.js";
 export type { Message } from "./text/chat_template.js";

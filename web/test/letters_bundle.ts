@@ -14,7 +14,7 @@ export interface LettersBundle {
 }
 
 const UNIFORM = "struct U { S: i32, last: u32 }";
-const EMBED = `${UNIFORM}
+export const EMBED = `${UNIFORM}
 @group(0) @binding(0) var<storage, read> t: array<f32>;
 @group(0) @binding(1) var<storage, read> ids: array<i32>;
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
@@ -51,8 +51,8 @@ const ARGMAX = `${UNIFORM}
   y[g.x] = i32(best);
 }`;
 
-/** Stops at token 5 ("f"). ``changes`` replaces keys of the manifest. */
-export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
+/** Stops at token 5 ("f"). ``changes`` replaces keys of the manifest, ``embeds`` are more kernels that bind what "embed" binds, by name. */
+export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<Record<string, string>> = {}): LettersBundle {
   const table = new Float32Array(64);
   for (let token = 0; token < 8; token++) table[token * 8 + ((3 * token + 1) % 8)] = 10;
   const files: Files = {
@@ -62,6 +62,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
     "kernels/take_rows.wgsl": bytesOf(TAKE_ROWS),
     "kernels/copy.wgsl": bytesOf(COPY),
     "kernels/argmax.wgsl": bytesOf(ARGMAX),
+    ...Object.fromEntries(Object.entries(embeds).map(([name, code]) => [`kernels/${name}.wgsl`, bytesOf(code)])),
   };
   const kernel = (name: string, roles: readonly string[], rest: Pick<KernelEntry, "uniforms" | "grid" | "workgroup_size">): KernelEntry => ({
     file: `kernels/${name}.wgsl`,
@@ -74,7 +75,8 @@ export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
     })),
     ...rest,
   });
-  const embed = kernel("embed", ["table", "token_ids", "y"], { uniforms: ["S", 0], grid: [1, "S"], workgroup_size: 8 });
+  const embedding = (name: string): KernelEntry =>
+    kernel(name, ["table", "token_ids", "y"], { uniforms: ["S", 0], grid: [1, "S"], workgroup_size: 8 });
   const row = { activation: null, needs: [], when: null };
   const ints = (size: Manifest["plan"]["inputs"][string]["shape"][number]) => ({ shape: [size], dtype: "int32" as const });
   const file = (name: string) => ({ file: name, size: files[name]?.length ?? 0, sha256: hashOf(files, name) });
@@ -118,8 +120,9 @@ export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
     },
     scratch: { rows: { shape: ["R", 8], dtype: "float32" } },
     kernels: {
-      embed_few: embed,
-      embed_many: embed,
+      embed_few: embedding("embed"),
+      embed_many: embedding("embed"),
+      ...Object.fromEntries(Object.keys(embeds).map((name) => [name, embedding(name)])),
       take_rows: kernel("take_rows", ["x", "rows", "scratch"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
       copy: kernel("copy", ["scratch", "y"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
       argmax: kernel("argmax", ["x", "y"], { uniforms: ["R", ["sub", "R", 1]], grid: ["R", 1], workgroup_size: 1 }),
@@ -130,6 +133,8 @@ export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
     shards: [file("weights/00000.bin")],
     tokenizer: { file: "tokenizer.json", chat_template: "{% for m in messages %}{{ m.content }}{% endfor %}", ...NO_SPECIAL_TOKENS },
     files: [file("tokenizer.json")],
+    self_test: SELF_TEST,
+    tuning: [],
     ...changes,
   };
   files["manifest.json"] = bytesOf(JSON.stringify(manifest));
@@ -163,6 +168,16 @@ export function memorySource(files: Files, piece = 100): Source {
 export function bytesOf(text: string): Uint8Array<ArrayBuffer> {
   return new Uint8Array(new TextEncoder().encode(text));
 }
+
+// Of eight logits one is 10, the others are 0.
+const SELF_TEST: Manifest["self_test"] = {
+  prompt_ids: Array.from({ length: 20 }, (_, index) => (5 * index) % 8),
+  rows: Array.from({ length: 20 }, (_, index) => {
+    const next = (15 * index + 1) % 8;
+    return { row: index, token_ids: [next, (next + 1) % 8], logits: [10, 0], logsumexp: Math.log(Math.exp(10) + 7) };
+  }),
+  tolerances: { float32: 1e-3, float16: 1e-2 },
+};
 
 const NO_SPECIAL_TOKENS = { bos_token: null, eos_token: null, pad_token: null, unk_token: null, add_bos_token: null };
 

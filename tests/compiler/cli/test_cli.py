@@ -98,7 +98,7 @@ def test_inspect_counts_what_the_bundle_costs(tiny_bundle: Path, capsys: pytest.
 def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tiny_bundle), "--verify"]) == 0
     printed = capsys.readouterr().out
-    for word in ("qwen3", "q4f16", "dispatches", "attention_f32"):
+    for word in ("qwen3", "q4f16", "dispatches", "attention_f32", "24 tokens, logits within 0.5%"):
         assert word in printed
 
 

@@ -1,7 +1,7 @@
 // The device. A manifest and WebGPU flow in; a GPUDevice with just what the bundle needs flows out, or a DeviceError that names what is missing.
 
 import { DeviceError, messageOf } from "../errors.js";
-import type { Manifest } from "./manifest.js";
+import type { AdapterEntry, Manifest } from "./manifest.js";
 import type { ActivationDtype } from "./variants.js";
 
 /** ``gpu`` stands in for navigator.gpu, ``adapter`` for what it would choose. */
@@ -15,8 +15,13 @@ export interface OpenDevice {
   readonly device: GPUDevice;
   readonly activation: ActivationDtype;
   readonly features: ReadonlySet<string>;
+  /** The adapter in words, and as its parts. */
   readonly adapter: string;
+  readonly adapterEntry: AdapterEntry;
 }
+
+// Nothing needs it; where it is there, variants are timed by the device's own clock.
+const TIMESTAMPS = "timestamp-query";
 
 type LimitName =
   | "maxBufferSize"
@@ -34,27 +39,33 @@ const DEFAULT_LIMITS: Readonly<Record<LimitName, number>> = {
   maxComputeWorkgroupSizeX: 256,
 };
 
-/** ``largestBuffer`` gives the bytes of the largest buffer once the activation dtype is known. */
+/** ``largestBuffer`` gives the bytes of the largest buffer once the activation dtype is known, which is none of ``without``. */
 export async function openDevice(
   manifest: Manifest,
   options: DeviceOptions,
   largestBuffer: (activation: ActivationDtype) => number,
+  without: ReadonlySet<ActivationDtype> = new Set(),
 ): Promise<OpenDevice> {
   const adapter = options.adapter ?? (await findAdapter(options.gpu));
-  const activation = chooseActivation(manifest, adapter.features);
-  const features = new Set([...(manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? []), ...variantNeeds(manifest, adapter.features)]);
+  const activation = chooseActivation(manifest, adapter.features, without);
+  const needs = manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? [];
+  const features = new Set([...needs, ...variantNeeds(manifest, adapter.features), ...(adapter.features.has(TIMESTAMPS) ? [TIMESTAMPS] : [])]);
   const requiredLimits = limitsBeyondDefault(manifest, largestBuffer(activation), adapter.limits);
   try {
     const device = await adapter.requestDevice({ label: "nearfar", requiredFeatures: [...features] as GPUFeatureName[], requiredLimits });
-    return { device, activation, features, adapter: describeAdapter(adapter.info) };
+    return { device, activation, features, adapter: describeAdapter(adapter.info), adapterEntry: adapterEntry(adapter.info) };
   } catch (error) {
     throw new DeviceError(`The WebGPU adapter gives no device (${messageOf(error)}); reload the page, or restart the browser`, {}, { cause: error });
   }
 }
 
 /** The first activation dtype whose needs are met. Throws DeviceError naming the missing features. */
-export function chooseActivation(manifest: Manifest, features: ReadonlySet<string>): ActivationDtype {
-  const entry = manifest.activations.find(({ needs }) => needs.every((need) => features.has(need)));
+export function chooseActivation(
+  manifest: Manifest,
+  features: ReadonlySet<string>,
+  without: ReadonlySet<ActivationDtype> = new Set(),
+): ActivationDtype {
+  const entry = manifest.activations.find(({ dtype, needs }) => !without.has(dtype) && needs.every((need) => features.has(need)));
   if (entry !== undefined) return entry.dtype;
   const missing = [...new Set(manifest.activations.flatMap(({ needs }) => needs.filter((need) => !features.has(need))))];
   const dtypes = manifest.activations.map(({ dtype }) => dtype).join(", ");
@@ -65,7 +76,13 @@ export function chooseActivation(manifest: Manifest, features: ReadonlySet<strin
   );
 }
 
-async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
+/** The parts of a description by which adapters are told apart. */
+export function adapterEntry({ vendor, architecture, device, description }: GPUAdapterInfo): AdapterEntry {
+  return { vendor, architecture, device, description };
+}
+
+/** Throws DeviceError that says why there is none. */
+export async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
   const gpu = given ?? (typeof navigator === "undefined" ? undefined : (navigator.gpu));
   if (gpu === undefined) {
     const reason =

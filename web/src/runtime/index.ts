@@ -15,4 +15,6 @@ export type { RunnerInfo, RunnerOptions } from "./runner.js";
 export { Runner } from "./runner.js";
 export type { Source } from "./source.js";
 export { httpSource } from "./source.js";
+export type { SelfTestInfo, TrustedRunner, TrustOptions } from "./trust.js";
+export { openTrusted } from "./trust.js";
 export type { ActivationDtype } from "./variants.js";

@@ -5,6 +5,7 @@
 import { BundleError } from "../errors.js";
 import type {
   ActivationEntry,
+  AdapterEntry,
   BindingEntry,
   BufferEntry,
   ConstantEntry,
@@ -15,8 +16,12 @@ import type {
   PlanEntry,
   PlaneEntry,
   RopeSpec,
+  SelfTestEntry,
+  SelfTestRow,
   StepEntry,
   TokenizerEntry,
+  TunedRow,
+  TuningEntry,
   VariantEntry,
   WeightEntry,
 } from "./manifest.js";
@@ -193,6 +198,16 @@ const WEIGHT = entry<WeightEntry>({
     entry<PlaneEntry>({ name: text, dtype: oneOf("float32", "float16", "uint32"), shape: list(int), shard: int, offset: int, size: int }),
   ),
 });
+const SELF_TEST = entry<SelfTestEntry>({
+  prompt_ids: list(int),
+  rows: list(entry<SelfTestRow>({ row: int, token_ids: list(int), logits: list(number), logsumexp: number })),
+  tolerances: table(number),
+});
+const TUNING = entry<TuningEntry>({
+  adapter: entry<AdapterEntry>({ vendor: text, architecture: text, device: text, description: text }),
+  activation: oneOf("float32", "float16"),
+  variants: table(list(entry<TunedRow>({ when: condition, variant: text }))),
+});
 const MANIFEST = entry<Manifest>({
   format_version: int,
   generator: text,
@@ -219,6 +234,8 @@ const MANIFEST = entry<Manifest>({
     add_bos_token: nullable(flag),
   }),
   files: list(FILE),
+  self_test: nullable(SELF_TEST),
+  tuning: list(TUNING),
 });
 
 function isRecord(value: unknown): value is Record<string, unknown> {

@@ -139,7 +139,43 @@ export interface TokenizerEntry {
   readonly add_bos_token: boolean | null;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. */
+/** What the reference gives after row ``row`` of the prompt: the ``logits`` of ``token_ids``, and log(sum(exp(logits))) over all. */
+export interface SelfTestRow {
+  readonly row: number;
+  readonly token_ids: readonly number[];
+  readonly logits: readonly number[];
+  readonly logsumexp: number;
+}
+
+/** A prompt, and what the reference computes for it with float32 activations. ``tolerances``: for each activation dtype, how far a device may be off, relative to the largest magnitude among all ``rows``. */
+export interface SelfTestEntry {
+  readonly prompt_ids: readonly number[];
+  readonly rows: readonly SelfTestRow[];
+  readonly tolerances: Readonly<Record<string, number>>;
+}
+
+/** A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo); "" is what a browser keeps to itself. */
+export interface AdapterEntry {
+  readonly vendor: string;
+  readonly architecture: string;
+  readonly device: string;
+  readonly description: string;
+}
+
+/** Where ``when`` holds, ``variant`` is the fastest: a row of the list, by the names of its kernels joined with "+". */
+export interface TunedRow {
+  readonly when: Condition;
+  readonly variant: string;
+}
+
+/** What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists. */
+export interface TuningEntry {
+  readonly adapter: AdapterEntry;
+  readonly activation: "float32" | "float16";
+  readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
+}
+
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -158,4 +194,6 @@ export interface Manifest {
   readonly shards: readonly FileEntry[];
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
+  readonly self_test: SelfTestEntry | null;
+  readonly tuning: readonly TuningEntry[];
 }

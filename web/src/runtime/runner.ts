@@ -6,14 +6,19 @@ import { Arena } from "./arena.js";
 import type { Batch } from "./batch.js";
 import { dimsOf } from "./batch.js";
 import type { Bundle } from "./bundle.js";
+import type { Choices } from "./choices.js";
+import { NO_CHOICES } from "./choices.js";
 import type { OpenDevice } from "./device.js";
 import type { Dims } from "./expr.js";
-import type { Expr, Manifest } from "./manifest.js";
+import type { Expr, Manifest, VariantEntry } from "./manifest.js";
 import { allocateMemory, capacityOf } from "./memory.js";
 import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
 import { Readback } from "./readback.js";
+import type { Dispatch } from "./schedule.js";
 import { Schedule, kernelNames } from "./schedule.js";
+import { Stopwatch } from "./stopwatch.js";
+import { selectRows } from "./variants.js";
 import { allocateWeights, loadWeights, planeKey } from "./weights.js";
 
 export interface RunnerOptions {
@@ -22,6 +27,10 @@ export interface RunnerOptions {
   readonly onBytes?: (count: number) => void;
   /** Told how many of the kernels are compiled. */
   readonly onKernel?: (done: number, total: number) => void;
+  /** The compiler's own where there are none. */
+  readonly choices?: Choices;
+  /** Make ready also what does not run under these choices, so that `choose` may take it. */
+  readonly alternatives?: boolean;
 }
 
 /** Sizes in bytes on the device. ``dispatchesPerToken`` counts those of a forward of one token. */
@@ -38,9 +47,12 @@ type OutputRole = "logits" | "next_token_ids";
 export class Runner {
   readonly info: RunnerInfo;
   #problem: DeviceError | null = null;
+  #stopwatch: Stopwatch | null = null;
 
   private constructor(
     readonly manifest: Manifest,
+    /** By list, the variants that are ready to run. */
+    readonly rows: ReadonlyMap<string, readonly VariantEntry[]>,
     private readonly open: OpenDevice,
     private readonly allocator: Allocator,
     private readonly arena: Arena,
@@ -81,7 +93,9 @@ export class Runner {
   private static async build(bundle: Bundle, open: OpenDevice, allocator: Allocator, signal: AbortSignal, options: RunnerOptions): Promise<Runner> {
     const { manifest, source } = bundle;
     const { device, activation, features } = open;
-    const names = kernelNames(manifest, activation, features);
+    const { choices = NO_CHOICES, alternatives = false } = options;
+    const rows = selectRows(manifest, activation, features, alternatives ? null : choices);
+    const names = kernelNames(rows);
     const uniforms = new Map<string, readonly Expr[]>(names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]));
     const capacity = capacityOf(manifest);
 
@@ -114,9 +128,10 @@ export class Runner {
       const buffer = memory.buffers.get(name) ?? weights.get(planeKey(name, plane ?? "w"));
       return buffer === undefined ? arena.input(name) : { buffer };
     };
-    const schedule = new Schedule(device, manifest, activation, features, kernels, find, (kernel) => arena.uniform(kernel));
+    const schedule = new Schedule(device, manifest, rows, kernels, find, (kernel) => arena.uniform(kernel));
+    schedule.choose(choices);
     const sizes = { kernels: names.length, weightBytes, stateBytes: memory.stateBytes };
-    return new Runner(manifest, open, allocator, arena, schedule, readbacks, capacity, sizes);
+    return new Runner(manifest, rows, open, allocator, arena, schedule, readbacks, capacity, sizes);
   }
 
   /** The device's pages, each of ``manifest.page_size`` tokens. */
@@ -134,6 +149,32 @@ export class Runner {
   async forwardLogits(batch: Batch): Promise<Float32Array> {
     const bytes = await this.run(batch, "logits", this.manifest.spec.vocab_size);
     return new Float32Array(bytes);
+  }
+
+  /** From the next batch on, run by these choices among `rows`. */
+  choose(choices: Choices): void {
+    this.schedule.choose(choices);
+  }
+
+  /**
+   * For tuning: the time in ms of ``count`` steps of a list, one after the other, all by one variant, as ``batch`` would run them. What they compute is
+   * overwritten by the next forward, but for the batch's keys and values. One call at a time.
+   */
+  async time(batch: Batch, list: string, variant: string, count: number): Promise<number> {
+    this.requireHealth();
+    const dims = dimsOf(batch, this.numPages);
+    this.requireFit(dims);
+    const steps = this.schedule.variantDispatches(list, variant, dims);
+    const dispatches = Array.from({ length: count }, (_, index) => steps[index % steps.length] ?? []).flat();
+    this.#stopwatch ??= new Stopwatch(this.allocator);
+    this.put(batch, dispatches, dims);
+    try {
+      return await this.#stopwatch.time((pass) => {
+        encodeDispatches(pass, dispatches);
+      });
+    } catch (error) {
+      throw this.#problem ?? new DeviceError(`The WebGPU device failed (${messageOf(error)}); load the model again`, {}, { cause: error });
+    }
   }
 
   /** Free the device and all its memory. */
@@ -170,18 +211,17 @@ export class Runner {
 
   private encode(encoder: GPUCommandEncoder, batch: Batch, dims: Dims): void {
     const dispatches = this.schedule.dispatches(dims);
+    this.put(batch, dispatches, dims);
+    const pass = encoder.beginComputePass();
+    encodeDispatches(pass, dispatches);
+    pass.end();
+  }
+
+  /** Send a batch, and its sizes for the kernels that will run it. */
+  private put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
     this.arena.putInputs(batch);
     for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel))) this.arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
     this.arena.write();
-    const pass = encoder.beginComputePass();
-    let current: CompiledKernel | null = null;
-    for (const { kernel, bindGroup, workgroups } of dispatches) {
-      if (kernel !== current) pass.setPipeline(kernel.pipeline);
-      current = kernel;
-      pass.setBindGroup(0, bindGroup);
-      pass.dispatchWorkgroups(...workgroups);
-    }
-    pass.end();
   }
 
   private requireHealth(): void {
@@ -193,6 +233,16 @@ export class Runner {
       const size = dims[dim] ?? 0;
       if (size > most) throw new RequestError(`batch: ${dim} is ${size}, this runner takes at most ${most}; split the batch`, { dim, found: size, most });
     }
+  }
+}
+
+function encodeDispatches(pass: GPUComputePassEncoder, dispatches: readonly Dispatch[]): void {
+  let current: CompiledKernel | null = null;
+  for (const { kernel, bindGroup, workgroups } of dispatches) {
+    if (kernel !== current) pass.setPipeline(kernel.pipeline);
+    current = kernel;
+    pass.setBindGroup(0, bindGroup);
+    pass.dispatchWorkgroups(...workgroups);
   }
 }
 

@@ -1,14 +1,15 @@
 // The schedule: a plan's steps made ready for a device. Steps, compiled kernels and buffers flow in; for a batch, the dispatches to encode flow out.
 
 import { BundleError } from "../errors.js";
+import type { Choices } from "./choices.js";
+import { arrange, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
 import { evaluate } from "./expr.js";
 import type { Workgroups } from "./grid.js";
 import { workgroups } from "./grid.js";
-import type { Condition, KernelEntry, Manifest, StepEntry } from "./manifest.js";
+import type { KernelEntry, Manifest, StepEntry, VariantEntry } from "./manifest.js";
 import type { CompiledKernel } from "./pipelines.js";
-import type { ActivationDtype } from "./variants.js";
-import { chooseRow, usableRows } from "./variants.js";
+import { chooseRow } from "./variants.js";
 
 export interface Dispatch {
   readonly kernel: CompiledKernel;
@@ -16,57 +17,82 @@ export interface Dispatch {
   readonly workgroups: Workgroups;
 }
 
-interface ReadyRow {
-  readonly when: Condition;
-  readonly launches: readonly Omit<Dispatch, "workgroups">[];
+type Launch = Omit<Dispatch, "workgroups">;
+
+interface ReadyRow extends Pick<VariantEntry, "kernels" | "when"> {
+  readonly launches: readonly Launch[];
+}
+
+interface ReadyStep {
+  readonly list: string;
+  readonly rows: readonly ReadyRow[];
 }
 
 /** Finds what stands behind a name of the plan, of a weight the plane. */
 export type FindBinding = (name: string, plane: string | null) => GPUBindingResource | undefined;
 
 export class Schedule {
-  readonly #steps: readonly (readonly ReadyRow[])[];
+  readonly #steps: readonly ReadyStep[];
+  /** Of each step, the rows in the order in which a batch tries them. */
+  #arranged: readonly (readonly ReadyRow[])[] = [];
 
+  /** ``rows`` of each list are made ready; `choose` then says which of them run. */
   constructor(
     device: GPUDevice,
     manifest: Manifest,
-    activation: ActivationDtype,
-    features: ReadonlySet<string>,
+    rows: ReadonlyMap<string, readonly VariantEntry[]>,
     kernels: ReadonlyMap<string, CompiledKernel>,
     find: FindBinding,
     uniform: (kernel: string) => GPUBindingResource,
   ) {
-    this.#steps = manifest.plan.steps.map((step) =>
-      usableRows(manifest, step.variants, activation, features).map((row) => {
+    this.#steps = manifest.plan.steps.map((step) => ({
+      list: step.variants,
+      rows: (rows.get(step.variants) ?? []).map((row) => {
         const launches = row.kernels.map((name) => {
           const kernel = kernels.get(name);
           if (kernel === undefined) throw new Error(`kernel ${name} was not compiled`);
           return { kernel, bindGroup: bindGroup(device, step, kernel, find, uniform) };
         });
-        return { when: row.when, launches };
+        return { kernels: row.kernels, when: row.when, launches };
       }),
-    );
+    }));
+  }
+
+  /** From the next batch on, steps take their rows by these choices. */
+  choose(choices: Choices): void {
+    this.#arranged = this.#steps.map(({ list, rows }) => arrange(rows, list, choices));
   }
 
   /** The dispatches of one forward, in order. Kernels without work are left out. */
   dispatches(dims: Dims): readonly Dispatch[] {
-    const grids = new Map<CompiledKernel, Workgroups | null>();
-    const launches = this.#steps.flatMap((rows) => chooseRow(rows, dims).launches);
-    return launches.flatMap(({ kernel, bindGroup }) => {
-      let grid = grids.get(kernel);
-      if (grid === undefined) {
-        grid = gridOf(kernel.entry, dims);
-        grids.set(kernel, grid);
-      }
-      return grid === null ? [] : [{ kernel, bindGroup, workgroups: grid }];
-    });
+    return dispatchesOf(
+      this.#arranged.flatMap((rows) => chooseRow(rows, dims).launches),
+      dims,
+    );
+  }
+
+  /** The dispatches of a list's steps, each step's by themselves, all by one variant. */
+  variantDispatches(list: string, variant: string, dims: Dims): readonly (readonly Dispatch[])[] {
+    const rows = this.#steps.filter((step) => step.list === list).flatMap((step) => step.rows.filter((row) => variantName(row) === variant));
+    return rows.map(({ launches }) => dispatchesOf(launches, dims));
   }
 }
 
-/** The names of all kernels that a device may come to run. */
-export function kernelNames(manifest: Manifest, activation: ActivationDtype, features: ReadonlySet<string>): readonly string[] {
-  const lists = new Set(manifest.plan.steps.map((step) => step.variants));
-  return [...new Set([...lists].flatMap((list) => usableRows(manifest, list, activation, features).flatMap((row) => row.kernels)))];
+/** The names of all kernels of some rows. */
+export function kernelNames(rows: ReadonlyMap<string, readonly VariantEntry[]>): readonly string[] {
+  return [...new Set([...rows.values()].flatMap((list) => list.flatMap((row) => row.kernels)))];
+}
+
+function dispatchesOf(launches: readonly Launch[], dims: Dims): readonly Dispatch[] {
+  const grids = new Map<CompiledKernel, Workgroups | null>();
+  return launches.flatMap(({ kernel, bindGroup }) => {
+    let grid = grids.get(kernel);
+    if (grid === undefined) {
+      grid = gridOf(kernel.entry, dims);
+      grids.set(kernel, grid);
+    }
+    return grid === null ? [] : [{ kernel, bindGroup, workgroups: grid }];
+  });
 }
 
 function gridOf(kernel: KernelEntry, dims: Dims): Workgroups | null {

@@ -2,22 +2,19 @@
 // and for one batch the first of them whose condition holds.
 
 import { BundleError } from "../errors.js";
+import type { Choices } from "./choices.js";
+import { arrange, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
 import { holds } from "./expr.js";
 import type { ActivationEntry, Manifest, VariantEntry } from "./manifest.js";
 
 export type ActivationDtype = ActivationEntry["dtype"];
 
-/**
- * The rows of a list that this device may come to run, in their order: not those for other devices, nor those behind a row of the same condition.
- * Throws BundleError where there are none.
- */
+/** The rows of a list that this device can run, in their order. Throws BundleError where there are none. */
 export function usableRows(manifest: Manifest, list: string, activation: ActivationDtype, features: ReadonlySet<string>): readonly VariantEntry[] {
-  const fitting = manifest.variants[list]?.filter(
+  const rows = manifest.variants[list]?.filter(
     (row) => (row.activation === null || row.activation === activation) && row.needs.every((need) => features.has(need)),
   );
-  const conditions = fitting?.map(({ when }) => JSON.stringify(when));
-  const rows = fitting?.filter((_, index) => conditions?.indexOf(conditions[index] ?? "") === index);
   if (rows === undefined || rows.length === 0) {
     throw new BundleError(`manifest.json: variants '${list}' has no row for ${activation} on this device; compile the bundle again`, {
       variants: list,
@@ -25,6 +22,24 @@ export function usableRows(manifest: Manifest, list: string, activation: Activat
     });
   }
   return rows;
+}
+
+/** The rows of all lists of a plan, by list: all that the device can run, or those to which a batch comes under ``choices``. */
+export function selectRows(
+  manifest: Manifest,
+  activation: ActivationDtype,
+  features: ReadonlySet<string>,
+  choices: Choices | null,
+): ReadonlyMap<string, readonly VariantEntry[]> {
+  const lists = new Set(manifest.plan.steps.map((step) => step.variants));
+  return new Map(
+    [...lists].map((list) => {
+      const rows = usableRows(manifest, list, activation, features);
+      const wanted = choices === null ? rows : arrange(rows, list, choices);
+      const names = new Set(wanted.map(variantName));
+      return [list, rows.filter((row) => names.has(variantName(row)))] as const;
+    }),
+  );
 }
 
 /** The first row that fits the batch. Throws BundleError where none does. */

@@ -12,6 +12,7 @@ test("the first activation dtype whose needs the device has is chosen", () => {
   const { manifest } = lettersBundle({ activations: [HALF, FULL] });
   expect(chooseActivation(manifest, new Set(["shader-f16"]))).toBe("float16");
   expect(chooseActivation(manifest, new Set())).toBe("float32");
+  expect(chooseActivation(manifest, new Set(["shader-f16"]), new Set(["float16"]))).toBe("float32");
 });
 
 test("a float16 bundle without shader-f16 is a DeviceError that names the feature", () => {
@@ -28,7 +29,7 @@ test("a browser without an adapter is a DeviceError", async () => {
   await expect(openDevice(lettersBundle().manifest, { gpu }, () => 0)).rejects.toMatchObject({ code: "device_error", details: { missing: "adapter" } });
 });
 
-test("only the features and limits that the bundle needs are asked for", async () => {
+test("only the features and limits that the bundle needs are asked for, and the device's clock", async () => {
   const asked: GPUDeviceDescriptor[] = [];
   const adapter = {
     features: new Set(["shader-f16", "subgroups", "timestamp-query"]),
@@ -43,7 +44,7 @@ test("only the features and limits that the bundle needs are asked for", async (
   const opened = await openDevice(manifest, { adapter }, () => 200 * 2 ** 20);
   expect(opened).toMatchObject({ activation: "float16", adapter: "acme one" });
   expect(asked).toEqual([
-    { label: "nearfar", requiredFeatures: ["shader-f16"], requiredLimits: { maxStorageBufferBindingSize: 200 * 2 ** 20 } },
+    { label: "nearfar", requiredFeatures: ["shader-f16", "timestamp-query"], requiredLimits: { maxStorageBufferBindingSize: 200 * 2 ** 20 } },
   ]);
 });
 

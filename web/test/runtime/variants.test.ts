@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { VariantEntry } from "../../src/runtime/manifest.js";
-import { chooseRow, usableRows } from "../../src/runtime/variants.js";
+import { chooseRow, selectRows, usableRows } from "../../src/runtime/variants.js";
 import { lettersBundle } from "../letters_bundle.js";
 
 const row = (kernel: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({ kernels: [kernel], activation: null, needs: [], when: null, ...rest });
@@ -20,14 +20,19 @@ const { manifest } = lettersBundle({
 const names = (rows: readonly VariantEntry[]): readonly string[] => rows.flatMap(({ kernels }) => kernels);
 
 test("rows for another dtype, or for features that the device lacks, are left out", () => {
-  expect(names(usableRows(manifest, "linear", "float32", new Set()))).toEqual(["few", "plain"]);
-  expect(names(usableRows(manifest, "linear", "float16", new Set(["subgroups"])))).toEqual(["subgroups"]);
+  expect(names(usableRows(manifest, "linear", "float32", new Set()))).toEqual(["few", "few again", "plain"]);
+  expect(names(usableRows(manifest, "linear", "float16", new Set(["subgroups"])))).toEqual(["subgroups", "half"]);
   expect(names(usableRows(manifest, "linear", "float16", new Set()))).toEqual(["half"]);
 });
 
-test("a row behind another of the same condition is an alternative, which is not run", () => {
-  expect(manifest.variants.linear?.map(({ kernels }) => kernels[0])).toContain("few again");
-  expect(names(usableRows(manifest, "linear", "float32", new Set()))).not.toContain("few again");
+test("the rows of a plan are all that the device can run, or those that may run under some choices", () => {
+  const variants = { ...lettersBundle().manifest.variants, embed: manifest.variants.linear ?? [] };
+  const letters = lettersBundle({ variants }).manifest;
+  const all = selectRows(letters, "float32", new Set(), null);
+  expect([...all.keys()]).toEqual(["embed", "take_rows", "argmax"]);
+  expect(names(all.get("embed") ?? [])).toEqual(["few", "few again", "plain"]);
+  const chosen = selectRows(letters, "float32", new Set(), { off: new Set(["plain"]), front: {} });
+  expect(names(chosen.get("embed") ?? [])).toEqual(["few"]);
 });
 
 test("the first row whose condition holds is chosen", () => {

@@ -1,0 +1,50 @@
+// The tuner: finds the fastest variants while the engine has nothing else to do. A trusted runner flows in; it runs faster from some moment on, and the
+// record of its device flows out.
+
+import type { TuningEntry } from "../runtime/manifest.js";
+import type { TrustedRunner } from "../runtime/trust.js";
+import { tune } from "../runtime/tune.js";
+
+const POLL_MS = 50;
+
+export class Tuner {
+  /** The record of this device, measured now or before; null where there is none. */
+  readonly record: Promise<TuningEntry | null>;
+  readonly #stopped = new AbortController();
+
+  constructor(
+    private readonly trusted: TrustedRunner,
+    private readonly isBusy: () => boolean,
+  ) {
+    this.record = this.measure();
+    // Whoever asks for the record is told of a failure; the next answer meets its cause anyhow.
+    this.record.catch(() => undefined);
+  }
+
+  stop(): void {
+    this.#stopped.abort();
+  }
+
+  private async measure(): Promise<TuningEntry | null> {
+    const { runner, device, choices, tuning, tuningNote } = this.trusted;
+    if (tuningNote === null) return tuning;
+    const { signal } = this.#stopped;
+    // A sequence takes the pool's pages in their order, and while one is at work nothing is measured.
+    const page = runner.numPages - 1;
+    try {
+      const variants = await tune(runner, { choices, page, idle: () => this.idle(), signal });
+      runner.choose({ off: choices.off, front: variants });
+      await tuningNote.write(variants);
+      return { adapter: device.adapterEntry, activation: device.activation, variants };
+    } catch (error) {
+      if (signal.aborted) return null;
+      throw error;
+    }
+  }
+
+  /** Lets everything else go first, then waits for the end of an answer. */
+  private async idle(): Promise<void> {
+    do await new Promise((resolve) => setTimeout(resolve, this.isBusy() ? POLL_MS : 0));
+    while (this.isBusy());
+  }
+}

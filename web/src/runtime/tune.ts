@@ -1,0 +1,145 @@
+// Tuning: which variant of a list is fastest on this device? A runner flows in; for each list, rows that go in front of its own flow out.
+//
+// Measured with the bundle's own weights, one layer after the other, so that caches help as much as in a forward. Each slice of work on the device is
+// short, so that answers and the page's own drawing come in between.
+
+import type { Batch } from "./batch.js";
+import { sequenceBatch } from "./batch.js";
+import type { Choices } from "./choices.js";
+import { arrange, structural, variantName } from "./choices.js";
+import type { Dims } from "./expr.js";
+import { holds } from "./expr.js";
+import type { Condition, Manifest, TunedRow, VariantEntry } from "./manifest.js";
+import { PREFILL_CHUNK } from "./memory.js";
+import { chooseRow } from "./variants.js";
+
+/** What tuning needs of a runner. */
+export interface TimedRunner {
+  readonly manifest: Pick<Manifest, "plan" | "context" | "page_size">;
+  readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
+  readonly numPages: number;
+  time(batch: Batch, list: string, variant: string, count: number): Promise<number>;
+}
+
+export interface TuneOptions {
+  readonly choices: Choices;
+  /** A page of the pool whose keys and values nobody needs while tuning works. */
+  readonly page: number;
+  /** Resolves when the device has nothing else to do. */
+  readonly idle: () => Promise<void>;
+  readonly signal: AbortSignal;
+}
+
+/** A size at which variants are compared, and where the fastest is then preferred. */
+interface Point {
+  readonly tokens: number;
+  readonly context: number;
+  readonly when: Condition;
+}
+
+/** The time that the device works for tuning, in all. */
+const BUDGET_MS = 2000;
+const SLICE_MS = 10;
+const MOST_STEPS = 256;
+/** Less than this is not worth to depart from the compiler's choice, and may be chance. */
+const GAIN = 0.95;
+/** A variant that takes so many times as long at first is not measured further. */
+const HOPELESS = 4;
+/** Browsers round the device's clock to this. */
+const CLOCK_MS = 0.1;
+const SHORT_CONTEXT = 256;
+
+/** Throws what the runner throws, and the signal's reason. What has not been measured within the budget stays as it is. */
+export async function tune(runner: TimedRunner, options: TuneOptions): Promise<Readonly<Record<string, readonly TunedRow[]>>> {
+  const found: Record<string, TunedRow[]> = {};
+  const stopwatch = new Slices(runner, options);
+  const work = [...runner.rows].flatMap(([list, rows]) => points(runner.manifest, list, rows).map((point) => ({ list, rows, point })));
+  // Single tokens first: most of the time goes there.
+  work.sort((a, b) => a.point.tokens - b.point.tokens);
+  for (const { list, rows, point } of work) {
+    if (stopwatch.spentMs > BUDGET_MS) break;
+    const variant = await fastest(stopwatch, list, rows, point, runner, options);
+    if (variant !== null) (found[list] ??= []).push({ when: point.when, variant });
+  }
+  return found;
+}
+
+/** The variant that is faster at this point than the one which would run, or null. */
+async function fastest(
+  stopwatch: Slices,
+  list: string,
+  rows: readonly VariantEntry[],
+  point: Point,
+  { manifest, numPages }: TimedRunner,
+  { choices, page }: TuneOptions,
+): Promise<string | null> {
+  const batch = batchOf(point, manifest.page_size, page);
+  const dims: Dims = { S: point.tokens, B: 1, R: 1, T: point.context, L: batch.page_ids.length, P: numPages };
+  const usual = variantName(chooseRow(arrange(rows, list, choices), dims));
+  const others = rows.filter((row) => holds(structural(row.when), dims)).map(variantName);
+  const names = [...new Set([usual, ...others])].filter((name) => !choices.off.has(name));
+  if (names.length < 2) return null;
+  const times = new Map<string, number>();
+  for (const name of names) {
+    // The first run warms up, and says how many make a slice.
+    const once = await stopwatch.perStep(batch, list, name, 1);
+    if (once <= HOPELESS * Math.max(Math.min(...times.values()), CLOCK_MS)) times.set(name, once);
+  }
+  for (let round = 0; round < 2; round++) {
+    for (const [name, time] of times) {
+      const count = Math.min(Math.max(Math.floor(SLICE_MS / Math.max(time, SLICE_MS / MOST_STEPS)), 1), MOST_STEPS);
+      times.set(name, await stopwatch.perStep(batch, list, name, count, round === 0 ? Infinity : time));
+    }
+  }
+  const [best] = [...times].sort(([, a], [, b]) => a - b);
+  return best !== undefined && best[0] !== usual && best[1] < GAIN * (times.get(usual) ?? Infinity) ? best[0] : null;
+}
+
+/** Runs of a list's steps on the device while it is idle. */
+class Slices {
+  spentMs = 0;
+
+  constructor(
+    private readonly runner: TimedRunner,
+    private readonly options: TuneOptions,
+  ) {}
+
+  /** Milliseconds a step; ``before`` is what an earlier run took, of which the shorter counts. */
+  async perStep(batch: Batch, list: string, variant: string, count: number, before = Infinity): Promise<number> {
+    await this.options.idle();
+    this.options.signal.throwIfAborted();
+    const start = performance.now();
+    const time = await this.runner.time(batch, list, variant, count);
+    this.spentMs += performance.now() - start;
+    return Math.min(time / count, before);
+  }
+}
+
+/** Where a list is measured: at one token and at a prefill's chunk, and if it goes by the context's length, at a short and at the longest. */
+function points({ plan, context }: TimedRunner["manifest"], list: string, rows: readonly VariantEntry[]): readonly Point[] {
+  if (new Set(rows.map(variantName)).size < 2) return [];
+  const steps = plan.steps.filter((step) => step.variants === list);
+  const leading = steps.flatMap(({ outputs }) => Object.values(outputs).flatMap((name) => plan.buffers[name]?.shape[0] ?? []))[0];
+  const chunk = Math.min(PREFILL_CHUNK, context);
+  const sizes: readonly Omit<Point, "context">[] =
+    leading === "S"
+      ? [
+          { tokens: 1, when: ["<=", "S", 1] },
+          { tokens: chunk, when: [">=", "S", Math.ceil(chunk / 2)] },
+        ]
+      : [{ tokens: 1, when: ["<=", "R", 1] }];
+  const byContext = context > SHORT_CONTEXT && JSON.stringify(rows.map(({ when }) => when)).includes('"T"');
+  if (!byContext) return sizes.map((size) => ({ ...size, context: Math.min(SHORT_CONTEXT, context) }));
+  return sizes.flatMap((size) => [
+    { ...size, context: SHORT_CONTEXT, when: ["and", size.when, ["<=", "T", SHORT_CONTEXT]] as const },
+    { ...size, context, when: ["and", size.when, [">=", "T", Math.ceil(context / 2)]] as const },
+  ]);
+}
+
+/** The last tokens of a context: it reads the pool's pages and writes to ``page`` alone. */
+function batchOf({ tokens, context }: Point, pageSize: number, page: number): Batch {
+  const start = context - tokens;
+  const firstWritten = Math.floor(start / pageSize);
+  const pages = Array.from({ length: Math.ceil(context / pageSize) }, (_, index) => (index < firstWritten ? index : page));
+  return sequenceBatch(new Array<number>(tokens).fill(0), start, pages, pageSize, true);
+}

@@ -1,0 +1,215 @@
+// Self-test and tuning on a device: Dawn in Node, on whatever adapter Vulkan finds, and bundles with variants that are wrong or slow.
+
+import { createHash } from "node:crypto";
+
+import { expect, test } from "vitest";
+
+import type { LoadOptions, Notes, SelfTestInfo } from "../../src/index.js";
+import { Engine } from "../../src/index.js";
+import type { Manifest, VariantEntry } from "../../src/runtime/manifest.js";
+import { dawn } from "../../tools/dawn.js";
+import type { LettersBundle } from "../letters_bundle.js";
+import { EMBED, bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+
+const gpu = dawn();
+const hasAdapter = (await gpu.requestAdapter()) !== null;
+const REASON = "Dawn finds no adapter; set VK_ICD_FILENAMES to a Vulkan driver such as SwiftShader";
+if (!hasAdapter && process.env.CI !== undefined) throw new Error(`${REASON} (CI is set, so this is not skipped)`);
+if (!hasAdapter) console.warn(`skipped: ${REASON}`);
+const withGpu = test.runIf(hasAdapter);
+
+const WRONG = EMBED.replace("u32(ids[g.y])", "(u32(ids[g.y]) ^ 1u)");
+const NOT_A_NUMBER = EMBED.replace("y[g.y * 8u + l.x] =", "y[g.y * 8u + l.x] = sqrt(f32(u.S) * -1.0) +");
+// It computes the same after a long walk.
+const SLOW = EMBED.replace(
+  "y[g.y * 8u",
+  "var walk = l.x; for (var i = 0; i < 200000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
+);
+const KERNELS = { embed_wrong: WRONG, embed_nan: NOT_A_NUMBER, embed_slow: SLOW };
+
+const row = (name: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({ kernels: [name], activation: null, needs: [], when: null, ...rest });
+
+/** The letters with other ways to embed. */
+function bundleOf(embed: readonly VariantEntry[], changes: Partial<Manifest> = {}): LettersBundle {
+  const { variants } = lettersBundle().manifest;
+  return lettersBundle({ variants: { ...variants, embed }, ...changes }, KERNELS);
+}
+
+class MemoryNotes implements Notes {
+  readonly kept = new Map<string, unknown>();
+  writes = 0;
+  read(key: string): Promise<unknown> {
+    return Promise.resolve(this.kept.get(key));
+  }
+  write(key: string, value: unknown): Promise<void> {
+    this.kept.set(key, value);
+    this.writes++;
+    return Promise.resolve();
+  }
+}
+
+async function load({ files }: LettersBundle, options: LoadOptions = {}): Promise<Engine> {
+  return Engine.load(memorySource(files), { gpu, tuning: false, notes: new MemoryNotes(), ...options });
+}
+
+async function answer(engine: Engine): Promise<readonly number[]> {
+  const ids: number[] = [];
+  // Token 7 is followed by 6 and 3, then by 2 and 7 again.
+  for await (const id of engine.generateTokens([7], { maxTokens: 5 })) ids.push(id);
+  return ids;
+}
+
+const RIGHT = [6, 3, 2, 7, 6];
+
+/** Load, look, answer, free. */
+async function selfTestOf(bundle: LettersBundle, options: LoadOptions = {}): Promise<SelfTestInfo & { ids: readonly number[]; kernels: number }> {
+  const engine = await load(bundle, options);
+  const found = { ...engine.info.selfTest, ids: await answer(engine), kernels: engine.info.kernels };
+  engine.destroy();
+  return found;
+}
+
+withGpu("a healthy bundle passes, and says how near it came", async () => {
+  const found = await selfTestOf(lettersBundle());
+  expect(found).toMatchObject({ state: "passed", switchedOff: [], remembered: false, ids: RIGHT });
+  expect(found.largestDeviation).toBeLessThan(1e-5);
+  expect(found.durationMs).toBeGreaterThan(0);
+});
+
+withGpu.each([
+  ["the first choice", [row("embed_wrong"), row("embed_many")]],
+  ["the first choice for few tokens", [row("embed_wrong", { when: ["<=", "S", 4] }), row("embed_many")]],
+  ["the last row", [row("embed_few", { when: ["<=", "S", 4] }), row("embed_wrong")]],
+  ["an alternative", [row("embed_many"), row("embed_wrong")]],
+])("%s that is wrong is switched off, and answers are right", async (_, embed) => {
+  const found = await selfTestOf(bundleOf(embed));
+  expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["embed_wrong"], ids: RIGHT });
+});
+
+withGpu("what the self-test found is remembered: the next load runs no test and makes no kernel that does not run", async () => {
+  const bundle = bundleOf([row("embed_wrong"), row("embed_nan", { when: ["<=", "S", 4] }), row("embed_many"), row("embed_few")]);
+  const notes = new MemoryNotes();
+  const first = await selfTestOf(bundle, { notes });
+  expect(first).toMatchObject({ switchedOff: ["embed_wrong", "embed_nan"], remembered: false, ids: RIGHT, kernels: 7 });
+  const phases: string[] = [];
+  const second = await selfTestOf(bundle, { notes, onProgress: ({ phase }) => phases.push(phase) });
+  expect(second).toEqual({ ...first, remembered: true, kernels: 4 });
+  expect(phases).not.toContain("self-test");
+  expect(notes.writes).toBe(1);
+  expect(await selfTestOf(bundle, { notes, selfTest: "always" })).toMatchObject({ remembered: false, switchedOff: first.switchedOff });
+  // Another bundle is another matter.
+  expect(await selfTestOf(bundleOf([row("embed_many")]), { notes })).toMatchObject({ state: "passed", remembered: false });
+});
+
+withGpu("a note that is not one is as if never made", async () => {
+  const notes: Notes = { read: () => Promise.resolve({ activation: "int3" }), write: () => Promise.resolve() };
+  expect(await selfTestOf(lettersBundle(), { notes })).toMatchObject({ state: "passed", remembered: false });
+});
+
+withGpu("untested is what it says: where it is not to run, and where the bundle has none", async () => {
+  const wrong = bundleOf([row("embed_wrong")]);
+  const untested = { state: "untested", switchedOff: [], largestDeviation: null };
+  expect(await selfTestOf(wrong, { selfTest: "never" })).toMatchObject(untested);
+  expect(await selfTestOf(lettersBundle({ self_test: null }))).toMatchObject(untested);
+});
+
+withGpu("a device that takes the wrong token for the likeliest is found, though its logits are right", async () => {
+  const { manifest, files } = lettersBundle();
+  const code = new TextDecoder().decode(files["kernels/argmax.wgsl"]).replace("i < 8u", "i < 2u");
+  const file = bytesOf(code);
+  const kernels = { ...manifest.kernels, argmax: { ...manifest.kernels.argmax, sha256: createHash("sha256").update(file).digest("hex") } };
+  const bundle = lettersBundle({ kernels: kernels as Manifest["kernels"] });
+  await expect(load({ ...bundle, files: { ...bundle.files, "kernels/argmax.wgsl": file } })).rejects.toThrow("computes the model wrongly");
+});
+
+withGpu.each([
+  ["embed_wrong", /computes the model wrongly \(with float32 activations logits are off by 100 %, at most 0\.100 % is rounding\)/],
+  ["embed_nan", /computes the model wrongly \(with float32 activations logits are not numbers, /],
+])("where the only row is %s, loading is a DeviceError that names the device", async (name, message) => {
+  const loading = load(bundleOf([row(name)]));
+  await expect(loading).rejects.toThrow(message);
+  await expect(loading).rejects.toMatchObject({ code: "device_error", details: { activations: ["float32"] } });
+});
+
+// What float16 is called here needs nothing of the device, and is float32: it is about which activation dtype is taken.
+const BOTH: Partial<Manifest> = {
+  activations: [
+    { dtype: "float16", needs: [] },
+    { dtype: "float32", needs: [] },
+  ],
+};
+const HALF = { activation: "float16" } as const;
+const FULL = { activation: "float32" } as const;
+
+withGpu("where all float16 rows are wrong, the bundle is loaded again with float32, and at once the next time", async () => {
+  const bundle = bundleOf([row("embed_wrong", HALF), row("embed_nan", HALF), row("embed_many", FULL)], BOTH);
+  const notes = new MemoryNotes();
+  for (const remembered of [false, true]) {
+    const engine = await load(bundle, { notes });
+    expect(engine.info).toMatchObject({ activation: "float32", selfTest: { state: "passed-with-switched-off", switchedOff: ["float16"], remembered } });
+    expect(await answer(engine)).toEqual(RIGHT);
+    engine.destroy();
+  }
+});
+
+withGpu("where float16 and float32 are both wrong, the error says how far each is off", async () => {
+  const loading = load(bundleOf([row("embed_wrong", HALF), row("embed_nan", FULL)], BOTH));
+  await expect(loading).rejects.toThrow(/with float16 activations logits are off by 100 %, .*; with float32 activations logits are not numbers/);
+});
+
+withGpu("an aborted self-test ends the load with the signal's reason", async () => {
+  const controller = new AbortController();
+  const onProgress: LoadOptions["onProgress"] = ({ phase }) => {
+    if (phase === "self-test") controller.abort();
+  };
+  await expect(load(lettersBundle(), { signal: controller.signal, onProgress })).rejects.toHaveProperty("name", "AbortError");
+});
+
+// --- tuning ------------------------------------------------------------------------------------------------------------------------------------------
+
+const SLOW_FIRST = [row("embed_slow", { when: ["<=", "S", 4] }), row("embed_few", { when: ["<=", "S", 4] }), row("embed_slow"), row("embed_many")];
+
+withGpu("a slow first choice is passed by, on this load and the next, and the record says so", async () => {
+  const bundle = bundleOf([...SLOW_FIRST, row("embed_wrong")]);
+  const notes = new MemoryNotes();
+  const engine = await load(bundle, { notes, tuning: true });
+  const record = await engine.exportTuning();
+  expect(record?.activation).toBe("float32");
+  expect(Object.keys(record?.variants ?? {})).toEqual(["embed"]);
+  for (const { variant } of record?.variants.embed ?? []) expect(variant).toMatch(/^embed_(few|many)$/);
+  expect(record?.variants.embed?.map(({ when }) => when)).toEqual([["<=", "S", 1], [">=", "S", 32]]); // prettier-ignore
+  expect(await answer(engine)).toEqual(RIGHT);
+  engine.destroy();
+
+  const again = await load(bundle, { notes, tuning: true });
+  expect(await again.exportTuning()).toEqual(record);
+  // The slow one still stands for sizes in between.
+  expect(again.info).toMatchObject({ selfTest: { remembered: true, switchedOff: ["embed_wrong"] } });
+  expect(await answer(again)).toEqual(RIGHT);
+  again.destroy();
+});
+
+withGpu("a record that the bundle ships for this adapter is taken as it is, and nothing is measured", async () => {
+  const measured = await load(bundleOf(SLOW_FIRST), { tuning: true });
+  const record = await measured.exportTuning();
+  measured.destroy();
+  const shipped = record === null ? [] : [record];
+  const engine = await load(bundleOf(SLOW_FIRST, { tuning: shipped }), { tuning: true });
+  expect(await engine.exportTuning()).toEqual(record);
+  expect(engine.info.selfTest.state).toBe("passed");
+  expect(await answer(engine)).toEqual(RIGHT);
+  engine.destroy();
+});
+
+withGpu("without tuning there is no record", async () => {
+  const engine = await load(bundleOf(SLOW_FIRST));
+  expect(await engine.exportTuning()).toBe(null);
+  engine.destroy();
+});
+
+withGpu("an engine that is destroyed stops tuning, and answers come while it works", async () => {
+  const engine = await load(bundleOf(SLOW_FIRST), { tuning: true });
+  expect(await answer(engine)).toEqual(RIGHT);
+  engine.destroy();
+  expect(await engine.exportTuning()).toBe(null);
+});

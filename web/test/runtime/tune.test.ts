@@ -1,0 +1,124 @@
+// Tuning on a runner without a device: each variant takes the time that the test says.
+
+import { expect, test } from "vitest";
+
+import type { Batch } from "../../src/runtime/batch.js";
+import type { Choices } from "../../src/runtime/choices.js";
+import { NO_CHOICES } from "../../src/runtime/choices.js";
+import type { Condition, Manifest, VariantEntry } from "../../src/runtime/manifest.js";
+import type { TimedRunner, TuneOptions } from "../../src/runtime/tune.js";
+import { tune } from "../../src/runtime/tune.js";
+import { lettersBundle } from "../letters_bundle.js";
+
+const row = (name: string, when: Condition = null): VariantEntry => ({ kernels: [name], activation: null, needs: [], when });
+const FEW: Condition = ["<=", "S", 4];
+const ROWS = {
+  embed: [row("few", FEW), row("few 2", FEW), row("tile"), row("tile 2")],
+  take_rows: [row("attention short", ["and", ["==", "S", "B"], ["<=", "T", 300]]), row("attention long", ["==", "S", "B"]), row("attention")],
+  argmax: [row("argmax"), row("argmax 2")],
+};
+
+interface Asked {
+  readonly name: string;
+  readonly batch: Batch;
+  readonly count: number;
+}
+
+class FakeRunner implements TimedRunner {
+  readonly manifest: Manifest;
+  readonly rows: ReadonlyMap<string, readonly VariantEntry[]> = new Map(Object.entries(ROWS));
+  readonly numPages = 64;
+  readonly asked: Asked[] = [];
+
+  /** ``steps``: milliseconds a step of those that are not one. */
+  constructor(private readonly steps: Readonly<Record<string, (batch: Batch) => number>>) {
+    const { manifest } = lettersBundle({ context: 1024 });
+    // The hand-made model has no attention; its second step, of as many rows as there are tokens, stands for one.
+    const buffers = { ...manifest.plan.buffers, logits: { shape: ["S", 8], dtype: "float32" as const } };
+    this.manifest = { ...manifest, plan: { ...manifest.plan, buffers } };
+  }
+
+  time(batch: Batch, _list: string, name: string, count: number): Promise<number> {
+    this.asked.push({ name, batch, count });
+    return Promise.resolve(count * (this.steps[name]?.(batch) ?? 1));
+  }
+}
+
+function options(changes: Partial<TuneOptions> = {}): TuneOptions {
+  return { choices: NO_CHOICES, page: 63, idle: () => Promise.resolve(), signal: new AbortController().signal, ...changes };
+}
+
+const tokensOf = (batch: Batch): number => batch.token_ids.length;
+const contextOf = (batch: Batch): number => (batch.positions.at(-1) ?? 0) + 1;
+
+test("where the compiler's choice is the fastest, or nearly, nothing goes in front", async () => {
+  expect(await tune(new FakeRunner({}), options())).toEqual({});
+  expect(await tune(new FakeRunner({ "few 2": () => 0.97, "tile 2": () => 0.97, "argmax 2": () => 3 }), options())).toEqual({});
+});
+
+test("the fastest goes in front for sizes near to where it was measured", async () => {
+  const fast = { "few 2": (batch: Batch) => (tokensOf(batch) === 1 ? 0.5 : 9), "tile 2": () => 0.6, "argmax 2": () => 0.9 };
+  expect(await tune(new FakeRunner(fast), options())).toEqual({
+    embed: [
+      { when: ["<=", "S", 1], variant: "few 2" },
+      { when: [">=", "S", 32], variant: "tile 2" },
+    ],
+    argmax: [{ when: ["<=", "R", 1], variant: "argmax 2" }],
+  });
+});
+
+test("a list that goes by the context's length is measured at a short and at the longest one, and only with what is right there", async () => {
+  const runner = new FakeRunner({ "attention short": (batch) => contextOf(batch) / 100, "attention long": () => 2 });
+  expect(await tune(runner, options())).toEqual({
+    take_rows: [
+      { when: ["and", ["<=", "S", 1], ["<=", "T", 256]], variant: "attention" },
+      { when: ["and", ["<=", "S", 1], [">=", "T", 512]], variant: "attention" },
+    ],
+  });
+  const prefills = runner.asked.filter(({ name, batch }) => name.startsWith("attention") && tokensOf(batch) > 1);
+  expect(prefills).toEqual([]);
+});
+
+test("it writes to the page that it may write to, and reads pages of the pool", async () => {
+  const runner = new FakeRunner({});
+  await tune(runner, options());
+  for (const { batch } of runner.asked) {
+    expect(new Set(batch.slots.map((slot) => slot >> 4))).toEqual(new Set([63]));
+    expect(batch.page_ids.length).toBe(Math.ceil(contextOf(batch) / 16));
+    expect(Math.max(...batch.page_ids)).toBeLessThan(64);
+  }
+  expect(runner.asked.some(({ batch }) => contextOf(batch) === 1024)).toBe(true);
+});
+
+test("a slice is short, and a variant that is hopeless at first is not measured again", async () => {
+  const runner = new FakeRunner({ few: () => 0.1, "few 2": () => 0.001, tile: () => 30, "argmax 2": () => 6 });
+  await tune(runner, options());
+  for (const { name, count } of runner.asked) expect([name, count * ({ few: 0.1, "few 2": 0.001, tile: 0, "argmax 2": 6 }[name] ?? 1)]).toEqual([name, expect.toSatisfy((ms: number) => ms <= 10)]);
+  expect(runner.asked.filter(({ name, batch }) => name === "tile" && tokensOf(batch) === 1).length).toBe(1);
+  expect(runner.asked.filter(({ name }) => name === "argmax 2").length).toBe(1);
+});
+
+test("variants that are off are not measured, and those that a record puts in front are the ones to beat", async () => {
+  const choices: Choices = { off: new Set(["few 2", "tile 2", "argmax 2"]), front: { embed: [{ when: null, variant: "tile" }] } };
+  const runner = new FakeRunner({ few: () => 0.5 });
+  expect(await tune(runner, options({ choices }))).toEqual({
+    embed: [
+      { when: ["<=", "S", 1], variant: "few" },
+      { when: [">=", "S", 32], variant: "few" },
+    ],
+  });
+  expect(new Set(runner.asked.map(({ name }) => name)).has("few 2")).toBe(false);
+});
+
+test("it waits for the device to be idle before each slice, and ends when it is told to", async () => {
+  const controller = new AbortController();
+  const runner = new FakeRunner({});
+  let waits = 0;
+  const idle = (): Promise<void> => {
+    expect(runner.asked.length).toBe(waits++);
+    if (waits === 5) controller.abort(new Error("closed"));
+    return Promise.resolve();
+  };
+  await expect(tune(runner, options({ idle, signal: controller.signal }))).rejects.toThrow("closed");
+  expect(runner.asked.length).toBe(4);
+});
