@@ -52,15 +52,15 @@ test.runIf(hasAdapter)("an engine that was destroyed answers with a DeviceError"
 });
 
 test.runIf(hasAdapter)("a binding that no step has is a BundleError", async () => {
-  const steps = manifest.plan.steps.map((step) => (step.op === "embed" ? { ...step, inputs: { table: "table" } } : step));
+  const steps = manifest.plan.steps.map((step) => (step.op === "embed" ? { ...step, inputs: { table: "table", sampled: "sampled" } } : step));
   const broken = lettersBundle({ plan: { ...manifest.plan, steps } });
   await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toThrow("binds role 'token_ids', which step 'embed' does not have");
 });
 
 test.runIf(hasAdapter)("a kernel that the device refuses is a DeviceError that names it", async () => {
-  const entries = Object.entries(manifest.kernels).map(([name, kernel]) => [name, { ...kernel, entry: name === "argmax" ? "nowhere" : kernel.entry }]);
+  const entries = Object.entries(manifest.kernels).map(([name, kernel]) => [name, { ...kernel, entry: name === "sample" ? "nowhere" : kernel.entry }]);
   const broken = lettersBundle({ kernels: Object.fromEntries(entries) as typeof manifest.kernels });
-  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toMatchObject({ code: "device_error", details: { kernel: "argmax" } });
+  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toMatchObject({ code: "device_error", details: { kernel: "sample" } });
 });
 
 const withEngine = test.runIf(hasAdapter);
@@ -78,11 +78,11 @@ beforeAll(async () => {
 withEngine("progress starts with the manifest, counts every byte and kernel, and ends ready", () => {
   const total = manifest.shards.concat(manifest.files).reduce((sum, { size }) => sum + size, 0);
   expect(reports[0]?.phase).toBe("manifest");
-  expect(reports.at(-1)).toEqual({ phase: "ready", loadedBytes: total, totalBytes: total, compiledKernels: 4, totalKernels: 4 });
+  expect(reports.at(-1)).toEqual({ phase: "ready", loadedBytes: total, totalBytes: total, compiledKernels: 5, totalKernels: 5 });
 });
 
 withEngine("info says what runs where", () => {
-  expect(engine.info).toMatchObject({ model: "letters", context: 256, activation: "float32", kernels: 4, dispatchesPerToken: 3, weightBytes: 256 });
+  expect(engine.info).toMatchObject({ model: "letters", context: 256, activation: "float32", kernels: 5, dispatchesPerToken: 3, weightBytes: 256 });
   expect(engine.info.adapter).not.toBe("");
 });
 

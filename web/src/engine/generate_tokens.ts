@@ -1,17 +1,17 @@
 // The generation loop: a prompt's tokens flow in, new tokens flow out one by one, until a stop token, a limit, or an abort.
 
 import { RequestError } from "../errors.js";
-import type { Batch } from "../runtime/batch.js";
+import type { Batch, SampleSettings } from "../runtime/batch.js";
 import type { Manifest } from "../runtime/manifest.js";
 import { PREFILL_CHUNK } from "../runtime/memory.js";
-import { mulberry32, sampleToken } from "./sampling.js";
+import type { StepResult } from "../runtime/runner.js";
+import { mulberry32 } from "./sampling.js";
 import { Sequence } from "./sequence.js";
 
 /** What the loop needs of a runner. */
 export interface TokenRunner {
   readonly manifest: Pick<Manifest, "spec" | "context" | "page_size">;
-  forward(batch: Batch): Promise<Int32Array>;
-  forwardLogits(batch: Batch): Promise<Float32Array>;
+  submit(batch: Batch): Promise<Pick<StepResult, "tokenIds">>;
 }
 
 export interface TokenOptions {
@@ -37,32 +37,32 @@ export async function* generateTokens(
   requirePrompt(promptIds, spec.vocab_size, context);
   requireOptions(options);
   const { maxTokens = context, signal } = options;
-  const next = nextToken(runner, options);
+  const settings = settingsOf(options);
   const sequence = new Sequence(page_size);
+  const next = async (tokenIds: readonly number[]): Promise<number> => (await runner.submit(sequence.append(tokenIds, settings()))).tokenIds[0] ?? -1;
   const stop = new Set(spec.eos_token_ids);
 
   const lastChunk = Math.floor((promptIds.length - 1) / PREFILL_CHUNK) * PREFILL_CHUNK;
   for (let start = 0; start < lastChunk; start += PREFILL_CHUNK) {
     signal?.throwIfAborted();
-    await runner.forward(sequence.append(promptIds.slice(start, start + PREFILL_CHUNK), false));
+    await runner.submit(sequence.append(promptIds.slice(start, start + PREFILL_CHUNK), null));
   }
   signal?.throwIfAborted();
-  let token = await next(sequence.append(promptIds.slice(lastChunk), true));
+  let token = await next(promptIds.slice(lastChunk));
   for (let count = 1; !stop.has(token); count++) {
     signal?.throwIfAborted();
     yield token;
     if (count >= maxTokens || sequence.length >= context) return "length";
     signal?.throwIfAborted();
-    token = await next(sequence.append([token], true));
+    token = await next([token]);
   }
   return "stop";
 }
 
-/** How the token after a batch's last row is chosen: by the device, or from the logits here. */
-function nextToken(runner: TokenRunner, { temperature = 0, seed = randomSeed() }: TokenOptions): (batch: Batch) => Promise<number> {
-  if (temperature === 0) return async (batch) => (await runner.forward(batch))[0] ?? -1;
+/** How each next token is chosen. */
+function settingsOf({ temperature = 0, seed = randomSeed() }: TokenOptions): () => SampleSettings {
   const draw = mulberry32(seed);
-  return async (batch) => sampleToken(await runner.forwardLogits(batch), temperature, draw());
+  return () => ({ temperature, draw: temperature === 0 ? 0 : draw() });
 }
 
 function randomSeed(): number {

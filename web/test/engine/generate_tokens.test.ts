@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 
 import type { TokenOptions, TokenRunner } from "../../src/engine/generate_tokens.js";
 import { generateTokens } from "../../src/engine/generate_tokens.js";
+import { mulberry32 } from "../../src/engine/sampling.js";
 import type { Batch } from "../../src/runtime/batch.js";
 import { lettersBundle } from "../letters_bundle.js";
 
@@ -15,8 +16,7 @@ function counter(batches: Batch[] = []): TokenRunner {
   };
   return {
     manifest,
-    forward: (batch) => Promise.resolve(Int32Array.from(next(batch))),
-    forwardLogits: (batch) => Promise.resolve(Float32Array.from({ length: 8 }, (_, id) => (next(batch).includes(id) ? 10 : 0))),
+    submit: (batch) => Promise.resolve({ tokenIds: Int32Array.from(next(batch)) }),
   };
 }
 
@@ -39,7 +39,7 @@ test("generation ends at maxTokens", async () => {
 });
 
 test("generation ends where the context is full", async () => {
-  const endless: TokenRunner = { ...counter(), manifest: { ...manifest, context: 20 }, forward: () => Promise.resolve(Int32Array.of(1)) };
+  const endless: TokenRunner = { ...counter(), manifest: { ...manifest, context: 20 }, submit: () => Promise.resolve({ tokenIds: Int32Array.of(1) }) };
   const [ids, reason] = await collect(endless, new Array<number>(18).fill(1));
   expect([ids.length, reason]).toEqual([3, "length"]);
 });
@@ -52,9 +52,16 @@ test("a long prompt goes in chunks of 64, and only the last row of the last is s
   expect(batches[3]).toMatchObject({ positions: [129], slots: [129], page_indptr: [0, 9] });
 });
 
-test("a temperature draws from the logits, the same for the same seed", async () => {
-  const options = { temperature: 4, seed: 9, maxTokens: 12 };
-  expect(await collect(counter(), [1], options)).toEqual(await collect(counter(), [1], options));
+test("a temperature goes to the device with a new number for each token, the same for the same seed", async () => {
+  const settings = async (options: TokenOptions): Promise<readonly (readonly number[])[]> => {
+    const batches: Batch[] = [];
+    await collect(counter(batches), [1], options);
+    return batches.map((batch) => batch.sample_settings);
+  };
+  const drawn = await settings({ temperature: 4, seed: 9 });
+  const numbers = mulberry32(9);
+  expect(drawn).toEqual(drawn.map(() => [4, 0, 1, 0, numbers(), 1, 0, 0]));
+  expect(await settings({})).toEqual(drawn.map(() => [0, 0, 1, 0, 0, 1, 0, 0]));
 });
 
 test("an aborted signal ends generation with its reason", async () => {
