@@ -52,15 +52,15 @@ test.runIf(hasAdapter)("an engine that was destroyed answers with a DeviceError"
 });
 
 test.runIf(hasAdapter)("a binding that no step has is a BundleError", async () => {
-  const steps = manifest.plan.steps.map((step) => (step.op === "embed" ? { ...step, inputs: { table: "table" } } : step));
+  const steps = manifest.plan.steps.map((step) => (step.op === "embed" ? { ...step, inputs: { table: "table", sampled: "sampled" } } : step));
   const broken = lettersBundle({ plan: { ...manifest.plan, steps } });
   await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toThrow("binds role 'token_ids', which step 'embed' does not have");
 });
 
 test.runIf(hasAdapter)("a kernel that the device refuses is a DeviceError that names it", async () => {
-  const entries = Object.entries(manifest.kernels).map(([name, kernel]) => [name, { ...kernel, entry: name === "argmax" ? "nowhere" : kernel.entry }]);
+  const entries = Object.entries(manifest.kernels).map(([name, kernel]) => [name, { ...kernel, entry: name === "sample" ? "nowhere" : kernel.entry }]);
   const broken = lettersBundle({ kernels: Object.fromEntries(entries) as typeof manifest.kernels });
-  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toMatchObject({ code: "device_error", details: { kernel: "argmax" } });
+  await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toMatchObject({ code: "device_error", details: { kernel: "sample" } });
 });
 
 const withEngine = test.runIf(hasAdapter);
@@ -82,7 +82,7 @@ withEngine("progress starts with the manifest, counts every byte and kernel, and
 });
 
 withEngine("info says what runs where", () => {
-  expect(engine.info).toMatchObject({ model: "letters", context: 256, activation: "float32", kernels: 5, dispatchesPerToken: 4, weightBytes: 256 });
+  expect(engine.info).toMatchObject({ model: "letters", context: 256, activation: "float32", kernels: 6, dispatchesPerToken: 4, weightBytes: 256 });
   expect(engine.info.adapter).not.toBe("");
 });
 

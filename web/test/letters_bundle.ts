@@ -1,5 +1,6 @@
 // A bundle made by hand, for tests that need no compiler: its "model" maps token t to (3 t + 1) mod 8, by a table of one-hot rows.
 // Rows are taken by two kernels, the first of which passes them on in scratch.
+// It is always greedy, knows the bias but no penalty and no mask, and lists logits as the likeliest tokens' log-probabilities.
 
 import { createHash } from "node:crypto";
 
@@ -13,15 +14,19 @@ export interface LettersBundle {
   readonly files: Files;
 }
 
+const WRITTEN: readonly string[] = ["y", "sampled_now", "logprobs", "ids"];
 const UNIFORM = "struct U { S: i32, last: u32 }";
 export const EMBED = `${UNIFORM}
 @group(0) @binding(0) var<storage, read> t: array<f32>;
 @group(0) @binding(1) var<storage, read> ids: array<i32>;
-@group(0) @binding(2) var<storage, read_write> y: array<f32>;
-@group(0) @binding(3) var<uniform> u: U;
+@group(0) @binding(2) var<storage, read> sampled: array<i32>;
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+@group(0) @binding(4) var<uniform> u: U;
 @compute @workgroup_size(8) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_id) l: vec3<u32>) {
   if (i32(g.y) >= u.S) { return; }
-  y[g.y * 8u + l.x] = t[u32(ids[g.y]) * 8u + l.x];
+  var id = ids[g.y];
+  if (id < 0) { id = sampled[-1 - id]; }
+  y[g.y * 8u + l.x] = t[u32(id) * 8u + l.x];
 }`;
 const TAKE_ROWS = `${UNIFORM}
 @group(0) @binding(0) var<storage, read> x: array<f32>;
@@ -40,15 +45,47 @@ const COPY = `${UNIFORM}
   if (i32(g.y) >= u.S) { return; }
   y[g.y * 8u + l.x] = x[g.y * 8u + l.x];
 }`;
-const ARGMAX = `${UNIFORM}
-@group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read_write> y: array<i32>;
-@group(0) @binding(2) var<uniform> u: U;
+const SAMPLE = `${UNIFORM}
+@group(0) @binding(0) var<storage, read> logits: array<f32>;
+@group(0) @binding(1) var<storage, read> slots: array<i32>;
+@group(0) @binding(2) var<storage, read> bias: array<f32>;
+@group(0) @binding(3) var<storage, read_write> sampled: array<i32>;
+@group(0) @binding(4) var<storage, read_write> y: array<i32>;
+@group(0) @binding(5) var<storage, read_write> logprobs: array<f32>;
+@group(0) @binding(6) var<uniform> u: U;
+fn adjusted(row: u32, i: u32) -> f32 {
+  let slot = slots[row * 2u];
+  if ((slots[row * 2u + 1u] & 2) != 0) { return logits[row * 8u + i] + bias[u32(slot) * 8u + i]; }
+  return logits[row * 8u + i];
+}
 @compute @workgroup_size(1) fn main(@builtin(workgroup_id) g: vec3<u32>) {
   if (g.x > u.last) { return; }
   var best = 0u;
-  for (var i = 1u; i < 8u; i++) { if (x[g.x * 8u + i] > x[g.x * 8u + best]) { best = i; } }
+  var sum = 0.0;
+  for (var i = 0u; i < 8u; i++) {
+    if (adjusted(g.x, i) > adjusted(g.x, best)) { best = i; }
+    sum += exp(logits[g.x * 8u + i]);
+  }
   y[g.x] = i32(best);
+  logprobs[g.x] = logits[g.x * 8u + best] - log(sum);
+  if (slots[g.x * 2u] >= 0) { sampled[slots[g.x * 2u]] = i32(best); }
+}`;
+const TOP = `${UNIFORM}
+@group(0) @binding(0) var<storage, read> logits: array<f32>;
+@group(0) @binding(1) var<storage, read_write> ids: array<i32>;
+@group(0) @binding(2) var<storage, read_write> top: array<f32>;
+@group(0) @binding(3) var<uniform> u: U;
+@compute @workgroup_size(1) fn main(@builtin(workgroup_id) g: vec3<u32>) {
+  if (g.x > u.last) { return; }
+  for (var i = 0u; i < 8u; i++) {
+    var rank = 0u;
+    for (var j = 0u; j < 8u; j++) {
+      let other = logits[g.x * 8u + j];
+      if (other > logits[g.x * 8u + i] || (other == logits[g.x * 8u + i] && j < i)) { rank++; }
+    }
+    ids[g.x * 8u + rank] = i32(i);
+    top[g.x * 8u + rank] = logits[g.x * 8u + i];
+  }
 }`;
 
 /** Stops at token 5 ("f"). ``changes`` replaces keys of the manifest, ``embeds`` are more kernels that bind what "embed" binds, by name. */
@@ -61,7 +98,8 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     "kernels/embed.wgsl": bytesOf(EMBED),
     "kernels/take_rows.wgsl": bytesOf(TAKE_ROWS),
     "kernels/copy.wgsl": bytesOf(COPY),
-    "kernels/argmax.wgsl": bytesOf(ARGMAX),
+    "kernels/sample.wgsl": bytesOf(SAMPLE),
+    "kernels/top_logprobs.wgsl": bytesOf(TOP),
     ...Object.fromEntries(Object.entries(embeds).map(([name, code]) => [`kernels/${name}.wgsl`, bytesOf(code)])),
   };
   const kernel = (name: string, roles: readonly string[], rest: Pick<KernelEntry, "uniforms" | "grid" | "workgroup_size">): KernelEntry => ({
@@ -71,12 +109,12 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     bindings: roles.map((role, index) => ({
       role,
       plane: role === "table" ? "w" : role === "scratch" ? "rows" : null,
-      access: index === roles.length - 1 ? "write" : "read",
+      access: WRITTEN.includes(role) || (role === "scratch" && index === roles.length - 1) ? "write" : "read",
     })),
     ...rest,
   });
   const embedding = (name: string): KernelEntry =>
-    kernel(name, ["table", "token_ids", "y"], { uniforms: ["S", 0], grid: [1, "S"], workgroup_size: 8 });
+    kernel(name, ["table", "token_ids", "sampled", "y"], { uniforms: ["S", 0], grid: [1, "S"], workgroup_size: 8 });
   const row = { activation: null, needs: [], when: null };
   const ints = (size: Manifest["plan"]["inputs"][string]["shape"][number]) => ({ shape: [size], dtype: "int32" as const });
   const file = (name: string) => ({ file: name, size: files[name]?.length ?? 0, sha256: hashOf(files, name) });
@@ -99,16 +137,38 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
         page_indptr: ints(["add", "B", 1]),
         page_ids: ints("L"),
         sample_rows: ints("R"),
+        sample_slots: { shape: ["R", 2], dtype: "int32" },
+        sample_settings: { shape: ["R", 8], dtype: "float32" },
       },
-      states: { kv: { shape: ["P", 2, 1, 16, 2], dtype: "activation" } },
+      states: {
+        kv: { shape: ["P", 2, 1, 16, 2], dtype: "activation" },
+        sampled: ints("N"),
+        token_counts: { shape: ["N", 8], dtype: "int32" },
+        logit_bias: { shape: ["N", 8], dtype: "float32" },
+        token_mask: { shape: ["N", 1], dtype: "int32" },
+      },
       constants: { rope_table: { kind: "rope", shape: [256, 2, 2], inverse_frequencies: [1, 0.01] } },
-      buffers: { x: { shape: ["S", 8], dtype: "float32" }, logits: { shape: ["R", 8], dtype: "float32" }, next: { shape: ["R"], dtype: "int32" } },
+      buffers: {
+        x: { shape: ["S", 8], dtype: "float32" },
+        logits: { shape: ["R", 8], dtype: "float32" },
+        next: ints("R"),
+        logprobs: { shape: ["R"], dtype: "float32" },
+        top_ids: { shape: ["W", 8], dtype: "int32" },
+        top_logprobs: { shape: ["W", 8], dtype: "float32" },
+      },
       steps: [
-        { op: "embed", variants: "embed", inputs: { table: "table", token_ids: "token_ids" }, outputs: { y: "x" }, attrs: {} },
+        { op: "embed", variants: "embed", inputs: { table: "table", token_ids: "token_ids", sampled: "sampled" }, outputs: { y: "x" }, attrs: {} },
         { op: "take_rows", variants: "take_rows", inputs: { x: "x", rows: "sample_rows" }, outputs: { y: "logits" }, attrs: {} },
-        { op: "argmax", variants: "argmax", inputs: { x: "logits" }, outputs: { y: "next" }, attrs: {} },
+        {
+          op: "sample",
+          variants: "sample",
+          inputs: { logits: "logits", slots: "sample_slots", bias: "logit_bias", sampled_now: "sampled" },
+          outputs: { y: "next", logprobs: "logprobs" },
+          attrs: {},
+        },
+        { op: "top_logprobs", variants: "top_logprobs", inputs: { logits: "logits" }, outputs: { ids: "top_ids", logprobs: "top_logprobs" }, attrs: {} },
       ],
-      outputs: { logits: "logits", next_token_ids: "next" },
+      outputs: { logits: "logits", next_token_ids: "next", token_logprobs: "logprobs", top_token_ids: "top_ids", top_logprobs: "top_logprobs" },
     },
     variants: {
       embed: [
@@ -116,7 +176,8 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
         { kernels: ["embed_many"], ...row },
       ],
       take_rows: [{ kernels: ["take_rows", "copy"], ...row }],
-      argmax: [{ kernels: ["argmax"], ...row }],
+      sample: [{ kernels: ["sample"], ...row }],
+      top_logprobs: [{ kernels: ["top_logprobs"], ...row }],
     },
     scratch: { rows: { shape: ["R", 8], dtype: "float32" } },
     kernels: {
@@ -125,7 +186,12 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
       ...Object.fromEntries(Object.keys(embeds).map((name) => [name, embedding(name)])),
       take_rows: kernel("take_rows", ["x", "rows", "scratch"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
       copy: kernel("copy", ["scratch", "y"], { uniforms: ["R", 0], grid: [1, "R"], workgroup_size: 8 }),
-      argmax: kernel("argmax", ["x", "y"], { uniforms: ["R", ["sub", "R", 1]], grid: ["R", 1], workgroup_size: 1 }),
+      sample: kernel("sample", ["logits", "slots", "bias", "sampled_now", "y", "logprobs"], {
+        uniforms: ["R", ["sub", "R", 1]],
+        grid: ["R", 1],
+        workgroup_size: 1,
+      }),
+      top_logprobs: kernel("top_logprobs", ["logits", "ids", "logprobs"], { uniforms: ["W", ["sub", "W", 1]], grid: ["W", 1], workgroup_size: 1 }),
     },
     weights: {
       table: { shape: [8, 8], quantization: null, planes: [{ name: "w", dtype: "float32", shape: [8, 8], shard: 0, offset: 0, size: 256 }] },

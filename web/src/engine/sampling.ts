@@ -1,6 +1,6 @@
-// Sampling on the host. Logits and a random number flow in, a token id flows out. tests/conformance/sampling.json fixes the results for every runtime.
+// Sampling on the host, as the device does it. tests/conformance/sampling.json fixes the results for every runtime.
 
-import { DeviceError } from "../errors.js";
+import type { SampleSettings } from "../runtime/batch.js";
 
 /** Uniform numbers in [0, 1) from a 32-bit seed; one draw a token. Mulberry32, Tommy Ettinger 2017. */
 export function mulberry32(seed: number): () => number {
@@ -13,25 +13,51 @@ export function mulberry32(seed: number): () => number {
   };
 }
 
+/** What a row's logits are adjusted by, token id by token id; see Batch and `Runner.setTokenCounts`. */
+export interface Adjustments {
+  readonly inPrompt?: ReadonlySet<number>;
+  readonly answerCounts?: ReadonlyMap<number, number>;
+  readonly bias?: ReadonlyMap<number, number>;
+  readonly allowed?: ReadonlySet<number>;
+}
+
+/** Logits after penalties, bias and mask, in this order. A token that is not allowed gets the least logit that is a number. */
+export function adjustLogits(logits: readonly number[], settings: SampleSettings, adjustments: Adjustments): readonly number[] {
+  const { repetitionPenalty = 1, frequencyPenalty = 0, presencePenalty = 0 } = settings;
+  const { inPrompt, answerCounts, bias, allowed } = adjustments;
+  return logits.map((logit, id) => {
+    const times = answerCounts?.get(id) ?? 0;
+    const seen = times > 0 || inPrompt?.has(id) === true;
+    const repeated = !seen ? logit : logit > 0 ? logit / repetitionPenalty : logit * repetitionPenalty;
+    const penalized = repeated - times * frequencyPenalty - (times > 0 ? presencePenalty : 0);
+    return allowed?.has(id) === false ? -Number.MAX_VALUE : penalized + (bias?.get(id) ?? 0);
+  });
+}
+
 /**
- * A token drawn with weights exp((logit - max) / temperature), in float64 and in vocabulary order: the first whose running sum exceeds
- * ``draw`` times the total. Throws DeviceError for logits that are not numbers.
+ * The next token, from weights exp((logit - max) / temperature): the first in vocabulary order at which the running sum of the kept tokens'
+ * weights exceeds ``draw`` times their sum. Kept are the topK largest logits, of those the fewest largest whose weights reach topP of their
+ * sum, of those the ones of minP times the largest weight; equals of the last kept are kept as well. Temperature 0 takes the largest.
  */
-export function sampleToken(logits: readonly number[] | Float32Array, temperature: number, draw: number): number {
-  let largest = -Infinity;
-  for (const logit of logits) largest = Math.max(largest, logit);
-  const weights = new Float64Array(logits.length);
-  let total = 0;
-  for (let id = 0; id < logits.length; id++) {
-    const weight = Math.exp(((logits[id] ?? NaN) - largest) / temperature);
-    weights[id] = weight;
-    total += weight;
+export function sampleToken(logits: readonly number[], settings: SampleSettings): number {
+  const { temperature = 0, topK = 0, topP = 1, minP = 0, draw = 0 } = settings;
+  const largest = logits.reduce((most, logit) => Math.max(most, logit), -Infinity);
+  if (temperature === 0) return logits.indexOf(largest);
+  const weights = logits.map((logit) => Math.exp((logit - largest) / temperature));
+  const sorted = [...logits].sort((a, b) => b - a);
+  let least = topK > 0 && topK < sorted.length ? (sorted[topK - 1] ?? largest) : -Infinity;
+  if (topP < 1) {
+    const kept = sorted.filter((logit) => logit >= least).map((logit) => [logit, Math.exp((logit - largest) / temperature)] as const);
+    const goal = topP * kept.reduce((sum, [, weight]) => sum + weight, 0);
+    let sum = 0;
+    for (const [logit, weight] of kept) {
+      sum += weight;
+      least = logit;
+      if (sum >= goal) break;
+    }
   }
-  const threshold = draw * total;
+  const kept = weights.map((weight, id) => ((logits[id] ?? NaN) >= least && weight >= minP ? weight : 0));
+  const goal = draw * kept.reduce((sum, weight) => sum + weight, 0);
   let sum = 0;
-  for (let id = 0; id < weights.length; id++) {
-    sum += weights[id] ?? NaN;
-    if (sum > threshold) return id;
-  }
-  throw new DeviceError("The device computed logits that are not numbers; load the model again, or report it with the device's name");
+  return kept.findIndex((weight) => (sum += weight) > goal);
 }

@@ -1,4 +1,4 @@
-// The arena: all that changes with a batch, its integers and the kernels' uniforms, in one buffer that one write per forward fills.
+// The arena: all that changes with a batch, its numbers and the kernels' uniforms, in one buffer that one write per forward fills.
 
 import { BundleError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
@@ -13,8 +13,10 @@ const ALIGNMENT = 256;
 
 export class Arena {
   readonly #words: Int32Array<ArrayBuffer>;
+  readonly #floats: Float32Array<ArrayBuffer>;
   readonly #buffer: GPUBuffer;
   readonly #inputs = new Map<keyof Batch, GPUBufferBinding>();
+  readonly #floatInputs: ReadonlySet<string>;
   readonly #uniforms = new Map<string, GPUBufferBinding>();
 
   /** ``capacity`` gives the dims of the largest batch, ``uniforms`` each kernel's uniform integers. */
@@ -28,6 +30,8 @@ export class Arena {
     const ranges = [...inputs.map(([, count]) => count), ...[...uniforms.values()].map((values) => values.length)].map(range);
     const size = ranges.reduce((sum, bytes) => sum + bytes, 0);
     this.#words = new Int32Array(size / 4);
+    this.#floats = new Float32Array(this.#words.buffer);
+    this.#floatInputs = new Set(Object.keys(plan.inputs).filter((name) => plan.inputs[name]?.dtype === "float32"));
     this.#buffer = allocator.allocate("arena", size, BUFFER_USAGE.STORAGE | BUFFER_USAGE.UNIFORM | BUFFER_USAGE.COPY_DST);
     let offset = 0;
     const take = (count: number): GPUBufferBinding => {
@@ -50,7 +54,7 @@ export class Arena {
   }
 
   putInputs(batch: Batch): void {
-    for (const [name, { offset = 0 }] of this.#inputs) this.#words.set(batch[name], offset / 4);
+    for (const [name, { offset = 0 }] of this.#inputs) (this.#floatInputs.has(name) ? this.#floats : this.#words).set(batch[name], offset / 4);
   }
 
   putUniforms(kernel: string, exprs: readonly Expr[], dims: Dims): void {
@@ -67,7 +71,7 @@ export class Arena {
 }
 
 const INPUTS: readonly string[] = [
-  "token_ids", "positions", "slots", "seq_starts", "page_indptr", "page_ids", "sample_rows",
+  "token_ids", "positions", "slots", "seq_starts", "page_indptr", "page_ids", "sample_rows", "sample_slots", "sample_settings",
 ] satisfies readonly (keyof Batch)[]; // prettier-ignore
 
 function inputName(name: string): keyof Batch {

@@ -1,17 +1,19 @@
-// The runtime core: everything between a bundle's files and logits, without a dependency. It knows neither text nor sampling.
+// The runtime core: everything between a bundle's files and next tokens, without a dependency. It knows no text.
 
 export { BundleError, DeviceError, NearfarError, RequestError } from "../errors.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "../errors.js";
-export type { Batch } from "./batch.js";
+export type { Batch, SampleSettings } from "./batch.js";
+export { IN_PROMPT, SAMPLE_FLAGS, settingsRow } from "./batch.js";
 export type { Bundle } from "./bundle.js";
 export { openBundle } from "./bundle.js";
 export type { DeviceOptions, OpenDevice } from "./device.js";
 export { openDevice } from "./device.js";
 export type { Manifest } from "./manifest.js";
 export { FORMAT_VERSION } from "./manifest.js";
+export type { PoolOptions } from "./memory.js";
 export { PREFILL_CHUNK, largestBuffer } from "./memory.js";
 export { readFile } from "./read_file.js";
-export type { RunnerInfo, RunnerOptions } from "./runner.js";
+export type { RunnerInfo, RunnerLimits, RunnerOptions, StepResult, Wanted } from "./runner.js";
 export { Runner } from "./runner.js";
 export type { Source } from "./source.js";
 export { httpSource } from "./source.js";

@@ -12,16 +12,29 @@ import { largestPlane } from "./weights.js";
 /** New tokens that one forward takes at most; a longer prompt goes in several. */
 export const PREFILL_CHUNK = 64;
 
+/** Sequences that are run side by side, where it is not said. */
+const MAX_SEQUENCES = 4;
+
+/** How much a runner takes. */
+export interface PoolOptions {
+  /** Sequences side by side, and slots for them; 4 by default. */
+  readonly maxSequences?: number | undefined;
+  /** Pages of keys and values; by default enough for one sequence that fills the context. */
+  readonly pages?: number | undefined;
+}
+
 /** ``buffers`` holds states, constants and passing values, by name. */
 export interface Memory {
   readonly buffers: ReadonlyMap<string, GPUBuffer>;
   readonly stateBytes: number;
 }
 
-/** The dims of the largest batch of one sequence that fills the context. */
-export function capacityOf(manifest: Manifest): Dims {
-  const pages = Math.ceil(manifest.context / manifest.page_size);
-  return { S: PREFILL_CHUNK, B: 1, R: 1, T: manifest.context, L: pages, P: pages };
+/** The dims of the largest batch. */
+export function capacityOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, pages }: PoolOptions): Dims {
+  const perSequence = Math.ceil(manifest.context / manifest.page_size);
+  const rows = { B: maxSequences, R: maxSequences, N: maxSequences, A: maxSequences, W: maxSequences };
+  // A page that sequences share is listed for each of them.
+  return { S: Math.max(PREFILL_CHUNK, maxSequences), T: manifest.context, L: perSequence * maxSequences, P: pages ?? perSequence, ...rows };
 }
 
 export function allocateMemory(allocator: Allocator, manifest: Manifest, activation: ActivationDtype, capacity: Dims): Memory {
@@ -42,9 +55,9 @@ export function allocateMemory(allocator: Allocator, manifest: Manifest, activat
 }
 
 /** The bytes of the largest single buffer that a manifest asks for, weights included. */
-export function largestBuffer(manifest: Manifest, activation: ActivationDtype): number {
+export function largestBuffer(manifest: Manifest, activation: ActivationDtype, pool: PoolOptions = {}): number {
   const { states, constants } = manifest.plan;
-  const capacity = capacityOf(manifest);
+  const capacity = capacityOf(manifest, pool);
   const entries = [...Object.values(states), ...Object.values(passingBuffers(manifest))].map((entry) => sizeBytes(entry, activation, capacity));
   const tables = Object.values(constants).map(({ shape }) => shape.reduce((product, size) => product * size, 4));
   return Math.max(largestPlane(manifest), ...entries, ...tables);

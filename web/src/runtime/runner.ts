@@ -1,6 +1,8 @@
 // The runner: a bundle's plan on one device. Batches flow in; next tokens or logits flow out, and keys and values stay in the device's pages.
+//
+// Nothing here waits: a batch is submitted when it is given, and may take the tokens of the batches before it on the device.
 
-import { BundleError, DeviceError, RequestError, messageOf } from "../errors.js";
+import { BundleError, DeviceError, NearfarError, RequestError, messageOf } from "../errors.js";
 import { Allocator } from "./allocator.js";
 import { Arena } from "./arena.js";
 import type { Batch } from "./batch.js";
@@ -10,18 +12,23 @@ import type { Choices } from "./choices.js";
 import { NO_CHOICES } from "./choices.js";
 import type { OpenDevice } from "./device.js";
 import type { Dims } from "./expr.js";
+import { elements } from "./expr.js";
+import { KvPages } from "./kv_pages.js";
 import type { Expr, Manifest, VariantEntry } from "./manifest.js";
+import type { PoolOptions } from "./memory.js";
 import { allocateMemory, capacityOf } from "./memory.js";
 import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
-import { Readback } from "./readback.js";
 import type { Dispatch } from "./schedule.js";
 import { Schedule, kernelNames } from "./schedule.js";
+import { SlotStates } from "./slot_states.js";
+import type { Piece } from "./staging.js";
+import { Staging } from "./staging.js";
 import { Stopwatch } from "./stopwatch.js";
 import { selectRows } from "./variants.js";
 import { allocateWeights, loadWeights, planeKey } from "./weights.js";
 
-export interface RunnerOptions {
+export interface RunnerOptions extends PoolOptions {
   readonly signal?: AbortSignal;
   /** Told how many bytes of weights have just come. */
   readonly onBytes?: (count: number) => void;
@@ -42,10 +49,56 @@ export interface RunnerInfo {
   readonly totalBytes: number;
 }
 
-type OutputRole = "logits" | "next_token_ids";
+/** The most that a batch may have, and the sizes behind it. */
+export interface RunnerLimits {
+  /** New tokens. */
+  readonly tokens: number;
+  /** Sequences, sampled rows, and slots. */
+  readonly sequences: number;
+  /** Pages of the pool. */
+  readonly pages: number;
+  /** Tokens of a page. */
+  readonly pageSize: number;
+  /** Tokens of a sequence. */
+  readonly context: number;
+  readonly vocabSize: number;
+}
+
+/** What is read back beside the tokens. */
+export interface Wanted {
+  readonly logprobs?: boolean;
+  readonly alternatives?: boolean;
+}
+
+/**
+ * Of each sampled row the token, its log-probability, and the likeliest tokens, best first: 20 a row, or the whole of a smaller vocabulary,
+ * row after row. Null where they were not wanted.
+ */
+export interface StepResult {
+  readonly tokenIds: Int32Array;
+  readonly logprobs: Float32Array | null;
+  readonly alternatives: { readonly ids: Int32Array; readonly logprobs: Float32Array } | null;
+}
+
+const OUTPUTS = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
+
+type OutputRole = (typeof OUTPUTS)[number];
+
+/** An output's buffer, and how many 32-bit numbers a sampled row has in it. */
+interface Result {
+  readonly buffer: GPUBuffer;
+  readonly columns: number;
+}
+
+type Results = Readonly<Record<OutputRole, Result>>;
 
 export class Runner {
   readonly info: RunnerInfo;
+  readonly limits: RunnerLimits;
+  /** Resolves when the device is gone, `destroy` included. */
+  readonly lost: Promise<DeviceError>;
+  readonly #steps: Staging;
+  readonly #logits: Staging;
   #problem: DeviceError | null = null;
   #stopwatch: Stopwatch | null = null;
 
@@ -57,14 +110,24 @@ export class Runner {
     private readonly allocator: Allocator,
     private readonly arena: Arena,
     private readonly schedule: Schedule,
-    private readonly readbacks: Readonly<Record<OutputRole, Readback>>,
+    private readonly results: Results,
+    private readonly pages: KvPages,
+    private readonly slotStates: SlotStates,
     private readonly capacity: Dims,
     sizes: Pick<RunnerInfo, "kernels" | "weightBytes" | "stateBytes">,
   ) {
-    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, T: 1 };
+    const { S: tokens = 0, B: sequences = 0, P: numPages = 0 } = capacity;
+    const { page_size: pageSize, context, spec } = manifest;
+    this.limits = { tokens, sequences, pages: numPages, pageSize, context, vocabSize: spec.vocab_size };
+    const { logits, ...others } = results;
+    const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
+    this.#steps = new Staging(allocator, "step", sequences * columns * 4);
+    this.#logits = new Staging(allocator, "logits", sequences * logits.columns * 4);
+    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, T: 1, A: 0, W: 0 };
     this.info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length, totalBytes: allocator.bytes };
-    void open.device.lost.then(({ reason, message }) => {
+    this.lost = open.device.lost.then(({ reason, message }) => {
       this.#problem ??= new DeviceError(`The WebGPU device was lost (${reason}: ${message}); load the model again`, { reason });
+      return this.#problem;
     });
     open.device.addEventListener("uncapturederror", ({ error }) => {
       this.#problem ??= new DeviceError(`The WebGPU device reports an error (${error.message}); load the model again`);
@@ -97,7 +160,7 @@ export class Runner {
     const rows = selectRows(manifest, activation, features, alternatives ? null : choices);
     const names = kernelNames(rows);
     const uniforms = new Map<string, readonly Expr[]>(names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]));
-    const capacity = capacityOf(manifest);
+    const capacity = capacityOf(manifest, options);
 
     // All memory is taken before the download starts: a model that does not fit fails at once.
     device.pushErrorScope("out-of-memory");
@@ -105,12 +168,7 @@ export class Runner {
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
     const arena = new Arena(allocator, manifest.plan, uniforms, capacity);
-    const readback = (role: OutputRole): Readback => {
-      const result = memory.buffers.get(manifest.plan.outputs[role] ?? "");
-      if (result === undefined) throw new BundleError(`manifest.json: plan.outputs.${role} names no buffer; compile the bundle again`, { output: role });
-      return new Readback(allocator, result);
-    };
-    const readbacks = { logits: readback("logits"), next_token_ids: readback("next_token_ids") };
+    const results = Object.fromEntries(OUTPUTS.map((role) => [role, findResult(manifest, memory.buffers, role)])) as Results;
     await requireMemory(device, allocator.bytes);
 
     let compiled = 0;
@@ -131,24 +189,71 @@ export class Runner {
     const schedule = new Schedule(device, manifest, rows, kernels, find, (kernel) => arena.uniform(kernel));
     schedule.choose(choices);
     const sizes = { kernels: names.length, weightBytes, stateBytes: memory.stateBytes };
-    return new Runner(manifest, rows, open, allocator, arena, schedule, readbacks, capacity, sizes);
+    const pages = new KvPages(allocator, manifest, activation, capacity, memory.buffers);
+    const slotStates = new SlotStates(allocator, manifest, capacity, memory.buffers);
+    return new Runner(manifest, rows, open, allocator, arena, schedule, results, pages, slotStates, capacity, sizes);
   }
 
-  /** The device's pages, each of ``manifest.page_size`` tokens. */
-  get numPages(): number {
-    return this.capacity.P ?? 0;
-  }
-
-  /** The likeliest token after each sampled row, (R,). Without sampled rows it waits until the device is done. */
-  async forward(batch: Batch): Promise<Int32Array> {
-    const bytes = await this.run(batch, "next_token_ids", 1);
-    return new Int32Array(bytes);
+  /**
+   * The next token of each sampled row. The batch is on its way before this returns, and more may be submitted before the promise resolves, such
+   * as batches whose tokens are those of this one; results come in order. Without sampled rows it resolves once the device is done.
+   */
+  async submit(batch: Batch, { logprobs = false, alternatives = false }: Wanted = {}): Promise<StepResult> {
+    const { next_token_ids, token_logprobs, top_token_ids, top_logprobs } = this.results;
+    const wanted = [next_token_ids, ...(logprobs ? [token_logprobs] : []), ...(alternatives ? [top_token_ids, top_logprobs] : [])];
+    const bytes = await this.run(batch, alternatives, this.#steps, wanted);
+    const rows = batch.sample_rows.length;
+    let offset = 0;
+    const take = ({ columns }: Result): [ArrayBuffer, number, number] => {
+      offset += rows * columns * 4;
+      return [bytes, offset - rows * columns * 4, rows * columns];
+    };
+    const tokenIds = new Int32Array(...take(next_token_ids));
+    if (tokenIds.some((id) => id < 0)) {
+      throw new DeviceError("The device computed logits that are not numbers; load the model again, or report it with the device's name");
+    }
+    return {
+      tokenIds,
+      logprobs: logprobs ? new Float32Array(...take(token_logprobs)) : null,
+      alternatives: alternatives ? { ids: new Int32Array(...take(top_token_ids)), logprobs: new Float32Array(...take(top_logprobs)) } : null,
+    };
   }
 
   /** The logits after each sampled row, (R, V) row by row. */
   async forwardLogits(batch: Batch): Promise<Float32Array> {
-    const bytes = await this.run(batch, "logits", this.manifest.spec.vocab_size);
-    return new Float32Array(bytes);
+    return new Float32Array(await this.run(batch, false, this.#logits, [this.results.logits]));
+  }
+
+  // The methods below are in order with `submit`: batches submitted before see none of it, those submitted after see all of it.
+
+  /** How often each token of the vocabulary is in a slot's answer, and with `IN_PROMPT` that the prompt has it, (V,); null for not at all. */
+  setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
+    this.slotStates.set("token_counts", slot, counts);
+  }
+
+  /** What is added to the logits of a slot, (V,). */
+  setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
+    this.slotStates.set("logit_bias", slot, bias);
+  }
+
+  /** A bit for each token of the vocabulary: whether a slot may say it. (ceil(V / 32),), least significant bit first. */
+  setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
+    this.slotStates.set("token_mask", slot, mask);
+  }
+
+  /** Copy whole pages on the device, one pair after the other. */
+  copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
+    this.pages.copy(pairs);
+  }
+
+  /** The keys and values of whole pages, as `writePages` takes them on any runner of the same bundle and activation dtype. */
+  async readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
+    this.requireHealth();
+    return this.result(this.pages.read(pages));
+  }
+
+  writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
+    this.pages.write(pages, bytes);
   }
 
   /** From the next batch on, run by these choices among `rows`. */
@@ -162,8 +267,8 @@ export class Runner {
    */
   async time(batch: Batch, list: string, variant: string, count: number): Promise<number> {
     this.requireHealth();
-    const dims = dimsOf(batch, this.numPages);
-    this.requireFit(dims);
+    const dims = dimsOf(batch, this.capacity, false);
+    this.requireFit(batch, dims);
     const steps = this.schedule.variantDispatches(list, variant, dims);
     const dispatches = Array.from({ length: count }, (_, index) => steps[index % steps.length] ?? []).flat();
     this.#stopwatch ??= new Stopwatch(this.allocator);
@@ -183,28 +288,29 @@ export class Runner {
     this.open.device.destroy();
   }
 
-  private async run(batch: Batch, output: OutputRole, columns: number): Promise<ArrayBuffer> {
+  /** The first rows of these results, one result after the other. */
+  private async run(batch: Batch, alternatives: boolean, staging: Staging, results: readonly Result[]): Promise<ArrayBuffer> {
     this.requireHealth();
-    const dims = dimsOf(batch, this.numPages);
-    this.requireFit(dims);
+    const dims = dimsOf(batch, this.capacity, alternatives);
+    this.requireFit(batch, dims);
     const { device } = this.open;
-    const size = batch.sample_rows.length * columns * 4;
-    const readback = this.readbacks[output];
+    const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
     this.encode(encoder, batch, dims);
-    if (size > 0) readback.copy(encoder, size);
+    const pieces = results.map(({ buffer, columns }): Piece => ({ source: buffer, size: rows * columns * 4 }));
+    const read = rows > 0 ? staging.copy(encoder, pieces) : null;
     device.queue.submit([encoder.finish()]);
-    const bytes = await this.result(readback, size);
-    this.requireHealth();
-    return bytes;
+    return this.result(read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read());
   }
 
-  private async result(readback: Readback, size: number): Promise<ArrayBuffer> {
+  /** What comes from the device, or why it does not come. */
+  private async result<T>(reading: Promise<T>): Promise<T> {
     try {
-      if (size > 0) return await readback.read(size);
-      await this.open.device.queue.onSubmittedWorkDone();
-      return new ArrayBuffer(0);
+      const value = await reading;
+      this.requireHealth();
+      return value;
     } catch (error) {
+      if (error instanceof NearfarError) throw error;
       throw this.#problem ?? new DeviceError(`The WebGPU device failed (${messageOf(error)}); load the model again`, {}, { cause: error });
     }
   }
@@ -228,10 +334,18 @@ export class Runner {
     if (this.#problem !== null) throw this.#problem;
   }
 
-  private requireFit(dims: Dims): void {
+  private requireFit(batch: Batch, dims: Dims): void {
     for (const [dim, most] of Object.entries(this.capacity)) {
       const size = dims[dim] ?? 0;
       if (size > most) throw new RequestError(`batch: ${dim} is ${size}, this runner takes at most ${most}; split the batch`, { dim, found: size, most });
+    }
+    const slots = this.limits.sequences;
+    for (let row = 0; row < batch.sample_rows.length; row++) {
+      const [slot = -1, flags = 0] = batch.sample_slots.slice(2 * row, 2 * row + 2);
+      // A row without a slot has no states that could apply to it.
+      if (slot >= slots || slot < (flags === 0 ? -1 : 0)) {
+        throw new RequestError(`batch: slot ${slot} is none of 0 to ${slots - 1}; give each sequence one of them`, { slot, slots });
+      }
     }
   }
 }
@@ -244,6 +358,15 @@ function encodeDispatches(pass: GPUComputePassEncoder, dispatches: readonly Disp
     pass.setBindGroup(0, bindGroup);
     pass.dispatchWorkgroups(...workgroups);
   }
+}
+
+function findResult({ plan }: Manifest, buffers: ReadonlyMap<string, GPUBuffer>, role: OutputRole): Result {
+  const name = plan.outputs[role] ?? "";
+  const [buffer, entry] = [buffers.get(name), plan.buffers[name]];
+  if (buffer === undefined || entry === undefined) {
+    throw new BundleError(`manifest.json: plan.outputs.${role} names no buffer; compile the bundle again`, { output: role });
+  }
+  return { buffer, columns: elements(entry.shape.slice(1), {}) };
 }
 
 async function requireMemory(device: GPUDevice, size: number): Promise<void> {

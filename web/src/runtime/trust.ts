@@ -79,7 +79,7 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
     const remembered = when === "first-load" && test !== null && without.size === 0 ? asRemembered(await note("self-test").read(), manifest) : null;
     const untrusted = new Set(remembered === null ? without.keys() : manifest.activations.map(({ dtype }) => dtype).filter((dtype) => dtype !== remembered.activation));
-    const device = await openDevice(manifest, { adapter }, (activation) => largestBuffer(manifest, activation), untrusted);
+    const device = await openDevice(manifest, { adapter }, (activation) => largestBuffer(manifest, activation, runnerOptions), untrusted);
     const tuningNote = note(`tuning ${device.activation}`);
     const tuning = (await rememberedTuning(tuningNote, device)) ?? shippedTuning(manifest.tuning, device);
     const wantsTuning = tuning === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
@@ -125,9 +125,9 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
 /** A runner as the self-test wants it. */
 function testable(runner: Runner): TestedRunner {
   return {
-    numPages: runner.numPages,
+    numPages: runner.limits.pages,
     forwardLogits: (batch) => runner.forwardLogits(batch),
-    likeliest: async (batch) => (await runner.forward(batch))[0] ?? -1,
+    likeliest: async (batch) => (await runner.submit(batch)).tokenIds[0] ?? -1,
     choose: (choices) => {
       runner.choose(choices);
     },

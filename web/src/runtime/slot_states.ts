@@ -1,0 +1,40 @@
+// What is kept for each sequence slot on the device: token counts, logit bias and token mask. A slot and its values flow in.
+
+import { BundleError, RequestError } from "../errors.js";
+import type { Allocator } from "./allocator.js";
+import type { Dims } from "./expr.js";
+import { elements } from "./expr.js";
+import type { Manifest } from "./manifest.js";
+
+export type SlotState = "token_counts" | "logit_bias" | "token_mask";
+
+export class SlotStates {
+  constructor(
+    private readonly allocator: Allocator,
+    private readonly manifest: Manifest,
+    private readonly capacity: Dims,
+    private readonly buffers: ReadonlyMap<string, GPUBuffer>,
+  ) {}
+
+  /** Set a slot's values; null for zeros. Throws RequestError for a slot or a number of values that it has not. */
+  set(name: SlotState, slot: number, values: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer> | null): void {
+    const entry = this.manifest.plan.states[name];
+    const buffer = this.buffers.get(name);
+    if (entry === undefined || buffer === undefined) throw new BundleError(`manifest.json: plan.states.${name} is missing; compile the bundle again`);
+    const slots = this.capacity.N ?? 0;
+    const length = elements(entry.shape.slice(1), this.capacity);
+    if (!Number.isInteger(slot) || slot < 0 || slot >= slots) throw new RequestError(`${name}: slot ${slot} is none of 0 to ${slots - 1}`, { slot });
+    if (values !== null && values.length !== length) {
+      throw new RequestError(`${name}: ${values.length} values are given, a slot has ${length}`, { found: values.length, expected: length });
+    }
+    const { device } = this.allocator;
+    const offset = slot * length * 4;
+    if (values !== null) {
+      device.queue.writeBuffer(buffer, offset, values);
+      return;
+    }
+    const encoder = device.createCommandEncoder();
+    encoder.clearBuffer(buffer, offset, length * 4);
+    device.queue.submit([encoder.finish()]);
+  }
+}

@@ -1,0 +1,39 @@
+// Staging buffers: results' way from the device to the host. A buffer is made when all others are on their way, and used again from then on.
+
+import type { Allocator } from "./allocator.js";
+import { BUFFER_USAGE, MAP_MODE } from "./gpu_flags.js";
+
+/** Copy ``size`` bytes of ``source`` from ``offset`` on. */
+export interface Piece {
+  readonly source: GPUBuffer;
+  readonly offset?: number;
+  readonly size: number;
+}
+
+export class Staging {
+  readonly #free: GPUBuffer[] = [];
+
+  /** ``size`` is the most bytes that are read at once. */
+  constructor(
+    private readonly allocator: Allocator,
+    private readonly label: string,
+    private readonly size: number,
+  ) {}
+
+  /** Encode the copies; once the encoder's commands are submitted, the function returned gives the bytes, one piece after the other. */
+  copy(encoder: GPUCommandEncoder, pieces: readonly Piece[]): () => Promise<ArrayBuffer> {
+    const buffer = this.#free.pop() ?? this.allocator.allocate(`${this.label} staging`, this.size, BUFFER_USAGE.MAP_READ | BUFFER_USAGE.COPY_DST);
+    let size = 0;
+    for (const piece of pieces) {
+      encoder.copyBufferToBuffer(piece.source, piece.offset ?? 0, buffer, size, piece.size);
+      size += piece.size;
+    }
+    return async () => {
+      await buffer.mapAsync(MAP_MODE.READ, 0, size);
+      const bytes = buffer.getMappedRange(0, size).slice(0);
+      buffer.unmap();
+      this.#free.push(buffer);
+      return bytes;
+    };
+  }
+}

@@ -1,0 +1,139 @@
+// The runner on a device: Dawn in Node, on whatever adapter Vulkan finds.
+
+import { beforeAll, expect, test } from "vitest";
+
+import type { Batch, StepResult } from "../../src/runtime/index.js";
+import { Runner, SAMPLE_FLAGS, largestBuffer, openBundle, openDevice, settingsRow } from "../../src/runtime/index.js";
+import { dawn } from "../../tools/dawn.js";
+import { lettersBundle, memorySource } from "../letters_bundle.js";
+
+const gpu = dawn();
+const hasAdapter = (await gpu.requestAdapter()) !== null;
+if (!hasAdapter && process.env.CI !== undefined) throw new Error("Dawn finds no adapter (CI is set, so this is not skipped)");
+const withRunner = test.runIf(hasAdapter);
+const { files } = lettersBundle();
+let runner: Runner;
+
+beforeAll(async () => {
+  if (!hasAdapter) return;
+  runner = await newRunner();
+  return () => {
+    runner.destroy();
+  };
+});
+
+async function newRunner(): Promise<Runner> {
+  const bundle = await openBundle(memorySource(files), new AbortController().signal);
+  const pool = { maxSequences: 3, pages: 20 };
+  const device = await openDevice(bundle.manifest, { gpu }, (activation) => largestBuffer(bundle.manifest, activation, pool));
+  return Runner.create(bundle, device, pool);
+}
+
+/** One new token of each sequence, each sampled into the slot of its number; flags apply to all. */
+function step(tokenIds: readonly number[], flags = 0): Batch {
+  const rows = tokenIds.map((_, row) => row);
+  return {
+    token_ids: tokenIds,
+    positions: rows.map(() => 0),
+    slots: rows.map((row) => row * 16),
+    seq_starts: [...rows, rows.length],
+    page_indptr: [...rows, rows.length],
+    page_ids: rows,
+    sample_rows: rows,
+    sample_slots: rows.flatMap((row) => [row, flags]),
+    sample_settings: rows.flatMap(() => settingsRow({})),
+  };
+}
+
+const idsOf = (results: readonly StepResult[]): readonly (readonly number[])[] => results.map(({ tokenIds }) => [...tokenIds]);
+
+withRunner("limits are those that were asked for", () => {
+  expect(runner.limits).toEqual({ tokens: 64, sequences: 3, pages: 20, pageSize: 16, context: 256, vocabSize: 8 });
+});
+
+withRunner("steps in flight feed each other on the device, and their results come in order", async () => {
+  const order: number[] = [];
+  const batches = [step([0, 1, 2]), step([-1, -2, -3]), step([-3, -2]), step([-2]), step([7])];
+  const results = await Promise.all(batches.map((batch, index) => runner.submit(batch).finally(() => order.push(index))));
+  // Token t is followed by (3 t + 1) mod 8: 0 1 4 5, 1 4 5, 2 7 6.
+  expect(idsOf(results)).toEqual([[1, 4, 7], [4, 5, 6], [3, 0], [1], [6]]);
+  expect(order).toEqual([0, 1, 2, 3, 4]);
+});
+
+withRunner("log-probabilities and the likeliest tokens come where they are wanted", async () => {
+  const [none, logprobs, all] = await Promise.all([
+    runner.submit(step([0, 1])),
+    runner.submit(step([0, 1]), { logprobs: true }),
+    runner.submit(step([0, 1]), { logprobs: true, alternatives: true }),
+  ]);
+  expect(none).toMatchObject({ logprobs: null, alternatives: null });
+  const expected = 10 - Math.log(Math.exp(10) + 7);
+  for (const found of [...(logprobs.logprobs ?? []), ...(all.logprobs ?? [])]) expect(found).toBeCloseTo(expected, 5);
+  expect([...(all.alternatives?.ids ?? [])]).toEqual([1, 0, 2, 3, 4, 5, 6, 7, 4, 0, 1, 2, 3, 5, 6, 7]);
+  expect([...(all.alternatives?.logprobs ?? [])].filter((logit) => logit !== 0)).toEqual([10, 10]);
+});
+
+withRunner("a batch without sampled rows resolves without being read, and later ones see what it did", async () => {
+  const silent: Batch = { ...step([3]), sample_rows: [], sample_slots: [], sample_settings: [] };
+  expect(await runner.submit(silent, { logprobs: true })).toEqual({ tokenIds: new Int32Array(), logprobs: new Float32Array(), alternatives: null });
+});
+
+withRunner("logits are those of the rows", async () => {
+  expect([...(await runner.forwardLogits(step([0, 2])))]).toEqual([0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10]);
+});
+
+withRunner("a slot's bias is in order with the batches before and after it", async () => {
+  const bias = (id: number): Float32Array<ArrayBuffer> => Float32Array.from({ length: 8 }, (_, each) => (each === id ? 20 : 0));
+  const before = runner.submit(step([0, 0], SAMPLE_FLAGS.bias));
+  runner.setLogitBias(1, bias(6));
+  const between = runner.submit(step([0, 0], SAMPLE_FLAGS.bias));
+  runner.setLogitBias(1, bias(3));
+  const after = runner.submit(step([0, 0], SAMPLE_FLAGS.bias));
+  const without = runner.submit(step([0, 0]));
+  expect(idsOf(await Promise.all([before, between, after, without]))).toEqual([[1, 1], [1, 6], [1, 3], [1, 1]]);
+});
+
+withRunner("pages are copied, read and written whole", async () => {
+  const pageBytes = 2 * 16 * 2 * 4;
+  const random = Uint8Array.from({ length: 3 * pageBytes }, (_, index) => (index * 37) % 251);
+  runner.writePages([4, 19, 7], random);
+  runner.copyPages([
+    [4, 0],
+    [7, 4],
+    [4, 1],
+  ]);
+  const read = await runner.readPages([0, 19, 1]);
+  const [a, b, c] = [0, 1, 2].map((page) => random.slice(page * pageBytes, (page + 1) * pageBytes));
+  expect(read).toEqual(Uint8Array.from([...(a ?? []), ...(b ?? []), ...(c ?? [])]));
+  expect(await runner.readPages([])).toEqual(new Uint8Array());
+});
+
+withRunner("what is out of range is a RequestError", async () => {
+  const request = { code: "request_error" };
+  await expect(runner.submit(step([0, 0, 0, 0]))).rejects.toMatchObject({ ...request, message: "batch: B is 4, this runner takes at most 3; split the batch" });
+  await expect(runner.submit({ ...step([0]), sample_slots: [3, 0] })).rejects.toMatchObject({ ...request, details: { slot: 3, slots: 3 } });
+  await expect(runner.submit({ ...step([0]), sample_slots: [-1, SAMPLE_FLAGS.mask] })).rejects.toMatchObject(request);
+  expect(idsOf([await runner.submit({ ...step([0]), sample_slots: [-1, 0] })])).toEqual([[1]]);
+  await expect(runner.readPages([20])).rejects.toMatchObject(request);
+  expect(() => {
+    runner.copyPages([[0, -1]]);
+  }).toThrow("Page -1 is not in the pool");
+  expect(() => {
+    runner.writePages([0], new Uint8Array(3));
+  }).toThrow("1 pages of this model are 256 bytes, not 3");
+  expect(() => {
+    runner.setTokenCounts(3, null);
+  }).toThrow("slot 3 is none of 0 to 2");
+  expect(() => {
+    runner.setTokenMask(0, new Int32Array(2));
+  }).toThrow("2 values are given, a slot has 1");
+});
+
+withRunner("a device that is gone resolves lost, and rejects what is in flight and what comes after", async () => {
+  const other = await newRunner();
+  const inFlight = other.submit(step([0]));
+  other.destroy();
+  await expect(inFlight).rejects.toHaveProperty("code", "device_error");
+  expect(await other.lost).toMatchObject({ code: "device_error", details: { reason: "destroyed" } });
+  await expect(other.submit(step([0]))).rejects.toThrow("The WebGPU device was lost (destroyed");
+});
