@@ -11,17 +11,26 @@ import { largestBuffer } from "./runtime/memory.js";
 import { readFile } from "./runtime/read_file.js";
 import type { RunnerInfo } from "./runtime/runner.js";
 import { Runner } from "./runtime/runner.js";
-import type { Source } from "./runtime/source.js";
+import type { OnBytes, Source } from "./runtime/source.js";
 import { httpSource } from "./runtime/source.js";
 import type { ActivationDtype } from "./runtime/variants.js";
+import type { BundleStore } from "./store/bundle_store.js";
+import type { StoredSource } from "./store/stored_source.js";
+import { storedSource } from "./store/stored_source.js";
 import type { Message } from "./text/chat_template.js";
 import { TextStream } from "./text/text_stream.js";
 import { Tokenizer } from "./text/tokenizer.js";
 
-/** Weights download while kernels compile, so both counts move at once. */
+/**
+ * "manifest": it is read. "download": bytes have to come over the network still, here or in another tab. "upload": all others come from the
+ * store and go to the device. Kernels compile meanwhile, so both counts move at once. "ready": the engine is there.
+ */
 export interface LoadProgress {
-  readonly phase: "manifest" | "weights" | "ready";
+  readonly phase: "manifest" | "download" | "upload" | "ready";
+  /** Of weights and tokenizer, from wherever. It goes back where a file proves damaged and is fetched again. */
   readonly loadedBytes: number;
+  /** Of these, what was in the store. */
+  readonly storedBytes: number;
   readonly totalBytes: number;
   readonly compiledKernels: number;
   readonly totalKernels: number;
@@ -30,6 +39,8 @@ export interface LoadProgress {
 export interface LoadOptions extends DeviceOptions {
   readonly onProgress?: ((progress: LoadProgress) => void) | undefined;
   readonly signal?: AbortSignal | undefined;
+  /** Where files are kept: in the browser's store, nowhere, or in one of its own. True where the bundle is given by its address and the browser can. */
+  readonly store?: boolean | BundleStore | undefined;
 }
 
 export interface GenerateOptions extends TokenOptions {
@@ -57,6 +68,7 @@ export interface EngineInfo extends RunnerInfo {
   /** The adapter as the browser describes it. */
   readonly adapter: string;
   readonly activation: ActivationDtype;
+  /** Of weights and tokenizer: what a load downloads where nothing is stored. */
   readonly downloadBytes: number;
 }
 
@@ -69,11 +81,24 @@ export class Engine {
     readonly info: EngineInfo,
   ) {}
 
-  /** Load the bundle in a folder of a web server. Throws BundleError, DeviceError, or the signal's reason. */
+  /** Load the bundle in a folder of a web server. Throws BundleError, DeviceError, StorageError, or the signal's reason. */
   static async load(bundle: string | URL | Source, options: LoadOptions = {}): Promise<Engine> {
-    const source = typeof bundle === "string" || bundle instanceof URL ? httpSource(bundle) : bundle;
+    const isAddress = typeof bundle === "string" || bundle instanceof URL;
+    const source = isAddress ? httpSource(bundle) : bundle;
     const signal = options.signal ?? new AbortController().signal;
-    let progress: LoadProgress = { phase: "manifest", loadedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
+    const stored = await storedSource(source, options.store ?? isAddress, signal);
+    try {
+      const engine = await Engine.loadFrom(stored ?? source, stored, signal, options);
+      // A store that could not note it has no worse effect than that the next load asks the network.
+      await stored?.finish().catch(() => undefined);
+      return engine;
+    } finally {
+      await stored?.close().catch(() => undefined);
+    }
+  }
+
+  private static async loadFrom(source: Source, stored: StoredSource | null, signal: AbortSignal, options: LoadOptions): Promise<Engine> {
+    let progress: LoadProgress = { phase: "manifest", loadedBytes: 0, storedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
     const report = (change: Partial<LoadProgress>): void => {
       progress = { ...progress, ...change };
       options.onProgress?.(progress);
@@ -82,11 +107,15 @@ export class Engine {
     const opened = await openBundle(source, signal);
     const { manifest } = opened;
     const device = await openDevice(manifest, options, (activation) => largestBuffer(manifest, activation));
-    const onBytes = (count: number): void => {
-      report({ loadedBytes: progress.loadedBytes + count });
-    };
     const totalBytes = [...manifest.shards, ...manifest.files].reduce((sum, { size }) => sum + size, 0);
-    report({ phase: "weights", totalBytes });
+    let downloads = stored === null || (await stored.begin(manifest)) > 0;
+    const onBytes: OnBytes = (count, origin) => {
+      if (origin === "network") downloads = true;
+      const loadedBytes = progress.loadedBytes + count;
+      const storedBytes = progress.storedBytes + (origin === "store" ? count : 0);
+      report({ loadedBytes, storedBytes, phase: downloads && loadedBytes < totalBytes ? "download" : "upload" });
+    };
+    report({ phase: downloads ? "download" : "upload", totalBytes });
     const onKernel = (compiledKernels: number, totalKernels: number): void => {
       report({ compiledKernels, totalKernels });
     };
@@ -169,7 +198,7 @@ export class Engine {
   }
 }
 
-async function loadTokenizer({ manifest, source }: Bundle, signal: AbortSignal, onBytes: (count: number) => void): Promise<Tokenizer> {
+async function loadTokenizer({ manifest, source }: Bundle, signal: AbortSignal, onBytes: OnBytes): Promise<Tokenizer> {
   const { file } = manifest.tokenizer;
   const entry = manifest.files.find((candidate) => candidate.file === file);
   if (entry === undefined) throw new BundleError(`manifest.json: tokenizer.file '${file}' is not in files; compile the bundle again`, { file });

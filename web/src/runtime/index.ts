@@ -1,6 +1,6 @@
 // The runtime core: everything between a bundle's files and logits, without a dependency. It knows neither text nor sampling.
 
-export { BundleError, DeviceError, NearfarError, RequestError } from "../errors.js";
+export { BundleError, DeviceError, NearfarError, RequestError, StorageError } from "../errors.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "../errors.js";
 export type { Batch } from "./batch.js";
 export type { Bundle } from "./bundle.js";
@@ -13,6 +13,6 @@ export { PREFILL_CHUNK, largestBuffer } from "./memory.js";
 export { readFile } from "./read_file.js";
 export type { RunnerInfo, RunnerOptions } from "./runner.js";
 export { Runner } from "./runner.js";
-export type { Source } from "./source.js";
+export type { Bytes, Expected, OnBytes, Part, Source } from "./source.js";
 export { httpSource } from "./source.js";
 export type { ActivationDtype } from "./variants.js";

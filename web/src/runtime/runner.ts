@@ -14,12 +14,13 @@ import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
 import { Readback } from "./readback.js";
 import { Schedule, kernelNames } from "./schedule.js";
+import type { OnBytes } from "./source.js";
 import { allocateWeights, loadWeights, planeKey } from "./weights.js";
 
 export interface RunnerOptions {
   readonly signal?: AbortSignal;
-  /** Told how many bytes of weights have just come. */
-  readonly onBytes?: (count: number) => void;
+  /** Told of the bytes of weights. */
+  readonly onBytes?: OnBytes;
   /** Told how many of the kernels are compiled. */
   readonly onKernel?: (done: number, total: number) => void;
 }
