@@ -11,6 +11,7 @@ import { bundleAddress } from "../runtime/source.js";
 import { holdShared, whileFree, whileHeld } from "./locks.js";
 import type { Folder } from "./opfs.js";
 import { filesOf, openFolder, remove, writeFile } from "./opfs.js";
+import { requireRoom } from "./quota.js";
 import type { StoredPart } from "./stored_file.js";
 import { StoredFile } from "./stored_file.js";
 
@@ -127,7 +128,7 @@ export class BundleStore {
     return complete ? new Uint8Array(await bytes.arrayBuffer()) : null;
   }
 
-  /** Note that a bundle is being loaded, so that its files stay, and say what of it is missing. Throws StorageError. */
+  /** Note that a bundle is being loaded, so that its files stay, and say what of it is missing. Throws StorageError where that has no room. */
   async begin(url: string, manifest: Manifest, manifestBytes: Bytes): Promise<BegunLoad> {
     const files = await referencesOf(manifest, manifestBytes);
     const known = new Set(files.map(({ sha256 }) => sha256));
@@ -139,7 +140,9 @@ export class BundleStore {
     });
     // The first is the manifest, which has come already.
     const missing = files.slice(1).map(async (file) => Math.max(0, (file.size ?? 0) - (await this.part(file)).bytes.size));
-    return { isNew, missingBytes: sum(await Promise.all(missing)) };
+    const missingBytes = sum(await Promise.all(missing));
+    await requireRoom(this.files, missingBytes);
+    return { isNew, missingBytes };
   }
 
   /** Note that a load came to its end: from now on the bundle loads without a network. Throws StorageError. */

@@ -7,7 +7,7 @@ import type { Manifest } from "../runtime/manifest.js";
 import { chunksOf, collect, problemOf, readFile, wrongSize } from "../runtime/read_file.js";
 import type { Bytes, Expected, OnBytes, Part, Source } from "../runtime/source.js";
 import { BundleStore } from "./bundle_store.js";
-import { askToPersist, requireRoom } from "./quota.js";
+import { askToPersist } from "./quota.js";
 import type { StoredFile } from "./stored_file.js";
 import { PIECE_BYTES } from "./stored_file.js";
 
@@ -51,7 +51,6 @@ export class StoredSource implements Source {
   /** The bytes that have to come over the network. Throws StorageError where there is no room for them. */
   async begin(manifest: Manifest): Promise<number> {
     const { isNew, missingBytes } = await this.store.begin(this.location, manifest, this.#manifest);
-    await requireRoom(missingBytes);
     // Once for each bundle: some browsers put the question to the user.
     if (isNew) askToPersist();
     return missingBytes;
