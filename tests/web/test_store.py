@@ -32,6 +32,7 @@ TIMEOUT_MS = 30_000
 MIB = 1 << 20
 # Written as the download goes; what a closed tab had beyond the last whole piece is lost.
 PIECE_BYTES = 4 * MIB
+CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript"}
 BIG, SMALL = "weights/00000.bin", "weights/00001.bin"
 BIG_BYTES, SMALL_BYTES = 10 * MIB, 100_000
 
@@ -49,6 +50,7 @@ for (const [file, bytes] of Object.entries(lettersBundle().files)) {
     writeFileSync(path, bytes);
 }
 """
+IMPORT = "import * as nearfar from './nearfar.js';"
 LOAD = """async ([url, options]) => {
     const reports = [];
     try {
@@ -123,7 +125,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         behaviour, data = self._behaviour, bytearray(file.read_bytes())
         etag = f'"{hashlib.sha256(data).hexdigest()[:8]}-{behaviour.version}"'
-        headers = {"ETag": etag, "Content-Type": {".html": "text/html", ".js": "text/javascript"}.get(file.suffix, "application/octet-stream")}
+        headers = {
+            "ETag": etag,
+            "Content-Type": {".html": "text/html", ".js": "text/javascript"}.get(file.suffix, "application/octet-stream"),
+        }
         if self.headers.get("If-None-Match") == etag:
             self._answer(path, 304, b"", headers)
             return
@@ -191,10 +196,12 @@ def serve(folder: Path) -> Server:
 
 @pytest.fixture(scope="module")
 def site(chromium: str, node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """A page that only imports the package; a bundle with a shard of several pieces and a small one; and a second one that shares the large shard."""
+    """A page and a worker that only import the package; a bundle with a shard of several pieces and a small one; and a second bundle that shares
+    the large shard."""
     site = tmp_path_factory.mktemp("store")
     shutil.copy(PAGE.parent / "nearfar.js", site)
-    (site / "index.html").write_text("<script type=module>import * as nearfar from './nearfar.js'; window.nearfar = nearfar;</script><body>")
+    (site / "index.html").write_text(f"<script type=module>{IMPORT} window.nearfar = nearfar;</script><body>")
+    (site / "worker.js").write_text(f"{IMPORT} onmessage = async ({{ data }}) => postMessage(await ({LOAD})([data, {{}}]));")
     for seed, name in enumerate(("bundle", "sibling")):
         subprocess.run([node, "--input-type=module", "-e", WRITE_LETTERS_BUNDLE, site / name], cwd=ROOT / "web", check=True)
         manifest = json.loads((site / name / "manifest.json").read_text())
@@ -246,10 +253,48 @@ def test_a_warm_load_asks_only_whether_the_manifest_is_still_good(page: Page, se
     page.reload()
     page.wait_for_function("window.nearfar")
     warm = load(page, server)
-    assert [(path, status) for path, _, status in server.behaviour.requests if path.startswith("/bundle/")] == [("/bundle/manifest.json", 304)]
+    assert [(path, status) for path, _, status in server.behaviour.requests if path.startswith("/bundle/")] == [
+        ("/bundle/manifest.json", 304)
+    ]
     assert {report["phase"] for report in warm["reports"]} == {"manifest", "upload", "ready"}
     assert warm["reports"][-1] == {**cold["reports"][-1], "storedBytes": total}
     assert warm["ids"] == cold["ids"]
+
+
+def test_the_browser_is_asked_once_to_keep_a_bundle(context: BrowserContext, server: Server) -> None:
+    context.add_init_script("window.asked = 0; StorageManager.prototype.persist = async () => { window.asked++; return false; }")
+    page = open_page(context, server)
+    load(page, server)
+    load(page, server)
+    assert page.evaluate("() => window.asked") == 1
+
+
+def test_a_worker_and_the_page_share_what_is_stored(page: Page, server: Server) -> None:
+    in_worker = page.evaluate(
+        """(url) => new Promise((resolve, reject) => {
+            const worker = new Worker("worker.js", { type: "module" });
+            worker.onmessage = ({ data }) => resolve(data);
+            worker.onerror = ({ message }) => reject(new Error(message));
+            worker.postMessage(url);
+        })""",
+        "bundle/",
+    )
+    assert in_worker["error"] is None
+    assert stored_bytes(in_worker) == 0
+    server.behaviour.requests.clear()
+    loaded = load(page, server)
+    assert server.behaviour.asked(".bin") == []
+    assert loaded["ids"] == in_worker["ids"]
+
+
+def test_a_page_may_have_a_store_of_its_own(page: Page, server: Server) -> None:
+    own = f"async ([url, options]) => ({LOAD})([url, {{ ...options, store: await nearfar.BundleStore.open('own') }}])"
+    for stored in (False, True):
+        loaded = page.evaluate(own, [f"{server.url}bundle/", {}])
+        assert loaded["error"] is None
+        assert (stored_bytes(loaded) > 0) == stored
+    assert page.evaluate(LIST) == []
+    assert page.evaluate("async () => (await (await nearfar.BundleStore.open('own')).list()).length") == 1
 
 
 def test_a_load_goes_on_where_the_last_one_was_cut(page: Page, server: Server) -> None:
@@ -349,7 +394,9 @@ def test_two_pages_that_load_at_once_fetch_each_file_once(context: BrowserContex
     first, second = page.evaluate(LOADED), other.evaluate(LOADED)
     assert first["error"] is None
     assert first["ids"] == second["ids"]
-    fetched = Counter(path for path, _, _ in server.behaviour.requests if path.startswith("/bundle/") and not path.endswith("manifest.json"))
+    fetched = Counter(
+        path for path, _, _ in server.behaviour.requests if path.startswith("/bundle/") and not path.endswith("manifest.json")
+    )
     assert set(fetched.values()) == {1}
     assert stored_bytes(second) >= BIG_BYTES
 

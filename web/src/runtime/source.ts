@@ -35,7 +35,7 @@ export interface Source {
 
 /** The address of a bundle's folder, in the form by which it is known. */
 export function bundleAddress(url: string | URL): URL {
-  const address = new URL(url, typeof document === "undefined" ? undefined : document.baseURI);
+  const address = new URL(url, baseAddress());
   // Without the slash a relative name would replace the folder's own.
   if (!address.pathname.endsWith("/")) address.pathname += "/";
   address.hash = "";
@@ -77,6 +77,12 @@ export function httpSource(url: string | URL): Source {
       return { stream: bodyOf(response), start: 0, etag: etagOf(response) };
     },
   };
+}
+
+/** What a relative address starts from: the page, in a worker its script, in Node nothing. */
+function baseAddress(): string | undefined {
+  if (typeof document !== "undefined") return document.baseURI;
+  return typeof location === "undefined" ? undefined : location.href;
 }
 
 async function fetched(address: string, file: string, init: RequestInit & { readonly signal: AbortSignal }): Promise<Response> {

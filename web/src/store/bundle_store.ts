@@ -74,7 +74,8 @@ export class BundleStore {
   /** All bundles of which something is stored, the last used first. */
   async list(): Promise<StoredBundle[]> {
     const listed = await Promise.all((await this.records()).map((record) => this.describe(record)));
-    return listed.sort((one, other) => other.lastUsed.getTime() - one.lastUsed.getTime());
+    // Where a load failed for want of room, nothing but its record is there.
+    return listed.filter(({ bytes }) => bytes > 0).sort((one, other) => other.lastUsed.getTime() - one.lastUsed.getTime());
   }
 
   /** Delete a bundle; files that another has as well stay. False where nothing of this address is stored. Throws StorageError while it is loaded. */
@@ -116,7 +117,7 @@ export class BundleStore {
   }
 
   /** Keep a bundle from being deleted, until what comes back is called. Throws the signal's reason. */
-  async hold(url: string, signal: AbortSignal): Promise<() => void> {
+  async hold(url: string, signal: AbortSignal): Promise<() => Promise<void>> {
     return holdShared(this.locks, this.lockOf("bundle", url), signal);
   }
 

@@ -20,18 +20,22 @@ export async function whileFree<T>(locks: LockManager, names: readonly string[],
 }
 
 /** Hold a lock together with others that hold it so; what comes back gives it free. Throws the signal's reason. */
-export async function holdShared(locks: LockManager, name: string, signal: AbortSignal): Promise<() => void> {
+export async function holdShared(locks: LockManager, name: string, signal: AbortSignal): Promise<() => Promise<void>> {
   signal.throwIfAborted();
-  let release: () => void = () => undefined;
-  const released = new Promise<void>((resolve) => {
-    release = resolve;
+  let letGo: () => void = () => undefined;
+  const gone = new Promise<void>((resolve) => {
+    letGo = resolve;
   });
+  let held: Promise<void> = Promise.resolve();
   await new Promise<void>((resolve, reject) => {
-    const held = locks.request(name, { mode: "shared", signal }, async () => {
+    held = locks.request(name, { mode: "shared", signal }, async () => {
       resolve();
-      await released;
+      await gone;
     });
     held.catch(reject);
   });
-  return release;
+  return async () => {
+    letGo();
+    await held;
+  };
 }

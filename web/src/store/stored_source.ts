@@ -21,11 +21,12 @@ export async function storedSource(source: Source, store: boolean | BundleStore,
 /** One load of a bundle: `begin` when its manifest is known, `finish` when all was read, and `close` at the end of whatever happened. */
 export class StoredSource implements Source {
   #manifest: Bytes = new Uint8Array();
+  #isNewest = false;
 
   constructor(
     private readonly source: Source,
     private readonly store: BundleStore,
-    private readonly release: () => void,
+    private readonly release: () => Promise<void>,
   ) {}
 
   get location(): string {
@@ -63,14 +64,17 @@ export class StoredSource implements Source {
 
   /** Let others delete the bundle again. */
   async close(): Promise<void> {
-    this.release();
-    await this.store.prune(this.location);
+    await this.release();
+    // Without a network an older version may have been loaded, while a part of the newest is there already.
+    if (this.#isNewest) await this.store.prune(this.location);
   }
 
   /** The server's manifest, and without a network the stored one. */
   private async readManifest(signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
     try {
-      return await readFile(this.source, { file: MANIFEST_FILE }, signal, onBytes);
+      const bytes = await readFile(this.source, { file: MANIFEST_FILE }, signal, onBytes);
+      this.#isNewest = true;
+      return bytes;
     } catch (error) {
       // A server that answers, be it that the bundle is gone, is believed.
       const isOffline = error instanceof BundleError && !("status" in error.details);
@@ -117,14 +121,8 @@ export class StoredSource implements Source {
     }
     const whole = new Uint8Array(size);
     const part = await stored.part();
-    let length = 0;
-    if (part.bytes.size <= size) {
-      for await (const chunk of chunksOf(part.bytes.stream(), file, signal)) {
-        whole.set(chunk, length);
-        length += chunk.length;
-      }
-      onBytes(length, "store");
-    }
+    let length = await copyInto(whole, part.bytes);
+    if (length > 0) onBytes(length, "store");
     if (length < size) {
       const rest = await this.partOf(file, length, part.etag, signal);
       if (rest.start === 0) {
@@ -164,8 +162,27 @@ export class StoredSource implements Source {
 async function readStored(stored: StoredFile, expected: Expected, onBytes: OnBytes): Promise<Bytes | null> {
   const part = await stored.part();
   if (!part.complete) return null;
-  const bytes = new Uint8Array(await part.bytes.arrayBuffer());
-  if ((await problemOf(bytes, expected)) !== null) return null;
+  const bytes = await part.bytes.arrayBuffer().then((buffer) => new Uint8Array(buffer), unreadable);
+  if (bytes === null || (await problemOf(bytes, expected)) !== null) return null;
   onBytes(bytes.length, "store");
   return bytes;
+}
+
+/** The bytes that are there of a file, into the place of the whole. Gives their count: 0 where they are too many or cannot be read. */
+async function copyInto(whole: Bytes, part: Blob): Promise<number> {
+  if (part.size > whole.length) return 0;
+  const reader = part.stream().getReader();
+  let length = 0;
+  for (;;) {
+    const next = await reader.read().catch(unreadable);
+    if (next === null) return 0;
+    if (next.done) return length;
+    whole.set(next.value, length);
+    length += next.value.length;
+  }
+}
+
+/** Another tab may be replacing the file just now, or the disk errs: the file then counts as not there. */
+function unreadable(): null {
+  return null;
 }
