@@ -24,7 +24,7 @@ export interface StoredBundle {
   readonly model: string;
   /** On this device. What two bundles share counts for each. */
   readonly bytes: number;
-  /** All of its newest version that this browser knows is here and was loaded once: it loads without a network. */
+  /** It was loaded to its end, and all of it is here: it loads without a network. */
   readonly complete: boolean;
   readonly lastUsed: Date;
 }

@@ -1,11 +1,12 @@
 import { beforeEach, expect, test } from "vitest";
 
 import { BundleError } from "../../src/errors.js";
+import type { Manifest } from "../../src/runtime/manifest.js";
 import type { Expected, Part, Source } from "../../src/runtime/source.js";
 import { sha256 } from "../../src/runtime/read_file.js";
 import { BundleStore } from "../../src/store/bundle_store.js";
 import { storedSource } from "../../src/store/stored_source.js";
-import { bytesOf, memorySource } from "../letters_bundle.js";
+import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
 import type { MemoryDisk } from "./memory_folder.js";
 import { memoryDisk, memoryLocks } from "./memory_folder.js";
 
@@ -185,4 +186,29 @@ test("a server's answer about the manifest is believed, its silence is not", asy
   expect((await read(refuses(404), manifest)).result).toMatchObject({ details: { status: 404 } });
   expect((await read({ ...source, location: server.location }, manifest)).result).toEqual(bytesOf("{}"));
   expect((await read({ ...refuses(), location: "https://host/never/" }, manifest)).result).toBeInstanceOf(BundleError);
+});
+
+test("an old version that is loaded without a network leaves the part that has come of the new one", async () => {
+  const old = lettersBundle().manifest;
+  const manifest = { ...old, shards: [{ file: "shard", size: BYTES.length, sha256: EXPECTED.sha256 ?? "" }] };
+  const load = async (source: Source, manifest: Manifest, ends: boolean): Promise<void> => {
+    const stored = await storedSource(source, store, SIGNAL);
+    await stored?.read({ file: "manifest.json" }, SIGNAL, () => undefined);
+    await stored?.begin(manifest);
+    if (ends) await stored?.finish();
+    else await stored?.read(EXPECTED, SIGNAL, () => undefined).catch(() => undefined);
+    await stored?.close();
+  };
+  const serving = (manifest: Manifest): Source => ({ ...memorySource({ "manifest.json": bytesOf(JSON.stringify(manifest)) }), location: server.location });
+  await load(serving(old), old, true);
+  server.faults = [["cut", 230]];
+  const next = serving(manifest);
+  await load(
+    { ...next, openAt: (...asked) => server.openAt(...asked) },
+    manifest,
+    false,
+  );
+  const offline: Source = { location: server.location, open: () => Promise.reject(new BundleError("no network")) };
+  await load(offline, old, true);
+  expect((await store.file(EXPECTED.sha256 ?? "").part()).bytes.size).toBe(230);
 });
