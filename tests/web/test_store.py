@@ -196,8 +196,8 @@ def serve(folder: Path) -> Server:
 
 @pytest.fixture(scope="module")
 def site(chromium: str, node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """A page and a worker that only import the package, and two bundles. Both have the same shard of several pieces, each has a small one of
-    its own."""
+    """A page and a worker that only import the package, and two bundles. Both have the same shard of several pieces, each has a small
+    one of its own."""
     site = tmp_path_factory.mktemp("store")
     shutil.copy(PAGE.parent / "nearfar.js", site)
     (site / "index.html").write_text(f"<script type=module>{IMPORT} window.nearfar = nearfar;</script><body>")
