@@ -25,7 +25,7 @@ const EXAMPLES = [
   "tell me a story about a fox",
 ];
 
-const KINDS = { bundle_error: "Bundle", device_error: "Device", request_error: "Request" } as const;
+const KINDS = { bundle_error: "Bundle", device_error: "Device", request_error: "Request", storage_error: "Storage" } as const;
 
 export class View {
   readonly #prompt = element("prompt", HTMLTextAreaElement);
@@ -66,9 +66,10 @@ export class View {
       element("amount", HTMLElement).textContent = "";
       return;
     }
-    const downloading = loadedBytes < totalBytes;
-    element("phase", HTMLElement).textContent = downloading ? "Downloading weights" : "Preparing kernels";
-    element("amount", HTMLElement).textContent = downloading
+    const loading = loadedBytes < totalBytes;
+    const from = phase === "download" ? "Downloading weights" : "Reading weights from this device";
+    element("phase", HTMLElement).textContent = loading ? from : "Preparing kernels";
+    element("amount", HTMLElement).textContent = loading
       ? `${megabytes(loadedBytes)} of ${megabytes(totalBytes)} MB`
       : `${compiledKernels} of ${totalKernels}`;
   }

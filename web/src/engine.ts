@@ -5,31 +5,42 @@ import { generateTokens } from "./engine/generate_tokens.js";
 import { BundleError, RequestError } from "./errors.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { openBundle } from "./runtime/bundle.js";
-import { Tuner } from "./engine/tuner.js";
-import type { TuningEntry } from "./runtime/manifest.js";
+import type { DeviceOptions } from "./runtime/device.js";
+import { openDevice } from "./runtime/device.js";
+import { largestBuffer } from "./runtime/memory.js";
 import { readFile } from "./runtime/read_file.js";
-import type { Runner, RunnerInfo } from "./runtime/runner.js";
-import type { Source } from "./runtime/source.js";
+import type { RunnerInfo } from "./runtime/runner.js";
+import { Runner } from "./runtime/runner.js";
+import type { OnBytes, Source } from "./runtime/source.js";
 import { httpSource } from "./runtime/source.js";
-import type { SelfTestInfo, TrustedRunner, TrustOptions } from "./runtime/trust.js";
-import { openTrusted } from "./runtime/trust.js";
 import type { ActivationDtype } from "./runtime/variants.js";
+import type { BundleStore } from "./store/bundle_store.js";
+import type { StoredSource } from "./store/stored_source.js";
+import { storedSource } from "./store/stored_source.js";
 import type { Message } from "./text/chat_template.js";
 import { TextStream } from "./text/text_stream.js";
 import { Tokenizer } from "./text/tokenizer.js";
 
-/** Weights download while kernels compile, so both counts move at once. */
+/**
+ * "manifest": it is read. "download": bytes have to come over the network still, here or in another tab. "upload": all others come from the
+ * store and go to the device. Kernels compile meanwhile, so both counts move at once. "ready": the engine is there.
+ */
 export interface LoadProgress {
-  readonly phase: "manifest" | "weights" | "self-test" | "ready";
+  readonly phase: "manifest" | "download" | "upload" | "ready";
+  /** Of weights and tokenizer, from wherever. It goes back where a file proves damaged and is fetched again. */
   readonly loadedBytes: number;
+  /** Of these, what was in the store. */
+  readonly storedBytes: number;
   readonly totalBytes: number;
   readonly compiledKernels: number;
   readonly totalKernels: number;
 }
 
-export interface LoadOptions extends TrustOptions {
+export interface LoadOptions extends DeviceOptions {
   readonly onProgress?: ((progress: LoadProgress) => void) | undefined;
   readonly signal?: AbortSignal | undefined;
+  /** Where files are kept: in the browser's store, nowhere, or in one of its own. True where the bundle is given by its address and the browser can. */
+  readonly store?: boolean | BundleStore | undefined;
 }
 
 export interface GenerateOptions extends TokenOptions {
@@ -57,29 +68,37 @@ export interface EngineInfo extends RunnerInfo {
   /** The adapter as the browser describes it. */
   readonly adapter: string;
   readonly activation: ActivationDtype;
+  /** Of weights and tokenizer: what a load downloads where nothing is stored. */
   readonly downloadBytes: number;
-  readonly selfTest: SelfTestInfo;
 }
 
 export class Engine {
-  readonly #tuner: Tuner;
-  private readonly runner: Runner;
   #busy = false;
 
   private constructor(
-    trusted: TrustedRunner,
+    private readonly runner: Runner,
     private readonly tokenizer: Tokenizer,
     readonly info: EngineInfo,
-  ) {
-    this.runner = trusted.runner;
-    this.#tuner = new Tuner(trusted, () => this.#busy);
+  ) {}
+
+  /** Load the bundle in a folder of a web server. Throws BundleError, DeviceError, StorageError, or the signal's reason. */
+  static async load(bundle: string | URL | Source, options: LoadOptions = {}): Promise<Engine> {
+    const isAddress = typeof bundle === "string" || bundle instanceof URL;
+    const source = isAddress ? httpSource(bundle) : bundle;
+    const signal = options.signal ?? new AbortController().signal;
+    const stored = await storedSource(source, options.store ?? isAddress, signal);
+    try {
+      const engine = await Engine.loadFrom(stored ?? source, stored, signal, options);
+      // A store that could not note it has no worse effect than that the next load asks the network.
+      await stored?.finish().catch(() => undefined);
+      return engine;
+    } finally {
+      await stored?.close().catch(() => undefined);
+    }
   }
 
-  /** Load the bundle in a folder of a web server. Throws BundleError, DeviceError, or the signal's reason. */
-  static async load(bundle: string | URL | Source, options: LoadOptions = {}): Promise<Engine> {
-    const source = typeof bundle === "string" || bundle instanceof URL ? httpSource(bundle) : bundle;
-    const signal = options.signal ?? new AbortController().signal;
-    let progress: LoadProgress = { phase: "manifest", loadedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
+  private static async loadFrom(source: Source, stored: StoredSource | null, signal: AbortSignal, options: LoadOptions): Promise<Engine> {
+    let progress: LoadProgress = { phase: "manifest", loadedBytes: 0, storedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
     const report = (change: Partial<LoadProgress>): void => {
       progress = { ...progress, ...change };
       options.onProgress?.(progress);
@@ -87,11 +106,16 @@ export class Engine {
     report({});
     const opened = await openBundle(source, signal);
     const { manifest } = opened;
-    const onBytes = (count: number): void => {
-      report({ loadedBytes: progress.loadedBytes + count });
-    };
+    const device = await openDevice(manifest, options, (activation) => largestBuffer(manifest, activation));
     const totalBytes = [...manifest.shards, ...manifest.files].reduce((sum, { size }) => sum + size, 0);
-    report({ phase: "weights", totalBytes });
+    let downloads = stored === null || (await stored.begin(manifest)) > 0;
+    const onBytes: OnBytes = (count, origin) => {
+      if (origin === "network") downloads = true;
+      const loadedBytes = progress.loadedBytes + count;
+      const storedBytes = progress.storedBytes + (origin === "store" ? count : 0);
+      report({ loadedBytes, storedBytes, phase: downloads && loadedBytes < totalBytes ? "download" : "upload" });
+    };
+    report({ phase: downloads ? "download" : "upload", totalBytes });
     const onKernel = (compiledKernels: number, totalKernels: number): void => {
       report({ compiledKernels, totalKernels });
     };
@@ -102,22 +126,18 @@ export class Engine {
       failed.abort(error);
       throw error;
     };
-    const onTest = (): void => {
-      report({ phase: "self-test" });
-    };
-    const [trusted, tokenizer] = await Promise.allSettled([
-      openTrusted(opened, options, { signal: either, onBytes, onKernel }, onTest).catch(stop),
+    const [runner, tokenizer] = await Promise.allSettled([
+      Runner.create(opened, device, { signal: either, onBytes, onKernel }).catch(stop),
       loadTokenizer(opened, either, onBytes).catch(stop),
     ]);
-    if (trusted.status === "fulfilled" && tokenizer.status === "fulfilled") {
+    if (runner.status === "fulfilled" && tokenizer.status === "fulfilled") {
       const { model, quantization, context } = manifest;
-      const { runner, device, selfTest } = trusted.value;
       const { adapter, activation } = device;
-      const info = { model, quantization, context, adapter, activation, downloadBytes: totalBytes, selfTest, ...runner.info };
+      const info = { model, quantization, context, adapter, activation, downloadBytes: totalBytes, ...runner.value.info };
       report({ phase: "ready" });
-      return new Engine(trusted.value, tokenizer.value, info);
+      return new Engine(runner.value, tokenizer.value, info);
     }
-    if (trusted.status === "fulfilled") trusted.value.runner.destroy();
+    if (runner.status === "fulfilled") runner.value.destroy();
     throw failed.signal.reason as Error;
   }
 
@@ -164,14 +184,8 @@ export class Engine {
     }
   }
 
-  /** Which variants are fastest on this device, for `nearfar compile --tuning`. Waits for a measurement under way; null where there is no record. */
-  exportTuning(): Promise<TuningEntry | null> {
-    return this.#tuner.record;
-  }
-
   /** Free the device and all its memory. */
   destroy(): void {
-    this.#tuner.stop();
     this.runner.destroy();
   }
 
@@ -184,7 +198,7 @@ export class Engine {
   }
 }
 
-async function loadTokenizer({ manifest, source }: Bundle, signal: AbortSignal, onBytes: (count: number) => void): Promise<Tokenizer> {
+async function loadTokenizer({ manifest, source }: Bundle, signal: AbortSignal, onBytes: OnBytes): Promise<Tokenizer> {
   const { file } = manifest.tokenizer;
   const entry = manifest.files.find((candidate) => candidate.file === file);
   if (entry === undefined) throw new BundleError(`manifest.json: tokenizer.file '${file}' is not in files; compile the bundle again`, { file });

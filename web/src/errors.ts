@@ -3,11 +3,12 @@
 //     NearfarError
 //     ├── BundleError    a bundle cannot be fetched, is corrupt, or is of another format version
 //     ├── DeviceError    this browser or machine lacks what the bundle needs, or the device was lost
-//     └── RequestError   a prompt, token list or option is out of range
+//     ├── RequestError   a prompt, token list or option is out of range
+//     └── StorageError   this browser's storage has no room for the bundle, cannot be written, or is in use
 //
 // A message says where, what and what to do. Across a worker or HTTP an error travels as {code, message, details}.
 
-export type ErrorCode = "bundle_error" | "device_error" | "request_error";
+export type ErrorCode = "bundle_error" | "device_error" | "request_error" | "storage_error";
 
 export type ErrorDetails = Readonly<Record<string, string | number | boolean | null | readonly string[]>>;
 
@@ -53,6 +54,14 @@ export class RequestError extends NearfarError {
 
   constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
     super("request_error", message, details, options);
+  }
+}
+
+export class StorageError extends NearfarError {
+  override readonly name = "StorageError";
+
+  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
+    super("storage_error", message, details, options);
   }
 }
 

@@ -39,7 +39,7 @@ test.runIf(hasAdapter)("an aborted load ends with the signal's reason", async ()
     gpu,
     signal: controller.signal,
     onProgress: ({ phase }) => {
-      if (phase === "weights") controller.abort();
+      if (phase === "download") controller.abort();
     },
   });
   await expect(loading).rejects.toHaveProperty("name", "AbortError");
@@ -78,7 +78,7 @@ beforeAll(async () => {
 withEngine("progress starts with the manifest, counts every byte and kernel, and ends ready", () => {
   const total = manifest.shards.concat(manifest.files).reduce((sum, { size }) => sum + size, 0);
   expect(reports[0]?.phase).toBe("manifest");
-  expect(reports.at(-1)).toEqual({ phase: "ready", loadedBytes: total, totalBytes: total, compiledKernels: 5, totalKernels: 5 });
+  expect(reports.at(-1)).toEqual({ phase: "ready", loadedBytes: total, storedBytes: 0, totalBytes: total, compiledKernels: 6, totalKernels: 6 });
 });
 
 withEngine("info says what runs where", () => {

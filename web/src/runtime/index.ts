@@ -1,6 +1,6 @@
 // The runtime core: everything between a bundle's files and next tokens, without a dependency. It knows no text.
 
-export { BundleError, DeviceError, NearfarError, RequestError } from "../errors.js";
+export { BundleError, DeviceError, NearfarError, RequestError, StorageError } from "../errors.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "../errors.js";
 export type { Batch, SampleSettings } from "./batch.js";
 export { IN_PROMPT, SAMPLE_FLAGS, settingsRow } from "./batch.js";
@@ -15,7 +15,7 @@ export { PREFILL_CHUNK, largestBuffer } from "./memory.js";
 export { readFile } from "./read_file.js";
 export type { RunnerInfo, RunnerLimits, RunnerOptions, StepResult, Wanted } from "./runner.js";
 export { Runner } from "./runner.js";
-export type { Source } from "./source.js";
+export type { Bytes, Expected, OnBytes, Part, Source } from "./source.js";
 export { httpSource } from "./source.js";
 export type { SelfTestInfo, TrustedRunner, TrustOptions } from "./trust.js";
 export { openTrusted } from "./trust.js";

@@ -22,6 +22,7 @@ import { compileKernels } from "./pipelines.js";
 import type { Dispatch } from "./schedule.js";
 import { Schedule, kernelNames } from "./schedule.js";
 import { SlotStates } from "./slot_states.js";
+import type { OnBytes } from "./source.js";
 import type { Piece } from "./staging.js";
 import { Staging } from "./staging.js";
 import { Stopwatch } from "./stopwatch.js";
@@ -30,8 +31,8 @@ import { allocateWeights, loadWeights, planeKey } from "./weights.js";
 
 export interface RunnerOptions extends PoolOptions {
   readonly signal?: AbortSignal;
-  /** Told how many bytes of weights have just come. */
-  readonly onBytes?: (count: number) => void;
+  /** Told of the bytes of weights. */
+  readonly onBytes?: OnBytes;
   /** Told how many of the kernels are compiled. */
   readonly onKernel?: (done: number, total: number) => void;
   /** The compiler's own where there are none. */

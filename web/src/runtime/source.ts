@@ -1,46 +1,116 @@
 // Where a bundle's files come from. A file's name flows in, a stream of its bytes flows out; what is wrong with the bytes is read_file.ts's.
 
 import { BundleError, messageOf } from "../errors.js";
+import { parseContentRange } from "./content_range.js";
+
+export type Bytes = Uint8Array<ArrayBuffer>;
+
+/** ``size`` in bytes and ``sha256`` in hexadecimal are checked where they are given. */
+export interface Expected {
+  readonly file: string;
+  readonly size?: number;
+  readonly sha256?: string;
+}
+
+/** Told how many bytes have just come, and from where. Less than zero takes back bytes that proved damaged. */
+export type OnBytes = (count: number, origin: "network" | "store") => void;
+
+/** A file's bytes from ``start`` on. ``etag`` is its version, where the server names one that stands for equal bytes. */
+export interface Part {
+  readonly stream: ReadableStream<Uint8Array>;
+  readonly start: number;
+  readonly etag: string | null;
+}
 
 export interface Source {
   /** For messages: the address of the bundle's folder. */
   readonly location: string;
   /** Throws BundleError where the file cannot be had, and the signal's reason when it is aborted. */
   open(file: string, signal: AbortSignal): Promise<ReadableStream<Uint8Array>>;
+  /** From byte ``offset`` of the version ``etag`` on, or from the start where that cannot be had. For files that the caller keeps itself. */
+  openAt?(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part>;
+  /** The file whole and checked, of a source that sees to that itself: `readFile` leaves it all to this. */
+  read?(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes>;
+}
+
+/** The address of a bundle's folder, in the form by which it is known. */
+export function bundleAddress(url: string | URL): URL {
+  const address = new URL(url, baseAddress());
+  // Without the slash a relative name would replace the folder's own.
+  if (!address.pathname.endsWith("/")) address.pathname += "/";
+  address.hash = "";
+  return address;
 }
 
 /** A bundle's folder on a web server. */
 export function httpSource(url: string | URL): Source {
-  const base = new URL(url, typeof document === "undefined" ? undefined : document.baseURI);
-  // Without the slash a relative name would replace the folder's own.
-  if (!base.pathname.endsWith("/")) base.pathname += "/";
+  const base = bundleAddress(url);
+  const request = async (file: string, init: RequestInit & { readonly signal: AbortSignal }): Promise<Response> => {
+    const address = new URL(file, base);
+    // The query carries what a host asks for, such as a signature.
+    if (address.search === "") address.search = base.search;
+    const response = await fetched(address.href, file, init);
+    // 416: there is no such range of the file, so it is asked for whole.
+    if (response.ok || (response.status === 416 && init.headers !== undefined)) return response;
+    throw new BundleError(
+      `${file}: ${address.href} answers ${response.status} ${response.statusText}; check that the bundle is there`,
+      { file, status: response.status },
+    );
+  };
   return {
     location: base.href,
     async open(file, signal) {
-      const address = new URL(file, base);
-      // The query carries what a host asks for, such as a signature.
-      if (address.search === "") address.search = base.search;
-      const response = await fetched(address.href, file, signal);
-      if (!response.ok) {
-        throw new BundleError(
-          `${file}: ${address.href} answers ${response.status} ${response.statusText}; check that the bundle is there`,
-          { file, status: response.status },
-        );
+      // A copy in the browser's cache may be older than the manifest, so the server is asked whether it is still good.
+      return bodyOf(await request(file, { signal, cache: "no-cache" }));
+    },
+    async openAt(file, offset, etag, signal) {
+      if (offset > 0) {
+        const headers: Record<string, string> = { Range: `bytes=${offset}-` };
+        // From another origin this header would cost a preflight, which few hosts answer; the SHA-256 finds what it would have found.
+        if (etag !== null && typeof location !== "undefined" && base.origin === location.origin) headers["If-Range"] = etag;
+        const response = await request(file, { signal, cache: "no-store", headers });
+        if (response.status === 200) return { stream: bodyOf(response), start: 0, etag: etagOf(response) };
+        if (response.status === 206 && startsAt(response, offset)) return { stream: bodyOf(response), start: offset, etag: etagOf(response) };
+        await response.body?.cancel();
       }
-      return response.body ?? new Blob().stream();
+      const response = await request(file, { signal, cache: "no-store" });
+      return { stream: bodyOf(response), start: 0, etag: etagOf(response) };
     },
   };
 }
 
-async function fetched(address: string, file: string, signal: AbortSignal): Promise<Response> {
+/** What a relative address starts from: the page, in a worker its script, in Node nothing. */
+function baseAddress(): string | undefined {
+  if (typeof document !== "undefined") return document.baseURI;
+  return typeof location === "undefined" ? undefined : location.href;
+}
+
+async function fetched(address: string, file: string, init: RequestInit & { readonly signal: AbortSignal }): Promise<Response> {
   try {
-    return await fetch(address, { signal });
+    return await fetch(address, init);
   } catch (error) {
-    signal.throwIfAborted();
+    init.signal.throwIfAborted();
     throw new BundleError(
       `${file}: ${address} cannot be fetched (${messageOf(error)}); check the connection, and that the host allows this page's origin`,
       { file },
       { cause: error },
     );
   }
+}
+
+function bodyOf(response: Response): ReadableStream<Uint8Array> {
+  return response.body ?? new Blob().stream();
+}
+
+function startsAt(response: Response, offset: number): boolean {
+  const header = response.headers.get("Content-Range");
+  // Another origin's server has to allow that a page sees this header, and few do.
+  if (header === null) return response.type === "cors";
+  return parseContentRange(header)?.start === offset;
+}
+
+/** A weak ETag may stand for different bytes of the same meaning. */
+function etagOf(response: Response): string | null {
+  const etag = response.headers.get("ETag");
+  return etag === null || etag.startsWith("W/") ? null : etag;
 }

@@ -6,7 +6,7 @@ import type { Allocator } from "./allocator.js";
 import type { FileEntry, Manifest, PlaneEntry } from "./manifest.js";
 import type { Bytes } from "./read_file.js";
 import { inParallel, readFile } from "./read_file.js";
-import type { Source } from "./source.js";
+import type { OnBytes, Source } from "./source.js";
 
 // Shards in memory at a time.
 const SHARDS = 4;
@@ -22,14 +22,14 @@ export function allocateWeights(allocator: Allocator, manifest: Manifest): Reado
   return new Map(planes.map(([key, plane]) => [key, allocator.storage(key, plane.size)]));
 }
 
-/** Fill the buffers. ``onBytes`` is told how many bytes have just come. */
+/** Fill the buffers. */
 export async function loadWeights(
   device: GPUDevice,
   buffers: ReadonlyMap<string, GPUBuffer>,
   manifest: Manifest,
   source: Source,
   signal: AbortSignal,
-  onBytes?: (count: number) => void,
+  onBytes?: OnBytes,
 ): Promise<void> {
   const planes = planesByShard(manifest);
   await inParallel(manifest.shards, SHARDS, async (shard, index) => {

@@ -1,0 +1,527 @@
+"""The store of bundles in headless Chromium: downloads that resume, heal, are shared by tabs and outlive the network.
+
+The server below does what servers do to downloads: it cuts them, damages them, knows no ranges, goes away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from nearfar.compiler.browser.chromium import FLAGS
+from nearfar.compiler.browser.page_server import PAGE
+
+TIMEOUT_MS = 30_000
+MIB = 1 << 20
+# Written as the download goes; what a closed tab had beyond the last whole piece is lost.
+PIECE_BYTES = 4 * MIB
+CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript"}
+BIG, SMALL = "weights/00000.bin", "weights/00001.bin"
+BIG_BYTES, SMALL_BYTES = 10 * MIB, 100_000
+
+# The bundle that the tests of the runtime make by hand, into a folder: its few kernels compile in no time.
+WRITE_LETTERS_BUNDLE = """
+import { mkdirSync, writeFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { build } from "esbuild";
+const options = { entryPoints: ["test/letters_bundle.ts"], bundle: true, format: "esm", platform: "node", write: false };
+const [{ contents }] = (await build(options)).outputFiles;
+const { lettersBundle } = await import(`data:text/javascript;base64,${Buffer.from(contents).toString("base64")}`);
+for (const [file, bytes] of Object.entries(lettersBundle().files)) {
+    const path = join(process.argv[1], file);
+    mkdirSync(dirname(path), { recursive: true });
+    writeFileSync(path, bytes);
+}
+"""
+IMPORT = "import * as nearfar from './nearfar.js';"
+LOAD = """async ([url, options]) => {
+    const reports = [];
+    try {
+        const engine = await nearfar.Engine.load(url, { ...options, onProgress: (report) => reports.push(report) });
+        const ids = [];
+        for await (const id of engine.generateTokens([1, 2, 3], { maxTokens: 4 })) ids.push(id);
+        engine.destroy();
+        return { reports, ids, error: null };
+    } catch (error) {
+        return { reports, ids: [], error: error.toJSON?.() ?? { code: error.name, message: error.stack } };
+    }
+}"""
+START = f"([url, options]) => {{ window.loading = ({LOAD})([url, options]); }}"
+LOADED = "() => window.loading"
+LIST = "async () => (await nearfar.cache.list()).map((bundle) => ({ ...bundle, lastUsed: bundle.lastUsed.getTime() }))"
+# Whether another page waits for a file that is being fetched; whether the first piece of a file is on the disk.
+WAITING = "async () => (await navigator.locks.query()).pending.some(({ name }) => name.startsWith('nearfar/file/'))"
+FIRST_PIECE = """async (sha256) => {
+    try {
+        let folder = await navigator.storage.getDirectory();
+        for (const name of ["nearfar", "files", sha256]) folder = await folder.getDirectoryHandle(name);
+        return (await (await folder.getFileHandle("0")).getFile()).size > 0;
+    } catch {
+        return false;
+    }
+}"""
+# Flips the first byte of a stored file on the disk.
+DAMAGE = """async (sha256) => {
+    let folder = await navigator.storage.getDirectory();
+    for (const name of ["nearfar", "files", sha256]) folder = await folder.getDirectoryHandle(name);
+    const handle = await folder.getFileHandle("0");
+    const bytes = new Uint8Array(await (await handle.getFile()).arrayBuffer());
+    bytes[0] ^= 1;
+    const writer = await handle.createWritable();
+    await writer.write(bytes);
+    await writer.close();
+}"""
+
+
+@dataclass
+class Behaviour:
+    """What the server does to files, by path, and what it was asked. ``cut``: bytes after which it hangs up; ``hold``: bytes after which it
+    waits until ``go``; ``damage``: how many answers get a flipped byte."""
+
+    ranges: bool = True
+    version: str = "1"
+    cut: dict[str, int] = field(default_factory=dict)
+    hold: dict[str, int] = field(default_factory=dict)
+    damage: dict[str, int] = field(default_factory=dict)
+    go: threading.Event = field(default_factory=threading.Event)
+    held: threading.Event = field(default_factory=threading.Event)
+    requests: list[tuple[str, str | None, int]] = field(default_factory=list)
+
+    def asked(self, suffix: str) -> list[tuple[str | None, int]]:
+        """The ranges and the answers' status codes of requests whose path ends so."""
+        return [(range_, status) for path, range_, status in self.requests if path.endswith(suffix)]
+
+
+class Handler(BaseHTTPRequestHandler):
+    # Chromium asks with an ETag only where the server speaks this.
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, *arguments: Any, folder: Path, behaviour: Behaviour) -> None:
+        self._folder, self._behaviour = folder, behaviour
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        file = self._folder / path.lstrip("/")
+        if not file.is_file():
+            self._answer(path, 404, b"", {})
+            return
+        behaviour, data = self._behaviour, bytearray(file.read_bytes())
+        etag = f'"{hashlib.sha256(data).hexdigest()[:8]}-{behaviour.version}"'
+        headers = {
+            "ETag": etag,
+            "Content-Type": {".html": "text/html", ".js": "text/javascript"}.get(file.suffix, "application/octet-stream"),
+        }
+        if self.headers.get("If-None-Match") == etag:
+            self._answer(path, 304, b"", headers)
+            return
+        if behaviour.damage.get(path, 0) > 0:
+            behaviour.damage[path] -= 1
+            data[len(data) // 2] ^= 1
+        found = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if found and behaviour.ranges and self.headers.get("If-Range", etag) == etag:
+            start = int(found[1])
+            self._answer(path, 206, bytes(data[start:]), {**headers, "Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"})
+        else:
+            self._answer(path, 200, bytes(data), headers)
+
+    def _answer(self, path: str, status: int, data: bytes, headers: dict[str, str]) -> None:
+        behaviour = self._behaviour
+        behaviour.requests.append((path, self.headers.get("Range"), status))
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data)), "Access-Control-Allow-Origin": "*", "Connection": "close"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            if path in behaviour.hold:
+                sent = behaviour.hold.pop(path)
+                self.wfile.write(data[:sent])
+                behaviour.held.set()
+                behaviour.go.wait(TIMEOUT_MS / 1000)
+                data = data[sent:]
+            if path in behaviour.cut:
+                data = data[: behaviour.cut.pop(path)]
+            self.wfile.write(data)
+        except OSError:
+            pass  # The page left.
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@dataclass
+class Server:
+    folder: Path
+    behaviour: Behaviour
+    server: ThreadingHTTPServer
+    thread: threading.Thread
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/"
+
+    def stop(self) -> None:
+        self.behaviour.go.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def serve(folder: Path) -> Server:
+    behaviour = Behaviour()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, folder=folder, behaviour=behaviour))
+    # Held answers must not keep the server from stopping.
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    return Server(folder, behaviour, server, thread)
+
+
+@pytest.fixture(scope="module")
+def site(chromium: str, node: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+    """A page and a worker that only import the package, and two bundles. Both have the same shard of several pieces, each has a small
+    one of its own."""
+    site = tmp_path_factory.mktemp("store")
+    shutil.copy(PAGE.parent / "nearfar.js", site)
+    (site / "index.html").write_text(f"<script type=module>{IMPORT} window.nearfar = nearfar;</script><body>")
+    (site / "worker.js").write_text(f"{IMPORT} onmessage = async ({{ data }}) => postMessage(await ({LOAD})([data, {{}}]));")
+    for seed, name in enumerate(("bundle", "sibling")):
+        subprocess.run([node, "--input-type=module", "-e", WRITE_LETTERS_BUNDLE, site / name], cwd=ROOT / "web", check=True)
+        manifest = json.loads((site / name / "manifest.json").read_text())
+        weights = (site / name / BIG).read_bytes()
+        big = weights + random.Random(0).randbytes(BIG_BYTES - len(weights))
+        small = random.Random(seed).randbytes(SMALL_BYTES)
+        manifest["shards"] = [write_shard(site / name, BIG, big), write_shard(site / name, SMALL, small)]
+        (site / name / "manifest.json").write_text(json.dumps(manifest))
+    return site
+
+
+@pytest.fixture
+def server(site: Path) -> Iterator[Server]:
+    server = serve(site)
+    yield server
+    server.stop()
+
+
+# Not for the session: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """With an empty store of its own."""
+    context = browser.new_context()
+    context.set_default_timeout(TIMEOUT_MS)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, server: Server) -> Page:
+    return open_page(context, server)
+
+
+def test_a_warm_load_asks_only_whether_the_manifest_is_still_good(page: Page, server: Server) -> None:
+    cold = load(page, server)
+    total = cold["reports"][-1]["totalBytes"]
+    assert [report["phase"] for report in cold["reports"] if report["loadedBytes"] == 0][:2] == ["manifest", "download"]
+    assert cold["reports"][-1] == {**cold["reports"][-1], "phase": "ready", "loadedBytes": total, "storedBytes": 0}
+    assert Counter(path for path, _, _ in server.behaviour.requests).most_common(1)[0][1] == 1
+    server.behaviour.requests.clear()
+    page.reload()
+    page.wait_for_function("window.nearfar")
+    warm = load(page, server)
+    assert [(path, status) for path, _, status in server.behaviour.requests if path.startswith("/bundle/")] == [
+        ("/bundle/manifest.json", 304)
+    ]
+    assert {report["phase"] for report in warm["reports"]} == {"manifest", "upload", "ready"}
+    assert warm["reports"][-1] == {**cold["reports"][-1], "storedBytes": total}
+    assert warm["ids"] == cold["ids"]
+
+
+def test_the_browser_is_asked_once_to_keep_a_bundle(context: BrowserContext, server: Server) -> None:
+    context.add_init_script("window.asked = 0; StorageManager.prototype.persist = async () => { window.asked++; return false; }")
+    page = open_page(context, server)
+    load(page, server)
+    load(page, server)
+    assert page.evaluate("() => window.asked") == 1
+
+
+def test_a_worker_and_the_page_share_what_is_stored(page: Page, server: Server) -> None:
+    in_worker = page.evaluate(
+        """(url) => new Promise((resolve, reject) => {
+            const worker = new Worker("worker.js", { type: "module" });
+            worker.onmessage = ({ data }) => resolve(data);
+            worker.onerror = ({ message }) => reject(new Error(message));
+            worker.postMessage(url);
+        })""",
+        "bundle/",
+    )
+    assert in_worker["error"] is None
+    assert stored_bytes(in_worker) == 0
+    server.behaviour.requests.clear()
+    loaded = load(page, server)
+    assert server.behaviour.asked(".bin") == []
+    assert loaded["ids"] == in_worker["ids"]
+
+
+def test_a_page_may_have_a_store_of_its_own(page: Page, server: Server) -> None:
+    own = f"async ([url, options]) => ({LOAD})([url, {{ ...options, store: await nearfar.BundleStore.open('own') }}])"
+    for stored in (False, True):
+        loaded = page.evaluate(own, [f"{server.url}bundle/", {}])
+        assert loaded["error"] is None
+        assert (stored_bytes(loaded) > 0) == stored
+    assert page.evaluate(LIST) == []
+    assert page.evaluate("async () => (await (await nearfar.BundleStore.open('own')).list()).length") == 1
+
+
+def test_a_load_goes_on_where_the_last_one_was_cut(page: Page, server: Server) -> None:
+    server.behaviour.cut[f"/bundle/{BIG}"] = cut = 7 * MIB + 123
+    failed = load(page, server, error="bundle_error")
+    assert f"{BIG}: the download broke off" in failed["error"]["message"]
+    loaded = load(page, server)
+    (_, whole), (rest, partial_content) = server.behaviour.asked(BIG)
+    assert (whole, partial_content) == (200, 206)
+    start = int((rest or "").removeprefix("bytes=").removesuffix("-"))
+    # A connection that is reset may swallow bytes that were sent.
+    assert PIECE_BYTES <= start <= cut
+    assert stored_bytes(loaded) >= start
+    assert loaded["reports"][-1]["loadedBytes"] == loaded["reports"][-1]["totalBytes"]
+
+
+@pytest.mark.parametrize("change", ["no ranges", "another version"])
+def test_a_server_that_sends_the_whole_file_again_restarts_it(page: Page, server: Server, change: str) -> None:
+    server.behaviour.cut[f"/bundle/{BIG}"] = 5 * MIB
+    load(page, server, error="bundle_error")
+    if change == "no ranges":
+        server.behaviour.ranges = False
+    else:
+        server.behaviour.version = "2"
+    loaded = load(page, server)
+    assert [status for _, status in server.behaviour.asked(BIG)] == [200, 200]
+    final = loaded["reports"][-1]
+    assert final["loadedBytes"] == final["totalBytes"]
+    assert max(report["loadedBytes"] for report in loaded["reports"]) == final["totalBytes"]
+
+
+def test_a_file_that_came_damaged_is_fetched_once_more(page: Page, server: Server) -> None:
+    server.behaviour.damage[f"/bundle/{SMALL}"] = 1
+    loaded = load(page, server)
+    assert server.behaviour.asked(SMALL) == [(None, 200), (None, 200)]
+    assert loaded["reports"][-1]["loadedBytes"] == loaded["reports"][-1]["totalBytes"]
+
+
+def test_a_file_that_always_comes_damaged_is_an_error_that_names_it(page: Page, server: Server) -> None:
+    server.behaviour.damage[f"/bundle/{SMALL}"] = 3
+    failed = load(page, server, error="bundle_error")
+    assert failed["error"]["message"].startswith(f"{SMALL}: has SHA-256 ")
+    assert failed["error"]["details"]["file"] == SMALL
+    assert len(server.behaviour.asked(SMALL)) == 2
+    # Nothing of it is left to go on with, and the third damaged answer is healed by the fourth.
+    load(page, server)
+    assert [range_ for range_, _ in server.behaviour.asked(SMALL)] == [None] * 4
+
+
+def test_a_stored_file_that_the_disk_damaged_is_fetched_again(page: Page, server: Server) -> None:
+    load(page, server)
+    server.behaviour.requests.clear()
+    page.evaluate(DAMAGE, shard_of(server, "bundle", BIG)["sha256"])
+    loaded = load(page, server)
+    assert server.behaviour.asked(".bin") == [(None, 200)]
+    assert "download" in {report["phase"] for report in loaded["reports"]}
+    final = loaded["reports"][-1]
+    assert (final["loadedBytes"], final["storedBytes"]) == (final["totalBytes"], final["totalBytes"] - BIG_BYTES)
+    server.behaviour.requests.clear()
+    load(page, server)
+    assert server.behaviour.asked(".bin") == []
+
+
+def test_too_little_room_is_an_error_before_any_download(page: Page, server: Server) -> None:
+    session = page.context.new_cdp_session(page)
+    session.send("Storage.overrideQuotaForOrigin", {"origin": server.url.rstrip("/"), "quotaSize": 8 * MIB})
+    failed = load(page, server, error="storage_error")
+    details = failed["error"]["details"]
+    assert details["neededBytes"] > BIG_BYTES
+    assert 7 * MIB < details["availableBytes"] <= 8 * MIB
+    assert "store: false" in failed["error"]["message"]
+    assert server.behaviour.asked(".bin") == []
+    load(page, server, store=False)
+    assert server.behaviour.asked(BIG) == [(None, 200)]
+
+
+def test_room_that_runs_out_meanwhile_is_the_same_error(page: Page, server: Server) -> None:
+    server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
+    page.evaluate(START, [f"{server.url}bundle/", {}])
+    assert server.behaviour.held.wait(60)
+    session = page.context.new_cdp_session(page)
+    session.send("Storage.overrideQuotaForOrigin", {"origin": server.url.rstrip("/"), "quotaSize": 5 * MIB})
+    server.behaviour.go.set()
+    failed = page.evaluate(LOADED)
+    assert failed["error"]["code"] == "storage_error", failed["error"]
+    assert failed["error"]["details"]["neededBytes"] > 0
+
+
+def test_two_pages_that_load_at_once_fetch_each_file_once(context: BrowserContext, page: Page, server: Server) -> None:
+    other = open_page(context, server)
+    server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
+    page.evaluate(START, [f"{server.url}bundle/", {}])
+    assert server.behaviour.held.wait(60)
+    other.evaluate(START, [f"{server.url}bundle/", {}])
+    wait_until(other, WAITING)
+    server.behaviour.go.set()
+    first, second = page.evaluate(LOADED), other.evaluate(LOADED)
+    assert first["error"] is None
+    assert first["ids"] == second["ids"]
+    fetched = Counter(
+        path for path, _, _ in server.behaviour.requests if path.startswith("/bundle/") and not path.endswith("manifest.json")
+    )
+    assert set(fetched.values()) == {1}
+    assert stored_bytes(second) >= BIG_BYTES
+
+
+def test_a_page_goes_on_with_what_a_closed_one_had_written(context: BrowserContext, page: Page, server: Server) -> None:
+    dying = open_page(context, server)
+    server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
+    dying.evaluate(START, [f"{server.url}bundle/", {}])
+    assert server.behaviour.held.wait(60)
+    # One piece is on the disk, the second is not full yet.
+    wait_until(page, FIRST_PIECE, shard_of(server, "bundle", BIG)["sha256"])
+    page.evaluate(START, [f"{server.url}bundle/", {}])
+    wait_until(page, WAITING)
+    dying.close()
+    loaded = page.evaluate(LOADED)
+    assert loaded["error"] is None
+    (_, _), (rest, status) = server.behaviour.asked(BIG)
+    assert status == 206
+    assert int((rest or "").removeprefix("bytes=").removesuffix("-")) >= PIECE_BYTES
+
+
+def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(context: BrowserContext, page: Page, server: Server) -> None:
+    host = serve(server.folder)
+    try:
+        host.behaviour.cut[f"/bundle/{BIG}"] = 5 * MIB
+        load(page, host, error="bundle_error")
+        online = load(page, host)
+        # Its Content-Range cannot be read from this origin, and the rest is taken nevertheless.
+        assert [status for _, status in host.behaviour.asked(BIG)] == [200, 206]
+    finally:
+        host.stop()
+    page.close()
+    page = open_page(context, server)
+    offline = load(page, host)
+    assert offline["ids"] == online["ids"]
+    assert stored_bytes(offline) == offline["reports"][-1]["totalBytes"]
+    assert "manifest.json" in load(page, host, "sibling", error="bundle_error")["error"]["message"]
+
+
+def test_what_is_stored_is_listed_and_deleted_and_shared_files_stay(page: Page, server: Server) -> None:
+    assert page.evaluate(LIST) == []
+    server.behaviour.cut[f"/sibling/{SMALL}"] = 0
+    load(page, server)
+    load(page, server, "sibling", error="bundle_error")
+    # The large shard came with the first bundle.
+    assert server.behaviour.asked(f"/sibling/{BIG}") == []
+    sibling, bundle = page.evaluate(LIST)
+    assert (bundle["url"], bundle["complete"]) == (f"{server.url}bundle/", True)
+    assert (sibling["url"], sibling["complete"]) == (f"{server.url}sibling/", False)
+    assert bundle["bytes"] > BIG_BYTES + SMALL_BYTES
+    assert 0 < bundle["lastUsed"] <= sibling["lastUsed"]
+    assert page.evaluate("() => nearfar.cache.delete('bundle')") is True
+    assert page.evaluate("() => nearfar.cache.delete('bundle/')") is False
+    server.behaviour.requests.clear()
+    load(page, server, "sibling")
+    assert server.behaviour.asked(".bin") == [(None, 200)]
+    page.evaluate("() => nearfar.cache.clear()")
+    assert page.evaluate(LIST) == []
+    assert page.evaluate("async () => (await navigator.storage.estimate()).usage") < MIB
+
+
+def test_a_bundle_that_is_loading_cannot_be_deleted(page: Page, server: Server) -> None:
+    delete = "(call) => nearfar.cache[call]('bundle').then(() => null, (error) => error.toJSON())"
+    server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
+    page.evaluate(START, [f"{server.url}bundle/", {}])
+    assert server.behaviour.held.wait(60)
+    for call in ("delete", "clear"):
+        refused = page.evaluate(delete, call)
+        assert refused["code"] == "storage_error"
+        assert "is being loaded" in refused["message"]
+    server.behaviour.go.set()
+    assert page.evaluate(LOADED)["error"] is None
+    assert page.evaluate(delete, "delete") is None
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "StorageManager.prototype.getDirectory = () => Promise.reject(new DOMException('private', 'SecurityError'))",
+        "delete FileSystemFileHandle.prototype.createWritable",
+        "delete Navigator.prototype.locks",
+    ],
+)
+def test_without_a_store_a_bundle_loads_straight_from_the_network(context: BrowserContext, server: Server, missing: str) -> None:
+    context.add_init_script(missing)
+    page = open_page(context, server)
+    for _ in range(2):
+        server.behaviour.requests.clear()
+        loaded = load(page, server)
+        assert BIG in {path.removeprefix("/bundle/") for path, _, _ in server.behaviour.requests}
+        assert {report["phase"] for report in loaded["reports"]} >= {"manifest", "download", "ready"}
+        assert stored_bytes(loaded) == 0
+    assert page.evaluate(LIST) == []
+
+
+def open_page(context: BrowserContext, server: Server) -> Page:
+    page = context.new_page()
+    page.goto(f"{server.url}index.html")
+    page.wait_for_function("() => window.nearfar !== undefined")
+    return page
+
+
+def wait_until(page: Page, script: str, argument: object = None) -> None:
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while not page.evaluate(script, argument):
+        assert time.monotonic() < deadline, script
+        time.sleep(0.02)
+
+
+def load(page: Page, server: Server, bundle: str = "bundle", *, error: str | None = None, **options: object) -> dict[str, Any]:
+    """Load a bundle and generate: progress reports, token ids and the error as JSON, whose code must be this one."""
+    result: dict[str, Any] = page.evaluate(LOAD, [f"{server.url}{bundle}/", options])
+    assert (result["error"] or {}).get("code") == error, result["error"]
+    return result
+
+
+def stored_bytes(loaded: dict[str, Any]) -> int:
+    return int(loaded["reports"][-1]["storedBytes"])
+
+
+def shard_of(server: Server, bundle: str, file: str) -> dict[str, Any]:
+    manifest = json.loads((server.folder / bundle / "manifest.json").read_text())
+    return next(entry for entry in manifest["shards"] if entry["file"] == file)
+
+
+def write_shard(bundle: Path, file: str, data: bytes) -> dict[str, Any]:
+    (bundle / file).write_bytes(data)
+    return {"file": file, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}

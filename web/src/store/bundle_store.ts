@@ -1,0 +1,255 @@
+// The store of bundles in this origin's file system. Two folders: files/, each named by its SHA-256, so that bundles share what they have in
+// common; and bundles/, one record for each address, which says what of files/ belongs to it.
+//
+// A load holds its bundle's lock together with other loads; who deletes needs it alone. Records are read and written under one lock, the index's.
+
+import { StorageError } from "../errors.js";
+import type { Manifest } from "../runtime/manifest.js";
+import { sha256 } from "../runtime/read_file.js";
+import type { Bytes } from "../runtime/source.js";
+import { bundleAddress } from "../runtime/source.js";
+import { holdShared, whileFree, whileHeld } from "./locks.js";
+import type { Folder } from "./opfs.js";
+import { filesOf, openFolder, remove, writeFile } from "./opfs.js";
+import { requireRoom } from "./quota.js";
+import type { StoredPart } from "./stored_file.js";
+import { StoredFile } from "./stored_file.js";
+
+const FILES = "files";
+const BUNDLES = "bundles";
+
+/** What is stored of one bundle. */
+export interface StoredBundle {
+  readonly url: string;
+  readonly model: string;
+  /** On this device. What two bundles share counts for each. */
+  readonly bytes: number;
+  /** It was loaded to its end, and all of it is here: it loads without a network. */
+  readonly complete: boolean;
+  readonly lastUsed: Date;
+}
+
+/** ``size`` in bytes is null for kernels, whose size no manifest tells; a device needs only some of them. */
+interface FileReference {
+  readonly sha256: string;
+  readonly size: number | null;
+}
+
+/** ``files`` are those of the newest manifest, ``older`` those of manifests before it. ``manifest`` is the SHA-256 of the last one loaded to its end. */
+interface BundleRecord {
+  readonly url: string;
+  readonly model: string;
+  readonly lastUsed: number;
+  readonly manifest: string | null;
+  readonly files: readonly FileReference[];
+  readonly older: readonly FileReference[];
+}
+
+/** ``missingBytes`` have to come over the network. */
+export interface BegunLoad {
+  readonly isNew: boolean;
+  readonly missingBytes: number;
+}
+
+export class BundleStore {
+  private constructor(
+    private readonly root: Folder,
+    private readonly files: Folder,
+    private readonly bundles: Folder,
+    private readonly locks: LockManager,
+  ) {}
+
+  /** The store of this name; null where this browser, or its private mode, has no such file system or no locks. */
+  static async open(name = "nearfar"): Promise<BundleStore | null> {
+    const root = await openFolder(name);
+    return root === null || !("locks" in navigator) ? null : BundleStore.at(root, navigator.locks);
+  }
+
+  /** The store in a folder. */
+  static async at(root: Folder, locks: LockManager): Promise<BundleStore> {
+    const folder = (name: string): Promise<Folder> => root.getDirectoryHandle(name, { create: true });
+    return new BundleStore(root, await folder(FILES), await folder(BUNDLES), locks);
+  }
+
+  /** All bundles of which something is stored, the last used first. */
+  async list(): Promise<StoredBundle[]> {
+    const listed = await Promise.all((await this.records()).map((record) => this.describe(record)));
+    // Where a load failed for want of room, nothing but its record is there.
+    return listed.filter(({ bytes }) => bytes > 0).sort((one, other) => other.lastUsed.getTime() - one.lastUsed.getTime());
+  }
+
+  /** Delete a bundle; files that another has as well stay. False where nothing of this address is stored. Throws StorageError while it is loaded. */
+  async delete(url: string | URL): Promise<boolean> {
+    const { href } = bundleAddress(url);
+    return this.withIndex(async () => {
+      const records = await this.records();
+      const record = records.find((candidate) => candidate.url === href);
+      if (record === undefined) return false;
+      await this.whileUnused([record], async () => {
+        const others = records.filter((candidate) => candidate !== record);
+        await this.removeFiles([...record.files, ...record.older], others);
+        await remove(this.bundles, await recordName(href));
+      });
+      return true;
+    });
+  }
+
+  /** Delete all bundles. Throws StorageError while one of them is loaded. */
+  async clear(): Promise<void> {
+    await this.withIndex(async () => {
+      await this.whileUnused(await this.records(), async () => {
+        for (const folder of [this.files, this.bundles]) {
+          const names: string[] = [];
+          for await (const name of folder.keys()) names.push(name);
+          for (const name of names) await remove(folder, name);
+        }
+      });
+    });
+  }
+
+  file(sha256: string): StoredFile {
+    return new StoredFile(this.files, sha256);
+  }
+
+  /** Run the task while no other tab or worker has this file's lock. Throws the signal's reason where it is aborted while waiting. */
+  async whileAlone<T>(sha256: string, signal: AbortSignal, task: () => Promise<T>): Promise<T> {
+    return whileHeld(this.locks, this.lockOf("file", sha256), task, signal);
+  }
+
+  /** Keep a bundle from being deleted, until what comes back is called. Throws the signal's reason. */
+  async hold(url: string, signal: AbortSignal): Promise<() => Promise<void>> {
+    return holdShared(this.locks, this.lockOf("bundle", url), signal);
+  }
+
+  /** The manifest that was last loaded to its end, or null. */
+  async manifest(url: string): Promise<Bytes | null> {
+    const hash = (await this.record(url))?.manifest ?? null;
+    if (hash === null) return null;
+    const { bytes, complete } = await this.file(hash).part();
+    return complete ? new Uint8Array(await bytes.arrayBuffer()) : null;
+  }
+
+  /** Note that a bundle is being loaded, so that its files stay, and say what of it is missing. Throws StorageError where that has no room. */
+  async begin(url: string, manifest: Manifest, manifestBytes: Bytes): Promise<BegunLoad> {
+    const files = await referencesOf(manifest, manifestBytes);
+    const known = new Set(files.map(({ sha256 }) => sha256));
+    const isNew = await this.withIndex(async () => {
+      const record = await this.record(url);
+      const older = record === null ? [] : [...record.files, ...record.older].filter(({ sha256 }) => !known.has(sha256));
+      await this.write({ url, model: manifest.model, lastUsed: Date.now(), manifest: record?.manifest ?? null, files, older });
+      return record === null;
+    });
+    // The first is the manifest, which has come already.
+    const missing = files.slice(1).map(async (file) => Math.max(0, (file.size ?? 0) - (await this.part(file)).bytes.size));
+    const missingBytes = sum(await Promise.all(missing));
+    await requireRoom(this.files, missingBytes);
+    return { isNew, missingBytes };
+  }
+
+  /** Note that a load came to its end: from now on the bundle loads without a network. Throws StorageError. */
+  async finish(url: string, manifestBytes: Bytes): Promise<void> {
+    const manifest = await sha256(manifestBytes);
+    const stored = this.file(manifest);
+    await this.whileAlone(manifest, new AbortController().signal, async () => {
+      if ((await stored.part()).complete) return;
+      await stored.restart(null);
+      await stored.append(0, manifestBytes);
+      await stored.complete();
+    });
+    await this.withIndex(async () => {
+      const record = await this.record(url);
+      if (record !== null) await this.write({ ...record, manifest, lastUsed: Date.now() });
+    });
+  }
+
+  /** Delete what only older versions of a bundle had, once the newest was loaded to its end and where nobody is loading any. */
+  async prune(url: string): Promise<void> {
+    await this.withIndex(async () => {
+      const records = await this.records();
+      const record = records.find((candidate) => candidate.url === url);
+      if (record === undefined || record.older.length === 0 || !record.files.some(({ sha256 }) => sha256 === record.manifest)) return;
+      const pruned = { ...record, older: [] };
+      const prune = async (): Promise<void> => {
+        await this.removeFiles(record.older, [...records.filter((candidate) => candidate !== record), pruned]);
+        await this.write(pruned);
+      };
+      await this.whileUnused([record], prune).catch((error: unknown) => {
+        // Who is loading it prunes at his end.
+        if (!(error instanceof StorageError)) throw error;
+      });
+    });
+  }
+
+  /** Run the task while nobody else changes records. */
+  private async withIndex<T>(task: () => Promise<T>): Promise<T> {
+    return whileHeld(this.locks, this.lockOf("index", ""), task);
+  }
+
+  /** Run the task while nobody loads these bundles. Never waits, so that it may be called with the index held. */
+  private async whileUnused(records: readonly BundleRecord[], task: () => Promise<void>): Promise<void> {
+    const names = records.map(({ url }) => this.lockOf("bundle", url));
+    await whileFree(this.locks, names, task, (index) => {
+      const url = records[index]?.url ?? "";
+      return new StorageError(`${url}: is being loaded, in this tab or another; wait until it is ready or abort it, then delete it`, { url });
+    });
+  }
+
+  private async removeFiles(files: readonly FileReference[], others: readonly BundleRecord[]): Promise<void> {
+    const used = new Set(others.flatMap(({ files, older }) => [...files, ...older]).map(({ sha256 }) => sha256));
+    for (const { sha256 } of files) if (!used.has(sha256)) await this.file(sha256).remove();
+  }
+
+  private async describe({ url, model, files, older, manifest, lastUsed }: BundleRecord): Promise<StoredBundle> {
+    const parts = await Promise.all(files.map((file) => this.part(file)));
+    const before = await Promise.all(older.map((file) => this.part(file)));
+    const complete = files.every(({ size }, index) => size === null || parts[index]?.complete) && files.some(({ sha256 }) => sha256 === manifest);
+    return { url, model, bytes: sum([...parts, ...before].map(({ bytes }) => bytes.size)), complete, lastUsed: new Date(lastUsed) };
+  }
+
+  private async part({ sha256 }: FileReference): Promise<StoredPart> {
+    return this.file(sha256).part();
+  }
+
+  private async records(): Promise<BundleRecord[]> {
+    const texts = await Promise.all([...((await filesOf(this.root, BUNDLES))?.values() ?? [])].map((file) => file.text()));
+    return texts.map(parseRecord).filter((record) => record !== null);
+  }
+
+  private async record(url: string): Promise<BundleRecord | null> {
+    return (await this.records()).find((record) => record.url === url) ?? null;
+  }
+
+  private async write(record: BundleRecord): Promise<void> {
+    await writeFile(this.bundles, await recordName(record.url), JSON.stringify(record));
+  }
+
+  private lockOf(kind: "index" | "bundle" | "file", name: string): string {
+    return `${this.root.name}/${kind}/${name}`;
+  }
+}
+
+async function recordName(url: string): Promise<string> {
+  return `${await sha256(new TextEncoder().encode(url))}.json`;
+}
+
+/** Null for a record whose writing was cut off: its bundle is then as good as not stored. */
+function parseRecord(text: string): BundleRecord | null {
+  try {
+    return JSON.parse(text) as BundleRecord;
+  } catch {
+    return null;
+  }
+}
+
+/** The manifest's first. */
+async function referencesOf(manifest: Manifest, manifestBytes: Bytes): Promise<FileReference[]> {
+  const sized = [...manifest.shards, ...manifest.files].map(({ sha256, size }) => ({ sha256, size }));
+  const kernels = Object.values(manifest.kernels).map(({ sha256 }) => ({ sha256, size: null }));
+  const all = [{ sha256: await sha256(manifestBytes), size: manifestBytes.length }, ...sized, ...kernels];
+  // Two names may stand for the same bytes.
+  return [...new Map(all.map((reference) => [reference.sha256, reference])).values()];
+}
+
+function sum(numbers: readonly number[]): number {
+  return numbers.reduce((total, number) => total + number, 0);
+}

@@ -1,0 +1,188 @@
+// A source that keeps what it fetches from another one. A file flows out checked, from the store where it is there, else from the network and into
+// the store as it comes; a broken download goes on where it stopped. One tab fetches a file at a time, the others wait and read it from the store.
+
+import { BundleError } from "../errors.js";
+import { MANIFEST_FILE } from "../runtime/load_manifest.js";
+import type { Manifest } from "../runtime/manifest.js";
+import { chunksOf, collect, problemOf, readFile, wrongSize } from "../runtime/read_file.js";
+import type { Bytes, Expected, OnBytes, Part, Source } from "../runtime/source.js";
+import { BundleStore } from "./bundle_store.js";
+import { askToPersist } from "./quota.js";
+import type { StoredFile } from "./stored_file.js";
+import { PIECE_BYTES } from "./stored_file.js";
+
+/** Where ``store`` is true, the browser's own; null for none, or where this browser has none. Throws the signal's reason. */
+export async function storedSource(source: Source, store: boolean | BundleStore, signal: AbortSignal): Promise<StoredSource | null> {
+  const opened = store === true ? await BundleStore.open() : store;
+  if (opened === null || opened === false) return null;
+  return new StoredSource(source, opened, await opened.hold(source.location, signal));
+}
+
+/** One load of a bundle: `begin` when its manifest is known, `finish` when all was read, and `close` at the end of whatever happened. */
+export class StoredSource implements Source {
+  #manifest: Bytes = new Uint8Array();
+  #isNewest = false;
+
+  constructor(
+    private readonly source: Source,
+    private readonly store: BundleStore,
+    private readonly release: () => Promise<void>,
+  ) {}
+
+  get location(): string {
+    return this.source.location;
+  }
+
+  open(file: string, signal: AbortSignal): Promise<ReadableStream<Uint8Array>> {
+    return this.source.open(file, signal);
+  }
+
+  async read(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+    if (expected.file === MANIFEST_FILE) return (this.#manifest = await this.readManifest(signal, onBytes));
+    if (expected.sha256 === undefined) return readFile(this.source, expected, signal, onBytes);
+    const stored = this.store.file(expected.sha256);
+    const found = await readStored(stored, expected, onBytes);
+    if (found !== null) return found;
+    return this.store.whileAlone(expected.sha256, signal, async () => {
+      // Another tab may have fetched it meanwhile.
+      return (await readStored(stored, expected, onBytes)) ?? (await this.fetchSound(stored, expected, signal, onBytes));
+    });
+  }
+
+  /** The bytes that have to come over the network. Throws StorageError where there is no room for them. */
+  async begin(manifest: Manifest): Promise<number> {
+    const { isNew, missingBytes } = await this.store.begin(this.location, manifest, this.#manifest);
+    // Once for each bundle: some browsers put the question to the user.
+    if (isNew) askToPersist();
+    return missingBytes;
+  }
+
+  /** All that this device needs of the bundle was read. */
+  async finish(): Promise<void> {
+    await this.store.finish(this.location, this.#manifest);
+  }
+
+  /** Let others delete the bundle again. */
+  async close(): Promise<void> {
+    await this.release();
+    // Without a network an older version may have been loaded, while a part of the newest is there already.
+    if (this.#isNewest) await this.store.prune(this.location);
+  }
+
+  /** The server's manifest, and without a network the stored one. */
+  private async readManifest(signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+    try {
+      const bytes = await readFile(this.source, { file: MANIFEST_FILE }, signal, onBytes);
+      this.#isNewest = true;
+      return bytes;
+    } catch (error) {
+      // A server that answers, be it that the bundle is gone, is believed.
+      const isOffline = error instanceof BundleError && !("status" in error.details);
+      const stored = isOffline ? await this.store.manifest(this.location) : null;
+      if (stored === null) throw error;
+      return stored;
+    }
+  }
+
+  /** Fetch a file, and once more from its start where it proves damaged. Throws BundleError where it still is. */
+  private async fetchSound(stored: StoredFile, expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+    // Damaged on this device, or it would have been read.
+    if ((await stored.part()).complete) await stored.remove();
+    for (let again = false; ; again = true) {
+      const counts = { network: 0, store: 0 };
+      const count: OnBytes = (bytes, origin) => {
+        counts[origin] += bytes;
+        onBytes(bytes, origin);
+      };
+      const fetched = await this.fetch(stored, expected, signal, count);
+      if (!(fetched instanceof BundleError)) {
+        await stored.complete();
+        return fetched;
+      }
+      await stored.remove();
+      count(-counts.network, "network");
+      count(-counts.store, "store");
+      if (again) throw fetched;
+    }
+  }
+
+  /** The bytes, or what is wrong with them. Throws where they cannot be had whole; what has come is then stored. */
+  private async fetch(stored: StoredFile, expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes | BundleError> {
+    const { file, size } = expected;
+    if (size === undefined) {
+      // A kernel: too small to go on with.
+      const bytes = await collect((await this.partOf(file, 0, null, signal)).stream, expected, signal, onBytes);
+      const problem = await problemOf(bytes, expected);
+      if (problem === null) {
+        await stored.restart(null);
+        await stored.append(0, bytes);
+      }
+      return problem ?? bytes;
+    }
+    const whole = new Uint8Array(size);
+    const part = await stored.part();
+    let length = await copyInto(whole, part.bytes);
+    if (length > 0) onBytes(length, "store");
+    if (length < size) {
+      const rest = await this.partOf(file, length, part.etag, signal);
+      if (rest.start === 0) {
+        if (length > 0) onBytes(-length, "store");
+        length = 0;
+        await stored.restart(rest.etag);
+      }
+      let written = length;
+      const write = async (): Promise<void> => {
+        const piece = whole.subarray(written, length);
+        if (piece.length > 0) await stored.append(written, piece);
+        written = length;
+      };
+      try {
+        for await (const chunk of chunksOf(rest.stream, file, signal)) {
+          if (length + chunk.length > size) return wrongSize(file, length + chunk.length, size);
+          whole.set(chunk, length);
+          length += chunk.length;
+          onBytes(chunk.length, "network");
+          if (length - written >= PIECE_BYTES) await write();
+        }
+      } finally {
+        // Whatever ended it, the next load goes on from here.
+        await write();
+      }
+    }
+    return (await problemOf(whole.subarray(0, length), expected)) ?? whole;
+  }
+
+  private async partOf(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
+    if (this.source.openAt !== undefined) return this.source.openAt(file, offset, etag, signal);
+    return { stream: await this.source.open(file, signal), start: 0, etag: null };
+  }
+}
+
+/** A file that is there, checked again: a disk may err, and SHA-256 takes less time than reading. Null where it is not there or not sound. */
+async function readStored(stored: StoredFile, expected: Expected, onBytes: OnBytes): Promise<Bytes | null> {
+  const part = await stored.part();
+  if (!part.complete) return null;
+  const bytes = await part.bytes.arrayBuffer().then((buffer) => new Uint8Array(buffer), unreadable);
+  if (bytes === null || (await problemOf(bytes, expected)) !== null) return null;
+  onBytes(bytes.length, "store");
+  return bytes;
+}
+
+/** The bytes that are there of a file, into the place of the whole. Gives their count: 0 where they are too many or cannot be read. */
+async function copyInto(whole: Bytes, part: Blob): Promise<number> {
+  if (part.size > whole.length) return 0;
+  const reader = part.stream().getReader();
+  let length = 0;
+  for (;;) {
+    const next = await reader.read().catch(unreadable);
+    if (next === null) return 0;
+    if (next.done) return length;
+    whole.set(next.value, length);
+    length += next.value.length;
+  }
+}
+
+/** Another tab may be replacing the file just now, or the disk errs: the file then counts as not there. */
+function unreadable(): null {
+  return null;
+}

@@ -1,0 +1,52 @@
+import { beforeEach, expect, test } from "vitest";
+
+import { StoredFile } from "../../src/store/stored_file.js";
+import { bytesOf } from "../letters_bundle.js";
+import type { MemoryDisk } from "./memory_folder.js";
+import { memoryDisk } from "./memory_folder.js";
+
+let disk: MemoryDisk;
+let file: StoredFile;
+
+beforeEach(() => {
+  disk = memoryDisk();
+  file = new StoredFile(disk.root, "abc");
+});
+
+test("pieces become one file, up to the first gap", async () => {
+  await file.restart('"v1"');
+  await file.append(0, bytesOf("one, "));
+  await file.append(5, bytesOf("two, "));
+  await file.append(12, bytesOf("four"));
+  const part = await file.part();
+  expect(await part.bytes.text()).toBe("one, two, ");
+  expect(part).toMatchObject({ etag: '"v1"', complete: false });
+});
+
+test("a piece that was cut off while it was made is a gap", async () => {
+  await file.append(0, bytesOf("one"));
+  await file.append(3, new Uint8Array());
+  expect((await file.part()).bytes.size).toBe(3);
+});
+
+test("nothing is there of a file that was never written, or removed, and removing it again is nothing", async () => {
+  expect(await file.part()).toMatchObject({ etag: null, complete: false });
+  await file.append(0, bytesOf("one"));
+  await file.complete();
+  expect(await file.part()).toMatchObject({ complete: true });
+  await file.remove();
+  await file.remove();
+  expect((await file.part()).bytes.size).toBe(0);
+  expect(disk.files.size).toBe(0);
+});
+
+test("no room is a StorageError with the bytes that there are", async () => {
+  disk.capacity = 1000;
+  await file.append(0, new Uint8Array(600));
+  const error = await file.append(600, new Uint8Array(2000)).catch((error: unknown) => error);
+  expect(error).toMatchObject({ code: "storage_error", details: { neededBytes: 2000 } });
+  const { availableBytes } = (error as { details: { availableBytes: number } }).details;
+  expect(Math.abs(availableBytes - 400)).toBeLessThanOrEqual(2);
+  expect((await file.part()).bytes.size).toBe(600);
+  expect([...disk.files.keys()].filter((name) => name.includes("room-"))).toEqual([]);
+});

@@ -1,0 +1,214 @@
+import { beforeEach, expect, test } from "vitest";
+
+import { BundleError } from "../../src/errors.js";
+import type { Manifest } from "../../src/runtime/manifest.js";
+import type { Expected, Part, Source } from "../../src/runtime/source.js";
+import { sha256 } from "../../src/runtime/read_file.js";
+import { BundleStore } from "../../src/store/bundle_store.js";
+import { storedSource } from "../../src/store/stored_source.js";
+import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+import type { MemoryDisk } from "./memory_folder.js";
+import { memoryDisk, memoryLocks } from "./memory_folder.js";
+
+const SIGNAL = new AbortController().signal;
+const BYTES = bytesOf("a shard of weights, ".repeat(20));
+const EXPECTED: Expected = { file: "shard", size: BYTES.length, sha256: await sha256(BYTES) };
+
+/** A server of one file, in pieces of 100 bytes: what it was asked, and how its next answers err. */
+class Server implements Source {
+  readonly location = "https://host/bundle/";
+  readonly asked: (readonly [number, string | null])[] = [];
+  bytes = BYTES;
+  etag: string | null = '"v1"';
+  ranges = true;
+  /** Of each answer in turn: hang up after so many bytes, end after so many, or send them with a flipped bit. */
+  faults: (readonly ["cut" | "end", number] | readonly ["flip"])[] = [];
+
+  async open(file: string, signal: AbortSignal): Promise<ReadableStream<Uint8Array>> {
+    return (await this.openAt(file, 0, null, signal)).stream;
+  }
+
+  async openAt(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
+    this.asked.push([offset, etag]);
+    const start = this.ranges ? offset : 0;
+    const fault = this.faults.shift();
+    const bytes = this.bytes.slice(start, fault?.[0] === "end" ? start + fault[1] : undefined);
+    if (fault?.[0] === "flip") bytes[3] = (bytes[3] ?? 0) ^ 1;
+    const stream = await memorySource({ [file]: bytes }).open(file, signal);
+    let left = fault?.[0] === "cut" ? fault[1] : Infinity;
+    const cut = new TransformStream<Uint8Array, Uint8Array>({
+      transform(chunk, controller) {
+        if (left <= 0) controller.error(new TypeError("connection reset"));
+        else controller.enqueue(chunk.slice(0, left));
+        left -= chunk.length;
+      },
+    });
+    return { stream: stream.pipeThrough(cut), start, etag: this.etag };
+  }
+}
+
+let disk: MemoryDisk;
+let store: BundleStore;
+let server: Server;
+
+beforeEach(async () => {
+  disk = memoryDisk();
+  store = await BundleStore.at(disk.root, memoryLocks());
+  server = new Server();
+});
+
+/** Read the file as one load does: what came, or the error, and the bytes from each origin. */
+async function read(source: Source = server, expected = EXPECTED): Promise<{ result: unknown; network: number; store: number }> {
+  const counts = { network: 0, store: 0 };
+  const stored = await storedSource(source, store, SIGNAL);
+  const reading = stored?.read(expected, SIGNAL, (count, origin) => {
+    counts[origin] += count;
+    expect(counts[origin]).toBeGreaterThanOrEqual(0);
+  });
+  const result = await reading?.catch((error: unknown) => error);
+  await stored?.close();
+  return { result, ...counts };
+}
+
+test("a file comes from the network once, then from the store", async () => {
+  expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
+  expect(await read()).toEqual({ result: BYTES, network: 0, store: BYTES.length });
+  expect(server.asked).toEqual([[0, null]]);
+});
+
+test("what came before a cut is kept, counts at once, and only the rest of that version is asked for", async () => {
+  server.faults = [["cut", 230]];
+  const cut = await read();
+  expect(cut.result).toBeInstanceOf(BundleError);
+  expect((cut.result as BundleError).message).toContain("shard: the download broke off (connection reset)");
+  expect(await read()).toEqual({ result: BYTES, network: BYTES.length - 230, store: 230 });
+  expect(server.asked).toEqual([
+    [0, null],
+    [230, '"v1"'],
+  ]);
+});
+
+test("an abort keeps what has come", async () => {
+  const controller = new AbortController();
+  const stored = await storedSource(server, store, controller.signal);
+  const reading = stored?.read(EXPECTED, controller.signal, () => {
+    controller.abort();
+  });
+  await expect(reading).rejects.toHaveProperty("name", "AbortError");
+  await stored?.close();
+  expect(await read()).toMatchObject({ result: BYTES, store: 100 });
+});
+
+test("a server without ranges, and a source without offsets, start again", async () => {
+  server.faults = [["cut", 230]];
+  server.ranges = false;
+  await read();
+  expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
+  await store.file(EXPECTED.sha256 ?? "").restart(null);
+  await store.file(EXPECTED.sha256 ?? "").append(0, BYTES.slice(0, 50));
+  expect(await read(memorySource({ shard: BYTES }))).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
+});
+
+test.each([
+  ["flipped", ["flip"] as const],
+  ["ended early", ["end", 230] as const],
+])("a file that came %s is fetched once more from its start", async (_, fault) => {
+  server.faults = [fault];
+  expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
+  expect(server.asked).toEqual([
+    [0, null],
+    [0, null],
+  ]);
+});
+
+test("a file that is always damaged is the error of its second answer, and nothing of it stays", async () => {
+  server.faults = [["flip"], ["end", 230]];
+  const { result, network } = await read();
+  expect(result).toMatchObject({ code: "bundle_error", details: { file: "shard", found: 230, expected: BYTES.length } });
+  expect(network).toBe(0);
+  expect((await store.file(EXPECTED.sha256 ?? "").part()).bytes.size).toBe(0);
+});
+
+test("a file that is too long is left, fetched once more, and an error", async () => {
+  server.bytes = bytesOf("x".repeat(BYTES.length + 1));
+  expect((await read()).result).toMatchObject({ details: { file: "shard", expected: BYTES.length } });
+  expect(server.asked.length).toBe(2);
+});
+
+test("a damaged beginning is found at the end, and the file is fetched again", async () => {
+  const file = store.file(EXPECTED.sha256 ?? "");
+  await file.append(0, bytesOf("not a shard"));
+  expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
+  expect(server.asked.map(([offset]) => offset)).toEqual([11, 0]);
+});
+
+test("bytes that are all there but were never checked need no network", async () => {
+  await store.file(EXPECTED.sha256 ?? "").append(0, BYTES);
+  expect(await read()).toEqual({ result: BYTES, network: 0, store: BYTES.length });
+  expect(server.asked).toEqual([]);
+});
+
+test("a stored file that the disk flipped or cut is fetched again", async () => {
+  await read();
+  for (const damage of [(bytes: Uint8Array<ArrayBuffer>) => bytes.map((byte, index) => (index === 9 ? byte ^ 1 : byte)), () => BYTES.slice(0, 9)]) {
+    const path = `nearfar/files/${EXPECTED.sha256 ?? ""}/0`;
+    disk.files.set(path, damage(disk.files.get(path) ?? BYTES));
+    expect(await read()).toEqual({ result: BYTES, network: BYTES.length, store: 0 });
+  }
+});
+
+test("two loads at once fetch a file once", async () => {
+  const [one, other] = await Promise.all([read(), read()]);
+  expect([one.result, other.result]).toEqual([BYTES, BYTES]);
+  expect(one.network + other.network).toBe(BYTES.length);
+  expect(server.asked.length).toBe(1);
+});
+
+test("a kernel, whose size no manifest tells, is stored as well", async () => {
+  const { sha256 } = EXPECTED;
+  const kernel = { file: "kernel", ...(sha256 === undefined ? {} : { sha256 }) };
+  server.faults = [["flip"]];
+  expect(await read(server, kernel)).toMatchObject({ result: BYTES });
+  expect(await read(server, kernel)).toMatchObject({ result: BYTES, network: 0 });
+  expect(server.asked.length).toBe(2);
+});
+
+test("a server's answer about the manifest is believed, its silence is not", async () => {
+  const manifest = { file: "manifest.json" };
+  const refuses = (status?: number): Source => ({
+    location: server.location,
+    open: () => Promise.reject(new BundleError("refused", status === undefined ? {} : { status })),
+  });
+  const source = memorySource({ "manifest.json": bytesOf("{}") });
+  await store.begin(server.location, { model: "m", shards: [], files: [], kernels: {} } as never, bytesOf("{}"));
+  await store.finish(server.location, bytesOf("{}"));
+  expect((await read(refuses(), manifest)).result).toEqual(bytesOf("{}"));
+  expect((await read(refuses(404), manifest)).result).toMatchObject({ details: { status: 404 } });
+  expect((await read({ ...source, location: server.location }, manifest)).result).toEqual(bytesOf("{}"));
+  expect((await read({ ...refuses(), location: "https://host/never/" }, manifest)).result).toBeInstanceOf(BundleError);
+});
+
+test("an old version that is loaded without a network leaves the part that has come of the new one", async () => {
+  const old = lettersBundle().manifest;
+  const manifest = { ...old, shards: [{ file: "shard", size: BYTES.length, sha256: EXPECTED.sha256 ?? "" }] };
+  const load = async (source: Source, manifest: Manifest, ends: boolean): Promise<void> => {
+    const stored = await storedSource(source, store, SIGNAL);
+    await stored?.read({ file: "manifest.json" }, SIGNAL, () => undefined);
+    await stored?.begin(manifest);
+    if (ends) await stored?.finish();
+    else await stored?.read(EXPECTED, SIGNAL, () => undefined).catch(() => undefined);
+    await stored?.close();
+  };
+  const serving = (manifest: Manifest): Source => ({ ...memorySource({ "manifest.json": bytesOf(JSON.stringify(manifest)) }), location: server.location });
+  await load(serving(old), old, true);
+  server.faults = [["cut", 230]];
+  const next = serving(manifest);
+  await load(
+    { ...next, openAt: (...asked) => server.openAt(...asked) },
+    manifest,
+    false,
+  );
+  const offline: Source = { location: server.location, open: () => Promise.reject(new BundleError("no network")) };
+  await load(offline, old, true);
+  expect((await store.file(EXPECTED.sha256 ?? "").part()).bytes.size).toBe(230);
+});
