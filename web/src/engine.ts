@@ -1,7 +1,13 @@
 // The engine: a bundle's address flows in, answers flow out as text. It joins the runtime, the generation loop and the tokenizer.
 
+import { ChatCompletions } from "./api/chat_completions.js";
+import { encodeChat } from "./api/chat_prompt.js";
+import { Completions } from "./api/completions.js";
+import type { EngineApi } from "./api/engine_api.js";
+import type { Model } from "./api/model.js";
 import type { FinishReason, TokenOptions } from "./engine/generate_tokens.js";
 import { generateTokens } from "./engine/generate_tokens.js";
+import { OneAtATime } from "./engine/one_at_a_time.js";
 import { BundleError, RequestError } from "./errors.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { openBundle } from "./runtime/bundle.js";
@@ -60,14 +66,21 @@ export interface EngineInfo extends RunnerInfo {
   readonly downloadBytes: number;
 }
 
-export class Engine {
+export class Engine implements EngineApi {
+  /** As OpenAI's client has it: chat.completions.create. */
+  readonly chat: { readonly completions: ChatCompletions };
+  readonly completions: Completions;
   #busy = false;
 
   private constructor(
     private readonly runner: Runner,
     private readonly tokenizer: Tokenizer,
     readonly info: EngineInfo,
-  ) {}
+  ) {
+    const model: Model = { name: info.model, tokens: new OneAtATime(this.generateTokens.bind(this)), text: tokenizer };
+    this.chat = { completions: new ChatCompletions(model) };
+    this.completions = new Completions(model);
+  }
 
   /** Load the bundle in a folder of a web server. Throws BundleError, DeviceError, or the signal's reason. */
   static async load(bundle: string | URL | Source, options: LoadOptions = {}): Promise<Engine> {
@@ -153,6 +166,13 @@ export class Engine {
     } finally {
       this.#busy = false;
     }
+  }
+
+  /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
+  // Async, as it is where the engine runs in a worker.
+  // eslint-disable-next-line @typescript-eslint/require-await
+  async countTokens(...[prompt, options]: Parameters<EngineApi["countTokens"]>): Promise<number> {
+    return (typeof prompt === "string" ? this.tokenizer.encode(prompt) : encodeChat(this.tokenizer, prompt, options)).length;
   }
 
   /** Free the device and all its memory. */
