@@ -1,7 +1,11 @@
 // A model that says what it is told to: a token for each byte of a text, from a fake engine that remembers what it was asked.
 
-import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import { ChatCompletions } from "../../src/api/chat_completions.js";
+import { encodeChat } from "../../src/api/chat_prompt.js";
+import { Completions } from "../../src/api/completions.js";
+import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
+import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 
@@ -66,4 +70,20 @@ export function modelOf(source: TokenSource, rest: Partial<Model> = {}): Model {
 /** What a model was asked, as text. */
 export function promptText(model: Model, request: TokenRequest | undefined): string {
   return model.text.decode(request?.promptIds ?? []);
+}
+
+/** An engine around a model, but for generate(). */
+export function fakeEngine(model: Model, context = 1000): EngineApi {
+  const info = { model: model.name, context } as EngineApi["info"];
+  return {
+    info,
+    chat: { completions: new ChatCompletions(model) },
+    completions: new Completions(model),
+    // eslint-disable-next-line @typescript-eslint/require-await
+    async *generate() {
+      throw new Error("the fake engine has no generate");
+    },
+    countTokens: (prompt, options) => Promise.resolve((typeof prompt === "string" ? model.text.encode(prompt) : encodeChat(model.text, prompt, options)).length),
+    destroy: () => undefined,
+  };
 }
