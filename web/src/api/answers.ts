@@ -4,6 +4,7 @@ import type { TokenRequest } from "../engine/request.js";
 import type { ChoiceEnd, Piece } from "./choice.js";
 import { answerChoice } from "./choice.js";
 import type { Model } from "./model.js";
+import { anySignal } from "./stream.js";
 import type { CompletionTimings, CompletionUsage } from "./types.js";
 
 export type Answered =
@@ -19,11 +20,12 @@ export interface Cost {
 export async function* answerAll(
   model: Model,
   requests: readonly TokenRequest[],
-  options: { readonly n: number; readonly stops: readonly string[]; readonly signal: AbortSignal | undefined },
+  options: { readonly n: number; readonly stops: readonly string[]; readonly signal: AbortSignal; readonly interrupt: AbortSignal | undefined },
 ): AsyncGenerator<Answered, Cost, undefined> {
   const left = new AbortController();
-  const signal = options.signal === undefined ? left.signal : AbortSignal.any([options.signal, left.signal]);
-  const choices = requests.map((request) => answerChoice(model.tokens, model.text, { ...request, signal }, options.stops));
+  const { stops, interrupt } = options;
+  const signal = anySignal(options.signal, interrupt, left.signal);
+  const choices = requests.map((request) => answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt));
   const next = (choice: (typeof choices)[number], index: number) => {
     const promise = choice.next().then((result) => ({ choice, index, result }));
     // It is awaited, but perhaps not before it rejects.

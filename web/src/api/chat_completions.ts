@@ -71,8 +71,9 @@ export class ChatCompletions {
         for (const { constraint } of requests) constraint?.dispose();
         throw error;
       }
+      const interrupt = options.interrupt ?? undefined;
       const parsers = requests.map(() => calls?.format.parser());
-      yield* chatChunks(model, requests, { stops: stopsOf(given), parsers, oneCall: given.parallel_tool_calls === false, signal, withUsage });
+      yield* chatChunks(model, requests, { stops: stopsOf(given), parsers, oneCall: given.parallel_tool_calls === false, signal, interrupt, withUsage });
     };
   }
 }
@@ -82,11 +83,12 @@ interface ChunkOptions {
   readonly parsers: readonly (ToolCallParser | undefined)[];
   readonly oneCall: boolean;
   readonly signal: AbortSignal;
+  readonly interrupt: AbortSignal | undefined;
   readonly withUsage: boolean;
 }
 
 async function* chatChunks(model: Model, requests: readonly TokenRequest[], options: ChunkOptions): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-  const { stops, parsers, oneCall, signal, withUsage } = options;
+  const { stops, parsers, oneCall, signal, interrupt, withUsage } = options;
   const head = { ...identity("chatcmpl", model.name), object: "chat.completion.chunk" as const, ...(withUsage ? { usage: null } : {}) };
   const withLogprobs = requests[0]?.logprobs !== undefined;
   const started = new Set<number>();
@@ -107,7 +109,7 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
     }
   }
 
-  const answers = answerAll(model, requests, { n: requests.length, stops, signal });
+  const answers = answerAll(model, requests, { n: requests.length, stops, signal, interrupt });
   try {
     for (let ended = 0; ; ) {
       const { done, value } = await answers.next();

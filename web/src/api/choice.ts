@@ -18,16 +18,20 @@ export interface PlacedToken extends GeneratedToken {
 export interface ChoiceEnd {
   readonly finishReason: Completion["finishReason"];
   readonly completionTokens: number;
-  /** Null where a stop string cut the answer short, so that the engine did not say. */
+  /** Null where the answer was cut short, so that the engine did not say. */
   readonly cachedTokens: number | null;
 }
 
-/** Yields a piece for each token, an empty one while its text is held back. Throws what the source throws. */
+/**
+ * Yields a piece for each token, an empty one while its text is held back. Throws what the source throws, but where ``interrupt`` is why: then the
+ * answer ends as it is. The request's own signal must abort with ``interrupt``.
+ */
 export async function* answerChoice(
   source: TokenSource,
   decoder: Decoder,
   request: TokenRequest,
   stops: readonly string[],
+  interrupt?: AbortSignal,
 ): AsyncGenerator<Piece, ChoiceEnd, undefined> {
   const stream = new TextStream(decoder);
   const stopStrings = new StopStrings(stops);
@@ -42,11 +46,20 @@ export async function* answerChoice(
     const count = waiting.findIndex(({ start, end }) => (isLast ? stopStrings.stopped && start >= released : end > released));
     return { text, tokens: waiting.splice(0, count < 0 ? waiting.length : count) };
   };
+  const next = async (): Promise<IteratorResult<GeneratedToken, Completion | null>> => {
+    try {
+      return await tokens.next();
+    } catch (error) {
+      if (interrupt?.aborted === true) return { done: true, value: null };
+      throw error;
+    }
+  };
   try {
     for (;;) {
-      const { done, value } = await tokens.next();
+      const { done, value } = await next();
       if (done === true) {
         yield piece(stopStrings.feed(stream.finish()) + stopStrings.finish(), true);
+        if (value === null) return { finishReason: "stop", completionTokens, cachedTokens: null };
         const { cachedTokens } = value;
         return { finishReason: stopStrings.stopped ? "stop" : value.finishReason, completionTokens: value.completionTokens, cachedTokens };
       }

@@ -35,8 +35,11 @@ export class Completions {
     const prompts = readPrompts(model.text, prompt);
     const requests = prompts.flatMap(({ ids }) => requestsOf(ids, given, { logprobs }));
     const echoes = echo ? prompts.flatMap(({ text }) => new Array<string>(n).fill(text)) : [];
-    const chunks = (left: AbortSignal, withUsage: boolean): AsyncGenerator<CompletionChunk, void, undefined> =>
-      completionChunks(model, requests, { n, stops: stopsOf(given), echoes, signal: anySignal(options.signal, given.signal, left), withUsage });
+    const interrupt = options.interrupt ?? undefined;
+    const chunks = (left: AbortSignal, withUsage: boolean): AsyncGenerator<CompletionChunk, void, undefined> => {
+      const signal = anySignal(options.signal, given.signal, left);
+      return completionChunks(model, requests, { n, stops: stopsOf(given), echoes, signal, interrupt, withUsage });
+    };
     return stream ? new Stream((left) => chunks(left, streamOptions?.include_usage === true)) : foldCompletion(chunks(new AbortController().signal, true));
   }
 }
@@ -47,17 +50,18 @@ interface ChunkOptions {
   /** What each answer starts with, where it starts with anything. */
   readonly echoes: readonly string[];
   readonly signal: AbortSignal;
+  readonly interrupt: AbortSignal | undefined;
   readonly withUsage: boolean;
 }
 
 async function* completionChunks(model: Model, requests: readonly TokenRequest[], options: ChunkOptions): AsyncGenerator<CompletionChunk, void, undefined> {
-  const { n, stops, echoes, signal, withUsage } = options;
+  const { n, stops, echoes, signal, interrupt, withUsage } = options;
   const head = { ...identity("cmpl", model.name), object: "text_completion" as const, ...(withUsage ? { usage: null } : {}) };
   const withLogprobs = requests[0]?.logprobs !== undefined;
   const choice = (index: number, text: string, rest: Partial<CompletionChunk["choices"][number]> = {}): CompletionChunk => {
     return { ...head, choices: [{ index, text, logprobs: null, finish_reason: null, ...rest }] };
   };
-  const answers = answerAll(model, requests, { n, stops, signal });
+  const answers = answerAll(model, requests, { n, stops, signal, interrupt });
   try {
     for (const [index, text] of echoes.entries()) yield choice(index, text);
     for (let ended = 0; ; ) {

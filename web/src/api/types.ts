@@ -31,13 +31,15 @@ export interface CommonParams {
 export interface RequestOptions {
   /** Ends the request with the signal's reason. */
   readonly signal?: AbortSignal | null | undefined;
+  /** Extension: ends the answers where they are, as if the model had stopped there; what they cost is still told. */
+  readonly interrupt?: AbortSignal | null | undefined;
 }
 
 export interface CompletionUsage {
   prompt_tokens: number;
   completion_tokens: number;
   total_tokens: number;
-  /** Not there where the answer was cut short by a stop string, so that nobody counted. */
+  /** Not there where the answer was cut short, by a stop string or an interrupt, so that nobody counted. */
   prompt_tokens_details?: { cached_tokens: number };
 }
 

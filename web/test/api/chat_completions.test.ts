@@ -159,6 +159,24 @@ test.each(["options", "params"])("a signal in the %s ends the answer with its re
   expect(source.running).toBe(0);
 });
 
+test("an interrupt ends the answer where it is, with its text and what it cost", async () => {
+  const { model, source } = fakeModel("hello");
+  const interrupt = new AbortController();
+  const stream = await new ChatCompletions(model).create({ messages, stream: true, stream_options: { include_usage: true } }, { interrupt: interrupt.signal });
+  let text = "";
+  const reasons: unknown[] = [];
+  let tokens = 0;
+  for await (const { choices, usage } of stream) {
+    text += choices[0]?.delta.content ?? "";
+    reasons.push(choices[0]?.finish_reason);
+    tokens += usage?.completion_tokens ?? 0;
+    if (text === "he") interrupt.abort();
+  }
+  expect(text).toMatch(/^hel?$/);
+  expect(reasons).toContain("stop");
+  expect([tokens, source.running]).toEqual([text.length, 0]);
+});
+
 test("what the engine throws comes out, once every other choice has ended", async () => {
   const source = new FakeSource(["ab"], new DeviceError("gone"));
   const answer = new ChatCompletions(modelOf(source)).create({ messages, n: 2 });
