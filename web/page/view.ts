@@ -25,7 +25,7 @@ const EXAMPLES = [
   "tell me a story about a fox",
 ];
 
-const KINDS = { bundle_error: "Bundle", device_error: "Device", request_error: "Request", storage_error: "Storage" } as const;
+const KINDS = { bundle_error: "Bundle", device_error: "Device", request_error: "Request", storage_error: "Storage", worker_error: "Worker" } as const;
 
 export class View {
   readonly #prompt = element("prompt", HTMLTextAreaElement);

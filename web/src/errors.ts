@@ -4,11 +4,13 @@
 //     ├── BundleError    a bundle cannot be fetched, is corrupt, or is of another format version
 //     ├── DeviceError    this browser or machine lacks what the bundle needs, or the device was lost
 //     ├── RequestError   a prompt, token list or option is out of range
-//     └── StorageError   this browser's storage has no room for the bundle, cannot be written, or is in use
+//     ├── StorageError   this browser's storage has no room for the bundle, cannot be written, or is in use
+//     └── WorkerError    the worker that the engine runs in cannot be reached, or is gone
 //
-// A message says where, what and what to do. Across a worker or HTTP an error travels as {code, message, details}.
+// A message says where, what and what to do. Across a worker or HTTP an error travels as {code, message, details}. Every error has the fields of
+// OpenAI's APIError besides: status, type and param.
 
-export type ErrorCode = "bundle_error" | "device_error" | "request_error" | "storage_error";
+export type ErrorCode = "bundle_error" | "device_error" | "request_error" | "storage_error" | "worker_error";
 
 export type ErrorDetails = Readonly<Record<string, string | number | boolean | null | readonly string[]>>;
 
@@ -26,6 +28,21 @@ export class NearfarError extends Error {
     options?: ErrorOptions,
   ) {
     super(message, options);
+  }
+
+  /** As over HTTP: 400 where the request is at fault, else 500. */
+  get status(): number {
+    return this.code === "request_error" ? 400 : 500;
+  }
+
+  /** OpenAI's kinds of errors. */
+  get type(): "invalid_request_error" | "server_error" {
+    return this.code === "request_error" ? "invalid_request_error" : "server_error";
+  }
+
+  /** The parameter at fault, where it is one. */
+  get param(): string | null {
+    return typeof this.details.param === "string" ? this.details.param : null;
   }
 
   toJSON(): ErrorJson {
@@ -63,6 +80,22 @@ export class StorageError extends NearfarError {
   constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
     super("storage_error", message, details, options);
   }
+}
+
+export class WorkerError extends NearfarError {
+  override readonly name = "WorkerError";
+
+  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
+    super("worker_error", message, details, options);
+  }
+}
+
+/** The error that toJSON was called on, as the same class. */
+export function errorFromJson({ code, message, details }: ErrorJson): NearfarError {
+  const classes = {
+    bundle_error: BundleError, device_error: DeviceError, request_error: RequestError, storage_error: StorageError, worker_error: WorkerError,
+  }; // prettier-ignore
+  return new (classes satisfies Record<ErrorCode, unknown>)[code](message, details);
 }
 
 /** The message of whatever was thrown. */

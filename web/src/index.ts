@@ -1,10 +1,28 @@
 // @nearfar/web: run a language model's bundle in a page, through WebGPU.
 
-export type { FinishReason } from "./engine/generate_tokens.js";
-export type { EngineInfo, GenerateOptions, GenerationEvent, LoadOptions, LoadProgress, Timings } from "./engine.js";
+export type { EngineApi } from "./api/engine_api.js";
+export type {
+  Availability,
+  EngineLoader,
+  LanguageModel,
+  LanguageModelCreateOptions,
+  LanguageModelFactory,
+  LanguageModelPromptOptions,
+  SamplingMode,
+} from "./api/language_model.js";
+export { createLanguageModel } from "./api/language_model.js";
+export type { LanguageModelMessage, LanguageModelPrompt } from "./api/language_model_prompt.js";
+export { Stream } from "./api/stream.js";
+export type * from "./api/types.js";
+export type { FinishReason, SamplingOptions, TokenRequest } from "./engine/request.js";
+export type { EngineInfo } from "./engine.js";
 export { Engine } from "./engine.js";
+export type { GenerateOptions, GenerationEvent, Timings } from "./generation.js";
+export type { LoadOptions, LoadProgress } from "./load.js";
+export type { Session, SessionOptions } from "./session.js";
+export type { MemoryPlan } from "./runtime/memory_plan.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";
-export { BundleError, DeviceError, NearfarError, RequestError, StorageError } from "./errors.js";
+export { BundleError, DeviceError, NearfarError, RequestError, StorageError, WorkerError, errorFromJson } from "./errors.js";
 export type { AdapterEntry, TunedRow, TuningEntry } from "./runtime/manifest.js";
 export type { Notes } from "./runtime/notes.js";
 export type { Bytes, Expected, OnBytes, Part, Source } from "./runtime/source.js";

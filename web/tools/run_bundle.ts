@@ -21,7 +21,7 @@ async function main(): Promise<void> {
   const promptIds = values.tokens.split(",").map(Number);
   const engine = await Engine.load(folderSource(folder), { gpu: dawn() });
   const tokenIds: number[] = [];
-  for await (const id of engine.generateTokens(promptIds, { maxTokens: Number(values["max-tokens"]) })) tokenIds.push(id);
+  for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens: Number(values["max-tokens"]) })) tokenIds.push(tokenId);
   const { activation, dispatchesPerToken, adapter } = engine.info;
   console.log(JSON.stringify({ token_ids: tokenIds, activation, dispatches_per_token: dispatchesPerToken, adapter }));
   engine.destroy();

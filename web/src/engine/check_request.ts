@@ -30,24 +30,24 @@ export function checkRequest(request: TokenRequest, vocabSize: number, context: 
 }
 
 function checkPrompt({ promptIds, whenFull }: TokenRequest, vocabSize: number, context: number): void {
-  if (promptIds.length === 0) throw new RequestError("The prompt is empty; give it at least one token", { option: "promptIds" });
+  if (promptIds.length === 0) throw new RequestError("The prompt is empty; give it at least one token", { param: "promptIds" });
   if (promptIds.length > context && typeof whenFull !== "object") {
     throw new RequestError(
       `The prompt has ${promptIds.length} tokens, the bundle's context holds ${context}; shorten it, let the oldest go (whenFull), or compile with a longer context`,
-      { option: "promptIds", tokens: promptIds.length, context },
+      { param: "promptIds", tokens: promptIds.length, context },
     );
   }
   const index = promptIds.findIndex((id) => !Number.isInteger(id) || id < 0 || id >= vocabSize);
   if (index >= 0) {
     throw new RequestError(`Token ${index} of the prompt is ${String(promptIds[index])}; token ids of this model are 0 to ${vocabSize - 1}`, {
-      option: "promptIds",
+      param: "promptIds",
       index,
     });
   }
 }
 
 function check(option: string, value: number | undefined, holds: (value: number) => boolean, range: string): void {
-  if (value !== undefined && !holds(value)) throw new RequestError(`${option} is ${value}, it must be ${range}`, { option });
+  if (value !== undefined && !holds(value)) throw new RequestError(`${option} is ${value}, it must be ${range}`, { param: option });
 }
 
 function isInteger(least: number, most = Infinity): (value: number) => boolean {

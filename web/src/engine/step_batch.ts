@@ -1,11 +1,11 @@
 // A step as the device takes it. A scheduler's step and how each sequence samples flow in; a batch flows out.
 
+import type { Batch } from "../runtime/batch.js";
+import { SAMPLE_FLAGS, settingsRow } from "../runtime/batch.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { drawAt } from "./resolved_sampling.js";
 import type { Step } from "./scheduler.js";
 import type { Sequence } from "./sequence.js";
-import type { StepBatch } from "./step_runner.js";
-import { LOGIT_BIAS, TOKEN_COUNTS, TOKEN_MASK } from "./step_runner.js";
 
 /** What a row's flags and settings come from. ``masked``: the constraint has set the slot's mask for this very step. */
 export interface RowSampling {
@@ -14,7 +14,7 @@ export interface RowSampling {
 }
 
 /** To be made before any later commit: a token that is not read yet is named by its slot. */
-export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: Sequence) => RowSampling): StepBatch {
+export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: Sequence) => RowSampling): Batch {
   const batch = {
     token_ids: [] as number[], positions: [] as number[], slots: [] as number[], seq_starts: [0], page_indptr: [0], page_ids: [] as number[],
     sample_rows: [] as number[], sample_slots: [] as number[], sample_settings: [] as number[],
@@ -31,13 +31,13 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     batch.page_indptr.push(batch.page_ids.length);
     if (!sample) continue;
     const { sampling, masked } = samplingOf(sequence);
-    const flags = (sampling.penalizes ? TOKEN_COUNTS : 0) | (sampling.logitBias === null ? 0 : LOGIT_BIAS) | (masked ? TOKEN_MASK : 0);
+    const { counts, bias, mask } = SAMPLE_FLAGS;
+    const flags = (sampling.penalizes ? counts : 0) | (sampling.logitBias === null ? 0 : bias) | (masked ? mask : 0);
     batch.sample_rows.push(batch.token_ids.length - 1);
     batch.sample_slots.push(slot, flags);
     // This step's own token counts as on its way already.
     const draw = drawAt(sampling.seed, sequence.generated + sequence.inFlight - 1);
-    const { temperature, topK, topP, minP, repetitionPenalty, frequencyPenalty, presencePenalty } = sampling;
-    batch.sample_settings.push(temperature, topK, topP, minP, draw, repetitionPenalty, frequencyPenalty, presencePenalty);
+    batch.sample_settings.push(...settingsRow({ ...sampling, draw }));
   }
   return batch;
 }

@@ -1,7 +1,9 @@
 // The token engine: requests in token ids flow in, each token flows out as it comes. It keeps the device busy: steps are handed over some ahead of the
 // tokens that are read, so no token waits for the host. What runs when is the scheduler's.
 
-import { DeviceError, RequestError } from "../errors.js";
+import { DeviceError } from "../errors.js";
+import { IN_PROMPT } from "../runtime/batch.js";
+import type { StepResult } from "../runtime/runner.js";
 import { checkRequest } from "./check_request.js";
 import type { KeptSequence } from "./kept_sequence.js";
 import { Lookahead } from "./lookahead.js";
@@ -12,8 +14,7 @@ import type { SchedulerEvent, Step } from "./scheduler.js";
 import { Scheduler } from "./scheduler.js";
 import { Sequence } from "./sequence.js";
 import { stepBatch } from "./step_batch.js";
-import type { StepResult, StepRunner } from "./step_runner.js";
-import { ALTERNATIVES } from "./step_runner.js";
+import type { StepRunner } from "./step_runner.js";
 
 /** What the engine did so far: steps, positions computed in them, sequences that gave up their pages, devices lost and replaced. */
 export interface EngineCounts {
@@ -129,11 +130,18 @@ export class TokenEngine implements TokenSource {
     return true;
   }
 
-  /** Run on another runner of the same bundle, as after a self-test has switched kernels off. Only while nothing runs. */
-  useRunner(runner: StepRunner): void {
-    if (this.#running) throw new RequestError("An answer is being generated; wait for its end");
-    this.#runner = runner;
-    this.#scheduler.reset();
+  /** Whether an answer is being generated. */
+  get isBusy(): boolean {
+    return this.#answers.size > 0;
+  }
+
+  /** A page that no sequence uses until it is returned; null where all are needed. */
+  lendPage(): number | null {
+    return this.#scheduler.takePages(1)?.[0] ?? null;
+  }
+
+  returnPage(page: number): void {
+    this.#scheduler.pool.release(page);
   }
 
   /** Fail everything that runs and all that comes, as when the model is unloaded. */
@@ -221,7 +229,7 @@ export class TokenEngine implements TokenSource {
     const { sampling, request, tokenIds } = this.answerOf(sequence);
     if (sampling.penalizes) {
       const counts = new Int32Array(this.model.vocabSize);
-      for (const id of request.promptIds) counts[id] = 1 << 16;
+      for (const id of request.promptIds) counts[id] = IN_PROMPT;
       for (const id of tokenIds) counts[id] = (counts[id] ?? 0) + 1;
       this.#runner.setTokenCounts(sequence.slot, counts);
     }
@@ -234,7 +242,7 @@ export class TokenEngine implements TokenSource {
     return mask !== null;
   }
 
-  private publish(event: SchedulerEvent, { logprobs, alternatives }: StepResult): void {
+  private publish(event: SchedulerEvent, { tokenIds, logprobs, alternatives }: StepResult): void {
     const answer = this.#answers.get(event.sequence);
     if (answer === undefined) return;
     if (event.type === "finished") {
@@ -245,13 +253,15 @@ export class TokenEngine implements TokenSource {
     }
     const { tokenId, sample } = event;
     const wanted = answer.request.logprobs;
+    // A small vocabulary has fewer alternatives than could be asked for.
+    const columns = (alternatives?.ids.length ?? 0) / tokenIds.length;
     answer.push({
       tokenId,
       logprob: wanted === undefined ? null : (logprobs?.[sample] ?? null),
-      alternatives: Array.from({ length: wanted ?? 0 }, (_, index) => ({
-        tokenId: alternatives?.ids[sample * ALTERNATIVES + index] ?? -1,
-        logprob: alternatives?.logprobs[sample * ALTERNATIVES + index] ?? -Infinity,
-      })).filter((alternative) => alternative.tokenId >= 0),
+      alternatives: Array.from({ length: Math.min(wanted ?? 0, columns) }, (_, index) => ({
+        tokenId: alternatives?.ids[sample * columns + index] ?? -1,
+        logprob: alternatives?.logprobs[sample * columns + index] ?? -Infinity,
+      })),
     });
     const { constraint } = answer.request;
     constraint?.accept(tokenId);

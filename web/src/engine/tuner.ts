@@ -4,6 +4,7 @@
 import type { TuningEntry } from "../runtime/manifest.js";
 import type { TrustedRunner } from "../runtime/trust.js";
 import { tune } from "../runtime/tune.js";
+import type { TokenEngine } from "./token_engine.js";
 
 const POLL_MS = 50;
 
@@ -14,7 +15,7 @@ export class Tuner {
 
   constructor(
     private readonly trusted: TrustedRunner,
-    private readonly isBusy: () => boolean,
+    private readonly engine: TokenEngine,
   ) {
     this.record = this.measure();
     // Whoever asks for the record is told of a failure; the next answer meets its cause anyhow.
@@ -29,8 +30,8 @@ export class Tuner {
     const { runner, device, choices, tuning, tuningNote } = this.trusted;
     if (tuningNote === null) return tuning;
     const { signal } = this.#stopped;
-    // A sequence takes the pool's pages in their order, and while one is at work nothing is measured.
-    const page = runner.numPages - 1;
+    const page = this.engine.lendPage();
+    if (page === null) return null;
     try {
       const variants = await tune(runner, { choices, page, idle: () => this.idle(), signal });
       runner.choose({ off: choices.off, front: variants });
@@ -39,12 +40,14 @@ export class Tuner {
     } catch (error) {
       if (signal.aborted) return null;
       throw error;
+    } finally {
+      this.engine.returnPage(page);
     }
   }
 
   /** Lets everything else go first, then waits for the end of an answer. */
   private async idle(): Promise<void> {
-    do await new Promise((resolve) => setTimeout(resolve, this.isBusy() ? POLL_MS : 0));
-    while (this.isBusy());
+    do await new Promise((resolve) => setTimeout(resolve, this.engine.isBusy ? POLL_MS : 0));
+    while (this.engine.isBusy);
   }
 }

@@ -64,7 +64,7 @@ export function largestBuffer(manifest: Manifest, activation: ActivationDtype, p
 }
 
 /** What lives within one forward: the plan's buffers, and as "scratch.NAME" what lives within one step. */
-function passingBuffers(manifest: Manifest): Readonly<Record<string, BufferEntry>> {
+export function passingBuffers(manifest: Manifest): Readonly<Record<string, BufferEntry>> {
   const scratch = Object.entries(manifest.scratch).map(([name, entry]) => [`scratch.${name}`, entry] as const);
   return { ...manifest.plan.buffers, ...Object.fromEntries(scratch) };
 }

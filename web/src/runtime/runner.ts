@@ -15,8 +15,9 @@ import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import { KvPages } from "./kv_pages.js";
 import type { Expr, Manifest, VariantEntry } from "./manifest.js";
-import type { PoolOptions } from "./memory.js";
 import { allocateMemory, capacityOf } from "./memory.js";
+import type { MemoryOptions } from "./memory_plan.js";
+import { poolWithin } from "./memory_plan.js";
 import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
 import type { Dispatch } from "./schedule.js";
@@ -29,7 +30,7 @@ import { Stopwatch } from "./stopwatch.js";
 import { selectRows } from "./variants.js";
 import { allocateWeights, loadWeights, planeKey } from "./weights.js";
 
-export interface RunnerOptions extends PoolOptions {
+export interface RunnerOptions extends MemoryOptions {
   readonly signal?: AbortSignal;
   /** Told of the bytes of weights. */
   readonly onBytes?: OnBytes;
@@ -119,7 +120,7 @@ export class Runner {
   ) {
     const { S: tokens = 0, B: sequences = 0, P: numPages = 0 } = capacity;
     const { page_size: pageSize, context, spec } = manifest;
-    this.limits = { tokens, sequences, pages: numPages, pageSize, context, vocabSize: spec.vocab_size };
+    this.limits = { tokens, sequences, pages: numPages, pageSize, context: Math.min(context, numPages * pageSize), vocabSize: spec.vocab_size };
     const { logits, ...others } = results;
     const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
     this.#steps = new Staging(allocator, "step", sequences * columns * 4);
@@ -161,7 +162,7 @@ export class Runner {
     const rows = selectRows(manifest, activation, features, alternatives ? null : choices);
     const names = kernelNames(rows);
     const uniforms = new Map<string, readonly Expr[]>(names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]));
-    const capacity = capacityOf(manifest, options);
+    const capacity = capacityOf(manifest, poolWithin(manifest, activation, options));
 
     // All memory is taken before the download starts: a model that does not fit fails at once.
     device.pushErrorScope("out-of-memory");

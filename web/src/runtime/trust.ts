@@ -3,15 +3,16 @@
 
 import { BundleError, DeviceError } from "../errors.js";
 import type { Bundle } from "./bundle.js";
+import { bundleId } from "./bundle.js";
 import type { Choices } from "./choices.js";
 import { variantName } from "./choices.js";
 import type { DeviceOptions, OpenDevice } from "./device.js";
 import { adapterEntry, findAdapter, openDevice } from "./device.js";
 import type { AdapterEntry, Manifest, TuningEntry } from "./manifest.js";
 import { largestBuffer } from "./memory.js";
+import { poolWithin } from "./memory_plan.js";
 import type { Notes } from "./notes.js";
 import { browserNotes } from "./notes.js";
-import { sha256 } from "./read_file.js";
 import type { RunnerOptions } from "./runner.js";
 import { Runner } from "./runner.js";
 import type { TestedRunner, Verdict } from "./self_test.js";
@@ -79,7 +80,7 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
     const remembered = when === "first-load" && test !== null && without.size === 0 ? asRemembered(await note("self-test").read(), manifest) : null;
     const untrusted = new Set(remembered === null ? without.keys() : manifest.activations.map(({ dtype }) => dtype).filter((dtype) => dtype !== remembered.activation));
-    const device = await openDevice(manifest, { adapter }, (activation) => largestBuffer(manifest, activation, runnerOptions), untrusted);
+    const device = await openDevice(manifest, { adapter }, (activation) => largestBuffer(manifest, activation, poolWithin(manifest, activation, runnerOptions)), untrusted);
     const tuningNote = note(`tuning ${device.activation}`);
     const tuning = (await rememberedTuning(tuningNote, device)) ?? shippedTuning(manifest.tuning, device);
     const wantsTuning = tuning === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
@@ -145,7 +146,7 @@ function asRemembered(note: unknown, manifest: Manifest): Remembered | null {
 
 /** Notes about one bundle on one adapter in one version of the browser: a new driver mostly comes with one of these, and a new bundle always does. */
 async function noteOf(notes: Notes, manifest: Manifest, adapter: AdapterEntry): Promise<(subject: string) => Note> {
-  const bundle = await sha256(new TextEncoder().encode(JSON.stringify(manifest)));
+  const bundle = await bundleId(manifest);
   const browser = typeof navigator === "undefined" ? "" : navigator.userAgent;
   return (subject) => {
     const key = JSON.stringify([subject, bundle, adapter, browser]);

@@ -17,7 +17,7 @@ import { chooseRow } from "./variants.js";
 export interface TimedRunner {
   readonly manifest: Pick<Manifest, "plan" | "context" | "page_size">;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
-  readonly numPages: number;
+  readonly limits: { readonly pages: number };
   time(batch: Batch, list: string, variant: string, count: number): Promise<number>;
 }
 
@@ -70,11 +70,11 @@ async function fastest(
   list: string,
   rows: readonly VariantEntry[],
   point: Point,
-  { manifest, numPages }: TimedRunner,
+  { manifest, limits }: TimedRunner,
   { choices, page }: TuneOptions,
 ): Promise<string | null> {
   const batch = batchOf(point, manifest.page_size, page);
-  const dims: Dims = { S: point.tokens, B: 1, R: 1, T: point.context, L: batch.page_ids.length, P: numPages };
+  const dims: Dims = { S: point.tokens, B: 1, R: 1, T: point.context, L: batch.page_ids.length, P: limits.pages };
   const usual = variantName(chooseRow(arrange(rows, list, choices), dims));
   const others = rows.filter((row) => holds(structural(row.when), dims)).map(variantName);
   const names = [...new Set([usual, ...others])].filter((name) => !choices.off.has(name));

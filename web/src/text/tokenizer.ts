@@ -6,6 +6,8 @@ import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { TokenizerEntry } from "../runtime/manifest.js";
 import type { Message } from "./chat_template.js";
 import { ChatTemplate } from "./chat_template.js";
+import type { ByteSpelling } from "./token_bytes.js";
+import { byteSpelling, tokenBytes } from "./token_bytes.js";
 
 // How byte-fallback tokenizers name the token of a single byte.
 const BYTE_TOKEN = /^<0x[0-9A-Fa-f]{2}>$/;
@@ -15,6 +17,8 @@ export class Tokenizer {
   readonly #chatTemplate: ChatTemplate | null;
   readonly #specialIds: ReadonlySet<number>;
   readonly #bosTokenId: number | undefined;
+  readonly #addedIds: ReadonlySet<number>;
+  readonly #byteSpelling: ByteSpelling;
 
   /** ``json`` is the text of tokenizer.json. Throws BundleError where it, or the chat template, cannot be loaded. */
   constructor(
@@ -22,12 +26,15 @@ export class Tokenizer {
     private readonly entry: TokenizerEntry,
   ) {
     try {
+      const parsed = JSON.parse(json) as object;
       // Python's tokenizers never cleans spaces up; transformers does so above them, for old models only.
-      this.#backend = new Backend(JSON.parse(json) as object, { clean_up_tokenization_spaces: false });
+      this.#backend = new Backend(parsed, { clean_up_tokenization_spaces: false });
+      this.#byteSpelling = byteSpelling(parsed);
     } catch (error) {
       throw new BundleError(`${entry.file}: cannot be loaded: ${messageOf(error)}; compile the bundle again`, { file: entry.file }, { cause: error });
     }
     const added = [...this.#backend.get_added_tokens_decoder()];
+    this.#addedIds = new Set(added.map(([id]) => id));
     this.#specialIds = new Set(added.filter(([, token]) => token.special).map(([id]) => id));
     this.#bosTokenId = entry.bos_token === null ? undefined : this.#backend.token_to_id(entry.bos_token);
     this.#chatTemplate = entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry));
@@ -56,6 +63,12 @@ export class Tokenizer {
   decode(ids: readonly number[]): string {
     const known = ids.filter((id) => !this.#specialIds.has(id) && this.#backend.id_to_token(id) !== undefined);
     return known.length === 0 ? "" : this.#backend.decode(known);
+  }
+
+  /** The bytes that a token stands for, special or not; null for ids without a token. */
+  tokenBytes(id: number): Uint8Array | null {
+    const name = this.#backend.id_to_token(id);
+    return name === undefined ? null : tokenBytes(name, this.#byteSpelling, this.#addedIds.has(id));
   }
 
   /** Whether the token stands for one byte, so that only its neighbours tell which character it belongs to. */

@@ -1,12 +1,14 @@
 // A runner whose pages hold token ids: it reads a sequence through its page table, as attention does, and answers by the fake model.
 
-import type { RunnerLimits, StepBatch, StepResult, StepRunner, StepWanted } from "../../src/engine/step_runner.js";
-import { ALTERNATIVES, TOKEN_MASK } from "../../src/engine/step_runner.js";
+import type { StepRunner } from "../../src/engine/step_runner.js";
 import { DeviceError } from "../../src/errors.js";
+import type { Batch } from "../../src/runtime/batch.js";
+import { SAMPLE_FLAGS } from "../../src/runtime/batch.js";
+import type { RunnerLimits, StepResult, Wanted } from "../../src/runtime/runner.js";
 import { VOCAB, nextToken } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
-  readonly batches: StepBatch[] = [];
+  readonly batches: Batch[] = [];
   readonly calls: string[] = [];
   readonly counts = new Map<number, Int32Array>();
   readonly biases = new Map<number, Float32Array>();
@@ -23,7 +25,7 @@ export class FakeRunner implements StepRunner {
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
   }
 
-  async submit(batch: StepBatch, { logprobs, alternatives }: StepWanted): Promise<StepResult> {
+  async submit(batch: Batch, { logprobs = false, alternatives = false }: Wanted = {}): Promise<StepResult> {
     this.batches.push(batch);
     if (this.batches.length > this.loseAfter) this.#lost = true;
     const tokenIds = this.compute(batch);
@@ -34,13 +36,13 @@ export class FakeRunner implements StepRunner {
       tokenIds,
       logprobs: logprobs ? Float32Array.from(tokenIds, (id) => -id) : null,
       alternatives: alternatives
-        ? { ids: Int32Array.from({ length: rows * ALTERNATIVES }, (_, index) => index % ALTERNATIVES), logprobs: new Float32Array(rows * ALTERNATIVES) }
+        ? { ids: Int32Array.from({ length: rows * VOCAB }, (_, index) => index % VOCAB), logprobs: new Float32Array(rows * VOCAB) }
         : null,
     };
   }
 
-  setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer>): void {
-    this.counts.set(slot, counts);
+  setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
+    this.counts.set(slot, counts ?? new Int32Array(VOCAB));
   }
 
   setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
@@ -71,7 +73,7 @@ export class FakeRunner implements StepRunner {
     });
   }
 
-  private compute(batch: StepBatch): Int32Array<ArrayBuffer> {
+  private compute(batch: Batch): Int32Array<ArrayBuffer> {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
     batch.slots.forEach((slot, row) => {
       this.#cells[slot] = ids[row] ?? -1;
@@ -84,7 +86,7 @@ export class FakeRunner implements StepRunner {
         return this.#cells[(pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize)] ?? -1;
       });
       const slot = batch.sample_slots[2 * sample] ?? -1;
-      const masked = ((batch.sample_slots[2 * sample + 1] ?? 0) & TOKEN_MASK) !== 0;
+      const masked = ((batch.sample_slots[2 * sample + 1] ?? 0) & SAMPLE_FLAGS.mask) !== 0;
       const token = allowed(nextToken(tokens), masked ? this.#masks.get(slot) : undefined);
       // With a temperature, the draw takes part.
       const settings = batch.sample_settings.slice(sample * 8, sample * 8 + 8);

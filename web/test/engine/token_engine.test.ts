@@ -4,12 +4,13 @@ import { expect, test } from "vitest";
 import type { Completion, Constraint, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { mulberry32 } from "../../src/engine/sampling.js";
-import type { RunnerLimits, StepRunner } from "../../src/engine/step_runner.js";
+import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
+import type { RunnerLimits } from "../../src/runtime/runner.js";
 import { STOP, VOCAB, answerOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 
-const LIMITS: RunnerLimits = { tokens: 8, sequences: 4, pages: 16, pageSize: 4, context: 64 };
+const LIMITS: RunnerLimits = { tokens: 8, sequences: 4, pages: 16, pageSize: 4, context: 64, vocabSize: VOCAB };
 // Their answers are long, by the fake model.
 const PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14];
 const OTHERS = [[10, 12, 15], [15, 7, 12, 13]];
@@ -203,8 +204,8 @@ test.each([
   [{ sampling: { seed: -1 } }, "seed"],
   [{ sampling: { logitBias: new Map([[VOCAB, 1]]) } }, "logitBias"],
   [{ whenFull: { keep: 33 } }, "whenFull.keep"],
-])("%j is refused", async (request, option) => {
-  await expect(answer(engineOn(new FakeRunner(LIMITS)), request)).rejects.toMatchObject({ code: "request_error", details: { option } });
+])("%j is refused", async (request, param) => {
+  await expect(answer(engineOn(new FakeRunner(LIMITS)), request)).rejects.toMatchObject({ code: "request_error", details: { param } });
 });
 
 test("the numbers of a seed are the same one by one and at any place", () => {
@@ -216,7 +217,7 @@ test("random conversations on kept sequences, forked and under want of pages, ar
   const turn = fc.record({ who: fc.integer({ min: 0, max: 2 }), fork: fc.boolean(), say: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 5 }) });
   await fc.assert(
     fc.asyncProperty(fc.array(turn, { minLength: 2, maxLength: 12 }), fc.integer({ min: 0, max: 6 }), async (turns, spare) => {
-      const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40 };
+      const limits = { tokens: 5, sequences: 2, pages: 10 + spare, pageSize: 4, context: 40, vocabSize: VOCAB };
       const engine = engineOn(new FakeRunner(limits));
       const conversations = [0, 1, 2].map(() => ({ kept: engine.keep(), tokens: [] as number[] }));
       for (const { who, fork, say } of turns) {

@@ -1,13 +1,19 @@
 import { expect, test } from "vitest";
 
-import { dimsOf } from "../../src/runtime/batch.js";
+import { SAMPLE_FLAGS, dimsOf, settingsRow } from "../../src/runtime/batch.js";
 
-const batch = { token_ids: [1, 2, 3], positions: [0, 1, 30], slots: [0, 1, 62], page_ids: [0, 1, 3], sample_rows: [2] };
+const batch = {
+  token_ids: [1, 2, 3], positions: [0, 1, 30], slots: [0, 1, 62], page_ids: [0, 1, 3], sample_rows: [2], sample_slots: [0, 0],
+  sample_settings: settingsRow({}),
+}; // prettier-ignore
+const CAPACITY = { P: 9, N: 4 };
 
 test("dims count tokens, sequences, sampled rows and listed pages, and know the longest context", () => {
-  expect(dimsOf({ ...batch, seq_starts: [0, 2, 3], page_indptr: [0, 1, 3] }, 9)).toEqual({ S: 3, B: 2, R: 1, T: 31, L: 3, P: 9 });
+  const whole = { ...batch, seq_starts: [0, 2, 3], page_indptr: [0, 1, 3] };
+  expect(dimsOf(whole, CAPACITY, false)).toEqual({ S: 3, B: 2, R: 1, T: 31, L: 3, A: 0, W: 0, ...CAPACITY });
+  expect(dimsOf({ ...whole, sample_slots: [0, SAMPLE_FLAGS.bias] }, CAPACITY, true)).toMatchObject({ A: 1, W: 1 });
 });
 
 test("a sequence without a new token is a RequestError", () => {
-  expect(() => dimsOf({ ...batch, seq_starts: [0, 2, 2, 3], page_indptr: [0, 1, 1, 3] }, 9)).toThrow("sequence 1 has no new token");
+  expect(() => dimsOf({ ...batch, seq_starts: [0, 2, 2, 3], page_indptr: [0, 1, 1, 3] }, CAPACITY, false)).toThrow("sequence 1 has no new token");
 });

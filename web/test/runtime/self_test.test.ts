@@ -52,7 +52,7 @@ class FakeRunner implements TestedRunner {
 
   forwardLogits(batch: Batch): Promise<Float32Array> {
     this.forwards++;
-    const dims = dimsOf(batch, this.numPages);
+    const dims = dimsOf(batch, { P: this.numPages }, false);
     if (!this.running(dims).includes("forgetful")) batch.slots.forEach((slot, index) => (this.#slots[slot] = batch.token_ids[index] ?? 0));
     const length = (batch.positions.at(-1) ?? 0) + 1;
     const tokens = Array.from({ length }, (_, position) => this.#slots[(batch.page_ids[position >> 4] ?? 0) * 16 + (position & 15)] ?? 0);
@@ -66,7 +66,7 @@ class FakeRunner implements TestedRunner {
 
   async likeliest(batch: Batch): Promise<number> {
     const logits = await this.forwardLogits(batch);
-    const wrong = this.running(dimsOf(batch, this.numPages)).some((name) => name.startsWith("argmax") && name in this.wrong);
+    const wrong = this.running(dimsOf(batch, { P: this.numPages }, false)).some((name) => name.startsWith("argmax") && name in this.wrong);
     return wrong ? -1 : logits.indexOf(Math.max(...logits));
   }
 }

@@ -55,7 +55,7 @@ async function load({ files }: LettersBundle, options: LoadOptions = {}): Promis
 async function answer(engine: Engine): Promise<readonly number[]> {
   const ids: number[] = [];
   // Token 7 is followed by 6 and 3, then by 2 and 7 again.
-  for await (const id of engine.generateTokens([7], { maxTokens: 5 })) ids.push(id);
+  for await (const { tokenId } of engine.generateTokens({ promptIds: [7], maxTokens: 5 })) ids.push(tokenId);
   return ids;
 }
 

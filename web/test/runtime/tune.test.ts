@@ -27,7 +27,7 @@ interface Asked {
 class FakeRunner implements TimedRunner {
   readonly manifest: Manifest;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]> = new Map(Object.entries(ROWS));
-  readonly numPages = 64;
+  readonly limits = { pages: 64 };
   readonly asked: Asked[] = [];
 
   /** ``steps``: milliseconds a step of those that are not one. */

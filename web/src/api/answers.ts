@@ -1,0 +1,84 @@
+// Several answers at once: requests flow in, the pieces of all answers flow out as they come, and at the end what they cost.
+
+import type { TokenRequest } from "../engine/request.js";
+import type { ChoiceEnd, Piece } from "./choice.js";
+import { answerChoice } from "./choice.js";
+import type { Model } from "./model.js";
+import { anySignal } from "./stream.js";
+import type { CompletionTimings, CompletionUsage } from "./types.js";
+
+export type Answered =
+  | { readonly type: "piece"; readonly index: number; readonly piece: Piece }
+  | { readonly type: "end"; readonly index: number; readonly finishReason: ChoiceEnd["finishReason"] };
+
+export interface Cost {
+  readonly usage: CompletionUsage;
+  readonly timings: CompletionTimings;
+}
+
+/** Each prompt has ``n`` requests that follow each other. All answers end when the consumer leaves, when one fails, or when a signal aborts. */
+export async function* answerAll(
+  model: Model,
+  requests: readonly TokenRequest[],
+  options: { readonly n: number; readonly stops: readonly string[]; readonly signal: AbortSignal; readonly interrupt: AbortSignal | undefined },
+): AsyncGenerator<Answered, Cost, undefined> {
+  const left = new AbortController();
+  const { stops, interrupt } = options;
+  const signal = anySignal(options.signal, interrupt, left.signal);
+  const choices = requests.map((request) => answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt));
+  const next = (choice: (typeof choices)[number], index: number) => {
+    const promise = choice.next().then((result) => ({ choice, index, result }));
+    // It is awaited, but perhaps not before it rejects.
+    promise.catch(() => undefined);
+    return promise;
+  };
+  const pending = new Map(choices.map((choice, index) => [index, next(choice, index)]));
+  const ends: (ChoiceEnd | undefined)[] = [];
+  const start = performance.now();
+  let first: number | null = null;
+  try {
+    while (pending.size > 0) {
+      const { choice, index, result } = await Promise.race(pending.values());
+      first ??= performance.now();
+      pending.delete(index);
+      if (result.done === true) {
+        ends[index] = result.value;
+        yield { type: "end", index, finishReason: result.value.finishReason };
+      } else {
+        // The one that was served last waits behind the others.
+        pending.set(index, next(choice, index));
+        yield { type: "piece", index, piece: result.value };
+      }
+    }
+  } finally {
+    left.abort();
+    await Promise.allSettled([...pending.values(), ...choices.map((choice) => choice.return(undefined as never))]);
+  }
+  const now = performance.now();
+  const completionTokens = ends.reduce((sum, end) => sum + (end?.completionTokens ?? 0), 0);
+  return { usage: usageOf(requests, ends, options.n, completionTokens), timings: timingsOf(start, first ?? now, now, completionTokens) };
+}
+
+/** What the generator returns after its last answer. */
+export function costOf(result: IteratorResult<Answered, Cost>): Cost {
+  if (result.done !== true) throw new Error("an answer after the last");
+  return result.value;
+}
+
+function usageOf(requests: readonly TokenRequest[], ends: readonly (ChoiceEnd | undefined)[], n: number, completionTokens: number): CompletionUsage {
+  // Answers to the same prompt share its tokens, so the first of them speaks for all.
+  const prompts = requests.flatMap(({ promptIds }, index) => (index % n === 0 ? [{ tokens: promptIds.length, cached: ends[index]?.cachedTokens ?? null }] : []));
+  const promptTokens = prompts.reduce((sum, { tokens }) => sum + tokens, 0);
+  const cachedTokens = prompts.reduce<number | null>((sum, { cached }) => (sum === null || cached === null ? null : sum + cached), 0);
+  return {
+    prompt_tokens: promptTokens,
+    completion_tokens: completionTokens,
+    total_tokens: promptTokens + completionTokens,
+    ...(cachedTokens === null ? {} : { prompt_tokens_details: { cached_tokens: cachedTokens } }),
+  };
+}
+
+function timingsOf(start: number, first: number, end: number, tokens: number): CompletionTimings {
+  const speed = tokens > 1 && end > first ? ((tokens - 1) * 1000) / (end - first) : null;
+  return { time_to_first_token_ms: first - start, total_ms: end - start, tokens_per_second: speed };
+}

@@ -1,0 +1,180 @@
+// chat.completions.create: OpenAI's parameters flow in; chunks flow out, or the one answer that they add up to.
+
+import type { TokenRequest } from "../engine/request.js";
+import { RequestError } from "../errors.js";
+import { answerAll, costOf } from "./answers.js";
+import { encodeChat } from "./chat_prompt.js";
+import type { PlacedToken } from "./choice.js";
+import type { Model, ToolCallParser, ToolEvent } from "./model.js";
+import type { Given } from "./params.js";
+import { CHAT_PARAMS, readParams } from "./params.js";
+import { identity, requestsOf, stopsOf } from "./requests.js";
+import { answerFormat } from "./response_format.js";
+import { Stream, anySignal } from "./stream.js";
+import type {
+  ChatCompletion,
+  ChatCompletionChoice,
+  ChatCompletionChunk,
+  ChatCompletionChunkChoice,
+  ChatCompletionCreateParams,
+  ChatCompletionCreateParamsBase,
+  ChatCompletionCreateParamsNonStreaming,
+  ChatCompletionCreateParamsStreaming,
+  ChatCompletionDelta,
+  ChatCompletionTokenLogprob,
+  RequestOptions,
+  TopLogprob,
+} from "./types.js";
+
+export class ChatCompletions {
+  constructor(private readonly model: Model) {}
+
+  /**
+   * Answers a chat. With ``stream: true`` a Stream of chunks, which generates while it is read; else the whole answer. Throws RequestError,
+   * DeviceError, or the signal's reason.
+   */
+  create(params: ChatCompletionCreateParamsNonStreaming, options?: RequestOptions): Promise<ChatCompletion>;
+  create(params: ChatCompletionCreateParamsStreaming, options?: RequestOptions): Promise<Stream<ChatCompletionChunk>>;
+  create(params: ChatCompletionCreateParams, options?: RequestOptions): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
+  async create(params: ChatCompletionCreateParams, options: RequestOptions = {}): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
+    const { stream = false, ...given } = readParams(params, CHAT_PARAMS);
+    const answer = await this.prepare(given, options);
+    return stream ? new Stream((signal) => answer(signal, given.stream_options?.include_usage === true)) : foldChat(answer(new AbortController().signal, true));
+  }
+
+  /** Everything that can be wrong with a request is found here, before anything is generated. */
+  private async prepare(
+    given: Given<ChatCompletionCreateParamsBase>,
+    options: RequestOptions,
+  ): Promise<(left: AbortSignal, withUsage: boolean) => AsyncGenerator<ChatCompletionChunk, void, undefined>> {
+    const { model } = this;
+    const { messages = [], max_completion_tokens: maxCompletionTokens, max_tokens: maxTokens = maxCompletionTokens } = given;
+    if (maxCompletionTokens !== undefined && given.max_tokens !== undefined) {
+      throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", { param: "max_tokens" });
+    }
+    if (given.top_logprobs !== undefined && given.logprobs !== true) throw new RequestError("top_logprobs needs logprobs: true", { param: "top_logprobs" });
+    const { grammar, calls } = answerFormat(model, given);
+    const promptIds = encodeChat(model.text, messages, { tools: calls?.tools, continueFinalMessage: given.continue_final_message });
+    // A constraint belongs to an answer that runs, so this one only shows that the grammar can be had.
+    if (grammar !== null) (await grammar.provider.constraint(grammar.spec, maxTokens)).dispose();
+    const logprobs = given.logprobs === true ? (given.top_logprobs ?? 0) : undefined;
+    const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs });
+
+    return async function* (left, withUsage) {
+      const signal = anySignal(options.signal, given.signal, left);
+      const requests: TokenRequest[] = [];
+      try {
+        for (const request of requestsNow) {
+          requests.push(grammar === null ? request : { ...request, constraint: await grammar.provider.constraint(grammar.spec, maxTokens) });
+        }
+      } catch (error) {
+        for (const { constraint } of requests) constraint?.dispose();
+        throw error;
+      }
+      const interrupt = options.interrupt ?? undefined;
+      const parsers = requests.map(() => calls?.format.parser());
+      yield* chatChunks(model, requests, { stops: stopsOf(given), parsers, oneCall: given.parallel_tool_calls === false, signal, interrupt, withUsage });
+    };
+  }
+}
+
+interface ChunkOptions {
+  readonly stops: readonly string[];
+  readonly parsers: readonly (ToolCallParser | undefined)[];
+  readonly oneCall: boolean;
+  readonly signal: AbortSignal;
+  readonly interrupt: AbortSignal | undefined;
+  readonly withUsage: boolean;
+}
+
+async function* chatChunks(model: Model, requests: readonly TokenRequest[], options: ChunkOptions): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  const { stops, parsers, oneCall, signal, interrupt, withUsage } = options;
+  const head = { ...identity("chatcmpl", model.name), object: "chat.completion.chunk" as const, ...(withUsage ? { usage: null } : {}) };
+  const withLogprobs = requests[0]?.logprobs !== undefined;
+  const started = new Set<number>();
+  const called = new Set<number>();
+  const choice = (index: number, delta: ChatCompletionDelta, rest: Partial<ChatCompletionChunkChoice> = {}): ChatCompletionChunk => {
+    return { ...head, choices: [{ index, delta, logprobs: null, finish_reason: null, ...rest }] };
+  };
+  function* deltas(index: number, events: readonly ToolEvent[], tokens: readonly PlacedToken[]): Generator<ChatCompletionChunk> {
+    if (!started.has(index)) yield choice(index, { role: "assistant", content: "" });
+    started.add(index);
+    const content = tokens.map((token) => tokenLogprob(model, token));
+    const logprobs = withLogprobs && content.length > 0 ? { content, refusal: null } : null;
+    const kept = events.filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0));
+    if (kept.length === 0 && logprobs !== null) yield choice(index, { content: "" }, { logprobs });
+    for (const [position, event] of kept.entries()) {
+      if (event.type === "call") called.add(index);
+      yield choice(index, deltaOf(event), position === 0 ? { logprobs } : {});
+    }
+  }
+
+  const answers = answerAll(model, requests, { n: requests.length, stops, signal, interrupt });
+  try {
+    for (let ended = 0; ; ) {
+      const { done, value } = await answers.next();
+      if (done === true) return;
+      const { index } = value;
+      const parser = parsers[index];
+      if (value.type === "piece") {
+        const { text, tokens } = value.piece;
+        yield* deltas(index, parser?.feed(text) ?? [{ type: "text", text }], tokens);
+        continue;
+      }
+      yield* deltas(index, parser?.finish() ?? [], []);
+      const finishReason = value.finishReason === "stop" && called.has(index) ? "tool_calls" : value.finishReason;
+      const last = choice(index, {}, { finish_reason: finishReason });
+      if (++ended < requests.length) {
+        yield last;
+        continue;
+      }
+      const { usage, timings } = costOf(await answers.next());
+      yield { ...last, timings };
+      if (withUsage) yield { ...head, choices: [], usage };
+    }
+  } finally {
+    await answers.return(undefined as never);
+  }
+}
+
+function deltaOf(event: ToolEvent): ChatCompletionDelta {
+  switch (event.type) {
+    case "text":
+      return { content: event.text };
+    case "call":
+      return { tool_calls: [{ index: event.index, id: event.id, type: "function", function: { name: event.name, arguments: "" } }] };
+    case "arguments":
+      return { tool_calls: [{ index: event.index, function: { arguments: event.text } }] };
+  }
+}
+
+function tokenLogprob(model: Model, { tokenId, logprob, alternatives }: PlacedToken): ChatCompletionTokenLogprob {
+  return { ...topLogprob(model, tokenId, logprob ?? 0), top_logprobs: alternatives.map((other) => topLogprob(model, other.tokenId, other.logprob)) };
+}
+
+function topLogprob({ text }: Model, tokenId: number, logprob: number): TopLogprob {
+  const bytes = text.tokenBytes(tokenId);
+  return { token: new TextDecoder().decode(bytes ?? new Uint8Array()), bytes: bytes === null ? null : [...bytes], logprob };
+}
+
+/** The whole answer that a stream with usage adds up to. */
+export async function foldChat(chunks: AsyncIterable<ChatCompletionChunk>): Promise<ChatCompletion> {
+  const choices: ChatCompletionChoice[] = [];
+  let whole: Partial<ChatCompletion> = {};
+  for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
+    whole = { ...whole, id, created, model, ...(timings === undefined ? {} : { timings }), ...(usage === undefined || usage === null ? {} : { usage }) };
+    for (const { index, delta, logprobs, finish_reason: finishReason } of parts) {
+      const choice = (choices[index] ??= { index, message: { role: "assistant", content: "", refusal: null }, logprobs: null, finish_reason: "stop" });
+      choice.message.content = `${choice.message.content ?? ""}${delta.content ?? ""}`;
+      if (finishReason !== null) choice.finish_reason = finishReason;
+      if (logprobs !== null) choice.logprobs = { content: [...(choice.logprobs?.content ?? []), ...(logprobs.content ?? [])], refusal: null };
+      for (const { index: at, id: callId = "", function: described } of delta.tool_calls ?? []) {
+        const calls = (choice.message.tool_calls ??= []);
+        const call = (calls[at] ??= { id: callId, type: "function", function: { name: described?.name ?? "", arguments: "" } });
+        call.function.arguments += described?.arguments ?? "";
+      }
+    }
+  }
+  for (const { message } of choices) if (message.content === "" && message.tool_calls !== undefined) message.content = null;
+  return { ...(whole as ChatCompletion), object: "chat.completion", choices };
+}

@@ -1,0 +1,62 @@
+// A chat as OpenAI writes it, to the token ids of its prompt. Messages and tools flow in; what a text model cannot read is refused.
+
+import { RequestError } from "../errors.js";
+import type { Message } from "../text/chat_template.js";
+import type { TextCodec } from "./model.js";
+import { shown } from "./params.js";
+import type { ChatCompletionMessageParam, FunctionTool } from "./types.js";
+
+const ROLES: readonly string[] = ["system", "developer", "user", "assistant", "tool"] satisfies ChatCompletionMessageParam["role"][];
+
+export interface ChatPromptOptions {
+  readonly tools?: readonly FunctionTool[] | undefined;
+  /** The last message is the start of the answer. */
+  readonly continueFinalMessage?: boolean | undefined;
+}
+
+/** Throws RequestError, which names the message that is at fault. */
+export function encodeChat(text: TextCodec, messages: readonly ChatCompletionMessageParam[], options: ChatPromptOptions = {}): readonly number[] {
+  if (messages.length === 0) throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
+  const read = messages.map(readMessage);
+  const tools = options.tools === undefined ? {} : { tools: options.tools };
+  if (options.continueFinalMessage !== true) return text.encodeChat(read, tools);
+  const last = read.at(-1);
+  if (last?.role !== "assistant") throw refused("continue_final_message", "needs an assistant's message at the end");
+  // The template ends with what opens an answer, so the answer's own start follows it.
+  return [...text.encodeChat(read.slice(0, -1), tools), ...text.encode(last.content, false)];
+}
+
+function readMessage(message: ChatCompletionMessageParam, index: number): Message {
+  const where = `messages[${index}]`;
+  const { role, content, tool_calls: toolCalls, ...rest } = message;
+  if (!ROLES.includes(role)) throw refused(where, `has role ${shown(role)}, it must be one of ${ROLES.join(", ")}`);
+  const unknown = Object.entries(rest).find(([key, value]) => !["name", "tool_call_id"].includes(key) && (value ?? null) !== null);
+  if (unknown !== undefined) throw refused(where, `has '${unknown[0]}', which is not supported`);
+  const { name, tool_call_id: toolCallId } = rest;
+  return {
+    // Templates know system messages; developer is OpenAI's later name for them.
+    role: role === "developer" ? "system" : role,
+    content: readContent(content, where, role === "assistant" && toolCalls !== undefined),
+    ...(name === undefined ? {} : { name }),
+    ...(toolCallId === undefined ? {} : { tool_call_id: toolCallId }),
+    ...(toolCalls === undefined ? {} : { tool_calls: toolCalls }),
+  };
+}
+
+function readContent(content: ChatCompletionMessageParam["content"], where: string, mayLack: boolean): string {
+  if (typeof content === "string") return content;
+  if (mayLack && (content === null || content === undefined)) return "";
+  if (!Array.isArray(content)) throw refused(`${where}.content`, "must be a string, or a list of parts");
+  const parts: readonly unknown[] = content;
+  return parts
+    .map((part, index) => {
+      const { type, text } = Object(part) as { type?: unknown; text?: unknown };
+      if (type !== "text" || typeof text !== "string") throw refused(`${where}.content[${index}]`, `has type ${shown(type)}; this model reads parts of type "text" only`);
+      return text;
+    })
+    .join("");
+}
+
+function refused(where: string, says: string): RequestError {
+  return new RequestError(`${where} ${says}`, { param: where });
+}

@@ -1,0 +1,130 @@
+// completions.create, OpenAI's older form: texts or token ids flow in and are continued as they stand, without the chat template.
+
+import type { TokenRequest } from "../engine/request.js";
+import { RequestError } from "../errors.js";
+import { answerAll, costOf } from "./answers.js";
+import type { PlacedToken } from "./choice.js";
+import type { Model, TextCodec } from "./model.js";
+import { COMPLETION_PARAMS, readParams } from "./params.js";
+import { identity, requestsOf, stopsOf } from "./requests.js";
+import { Stream, anySignal } from "./stream.js";
+import type {
+  Completion,
+  CompletionChoice,
+  CompletionChunk,
+  CompletionCreateParams,
+  CompletionCreateParamsNonStreaming,
+  CompletionCreateParamsStreaming,
+  CompletionLogprobs,
+  RequestOptions,
+} from "./types.js";
+
+export class Completions {
+  constructor(private readonly model: Model) {}
+
+  /** Continues one or more prompts, as ChatCompletions.create answers chats. Choice ``p * n + i`` is answer ``i`` to prompt ``p``. */
+  create(params: CompletionCreateParamsNonStreaming, options?: RequestOptions): Promise<Completion>;
+  create(params: CompletionCreateParamsStreaming, options?: RequestOptions): Promise<Stream<CompletionChunk>>;
+  create(params: CompletionCreateParams, options?: RequestOptions): Promise<Completion | Stream<CompletionChunk>>;
+  async create(params: CompletionCreateParams, options: RequestOptions = {}): Promise<Completion | Stream<CompletionChunk>> {
+    const { model } = this;
+    const { stream = false, ...given } = readParams(params, COMPLETION_PARAMS);
+    const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = given;
+    if (prompt === undefined) throw new RequestError("prompt is not given; give it a text or token ids", { param: "prompt" });
+    if (echo && logprobs !== undefined) throw new RequestError("echo cannot be given together with logprobs: a prompt has none", { param: "echo" });
+    const prompts = readPrompts(model.text, prompt);
+    const requests = prompts.flatMap(({ ids }) => requestsOf(ids, given, { logprobs }));
+    const echoes = echo ? prompts.flatMap(({ text }) => new Array<string>(n).fill(text)) : [];
+    const interrupt = options.interrupt ?? undefined;
+    const chunks = (left: AbortSignal, withUsage: boolean): AsyncGenerator<CompletionChunk, void, undefined> => {
+      const signal = anySignal(options.signal, given.signal, left);
+      return completionChunks(model, requests, { n, stops: stopsOf(given), echoes, signal, interrupt, withUsage });
+    };
+    return stream ? new Stream((left) => chunks(left, streamOptions?.include_usage === true)) : foldCompletion(chunks(new AbortController().signal, true));
+  }
+}
+
+interface ChunkOptions {
+  readonly n: number;
+  readonly stops: readonly string[];
+  /** What each answer starts with, where it starts with anything. */
+  readonly echoes: readonly string[];
+  readonly signal: AbortSignal;
+  readonly interrupt: AbortSignal | undefined;
+  readonly withUsage: boolean;
+}
+
+async function* completionChunks(model: Model, requests: readonly TokenRequest[], options: ChunkOptions): AsyncGenerator<CompletionChunk, void, undefined> {
+  const { n, stops, echoes, signal, interrupt, withUsage } = options;
+  const head = { ...identity("cmpl", model.name), object: "text_completion" as const, ...(withUsage ? { usage: null } : {}) };
+  const withLogprobs = requests[0]?.logprobs !== undefined;
+  const choice = (index: number, text: string, rest: Partial<CompletionChunk["choices"][number]> = {}): CompletionChunk => {
+    return { ...head, choices: [{ index, text, logprobs: null, finish_reason: null, ...rest }] };
+  };
+  const answers = answerAll(model, requests, { n, stops, signal, interrupt });
+  try {
+    for (const [index, text] of echoes.entries()) yield choice(index, text);
+    for (let ended = 0; ; ) {
+      const { done, value } = await answers.next();
+      if (done === true) return;
+      if (value.type === "piece") {
+        const { text, tokens } = value.piece;
+        const logprobs = withLogprobs && tokens.length > 0 ? logprobsOf(model, tokens) : null;
+        if (text !== "" || logprobs !== null) yield choice(value.index, text, { logprobs });
+        continue;
+      }
+      const last = choice(value.index, "", { finish_reason: value.finishReason });
+      if (++ended < requests.length) {
+        yield last;
+        continue;
+      }
+      const { usage, timings } = costOf(await answers.next());
+      yield { ...last, timings };
+      if (withUsage) yield { ...head, choices: [], usage };
+    }
+  } finally {
+    await answers.return(undefined as never);
+  }
+}
+
+/** The whole that a stream with usage adds up to. */
+async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Promise<Completion> {
+  const choices: CompletionChoice[] = [];
+  let whole: Partial<Completion> = {};
+  for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
+    whole = { ...whole, id, created, model, ...(timings === undefined ? {} : { timings }), ...(usage === undefined || usage === null ? {} : { usage }) };
+    for (const { index, text, logprobs, finish_reason: finishReason } of parts) {
+      const choice = (choices[index] ??= { index, text: "", logprobs: null, finish_reason: "stop" });
+      choice.text += text;
+      if (finishReason !== null) choice.finish_reason = finishReason;
+      if (logprobs !== null) choice.logprobs = choice.logprobs === null ? logprobs : joined(choice.logprobs, logprobs);
+    }
+  }
+  return { ...(whole as Completion), object: "text_completion", choices };
+}
+
+function joined(left: CompletionLogprobs, right: CompletionLogprobs): CompletionLogprobs {
+  return {
+    tokens: [...left.tokens, ...right.tokens],
+    token_logprobs: [...left.token_logprobs, ...right.token_logprobs],
+    top_logprobs: [...left.top_logprobs, ...right.top_logprobs],
+    text_offset: [...left.text_offset, ...right.text_offset],
+  };
+}
+
+function logprobsOf({ text }: Model, tokens: readonly PlacedToken[]): CompletionLogprobs {
+  const name = (id: number): string => new TextDecoder().decode(text.tokenBytes(id) ?? new Uint8Array());
+  return {
+    tokens: tokens.map(({ tokenId }) => name(tokenId)),
+    token_logprobs: tokens.map(({ logprob }) => logprob ?? 0),
+    top_logprobs: tokens.map(({ alternatives }) => Object.fromEntries(alternatives.map(({ tokenId, logprob }) => [name(tokenId), logprob]))),
+    text_offset: tokens.map(({ start }) => start),
+  };
+}
+
+function readPrompts(codec: TextCodec, prompt: NonNullable<CompletionCreateParams["prompt"]>): readonly { readonly ids: readonly number[]; readonly text: string }[] {
+  const one = (part: string | readonly number[]) =>
+    typeof part === "string" ? { ids: codec.encode(part), text: part } : { ids: part, text: codec.decode(part) };
+  if (typeof prompt === "string") return [one(prompt)];
+  return prompt.every((part) => typeof part === "number") ? [one(prompt)] : prompt.map(one);
+}

@@ -1,0 +1,19 @@
+// What an engine can do, wherever it runs: on the page, in a worker or in a service worker. Engine is one; connectEngine gives the same from afar.
+
+import type { EngineInfo } from "../engine.js";
+import type { GenerateOptions, GenerationEvent } from "../generation.js";
+import type { Message } from "../text/chat_template.js";
+import type { ChatPromptOptions } from "./chat_prompt.js";
+import type { ChatCompletions } from "./chat_completions.js";
+import type { Completions } from "./completions.js";
+import type { ChatCompletionMessageParam } from "./types.js";
+
+export interface EngineApi {
+  readonly info: EngineInfo;
+  readonly chat: { readonly completions: Pick<ChatCompletions, "create"> };
+  readonly completions: Pick<Completions, "create">;
+  generate(prompt: string | readonly Message[], options?: GenerateOptions): AsyncGenerator<GenerationEvent, void, undefined>;
+  /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
+  countTokens(prompt: string | readonly ChatCompletionMessageParam[], options?: Pick<ChatPromptOptions, "continueFinalMessage">): Promise<number>;
+  destroy(): void;
+}

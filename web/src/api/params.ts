@@ -1,0 +1,124 @@
+// Parameters as they come from outside: an object of anything flows in, the given parameters flow out, each within its range. What is not in a table
+// is refused, never ignored.
+
+import { RequestError } from "../errors.js";
+
+interface Check {
+  /** For messages: "it must be ...". */
+  readonly range: string;
+  holds(value: unknown): boolean;
+}
+
+type Checks = Readonly<Record<string, Check>>;
+
+/** The parameters that are given: neither undefined nor null. */
+export type Given<T> = { readonly [K in keyof T]?: Exclude<T[K], null | undefined> | undefined };
+
+const isObject = (value: unknown): value is Record<string, unknown> => typeof value === "object" && value !== null && !Array.isArray(value);
+const check = (range: string, holds: (value: unknown) => boolean): Check => ({ range, holds });
+const number = (least: number, most: number): Check =>
+  check(
+    most === Infinity ? `a number of at least ${least}` : `a number from ${least} to ${most}`,
+    (value) => typeof value === "number" && Number.isFinite(value) && value >= least && value <= most,
+  );
+const integer = (least: number, most: number): Check =>
+  check(
+    most === Infinity ? `an integer of at least ${least}` : `an integer from ${least} to ${most}`,
+    (value) => Number.isInteger(value) && (value as number) >= least && (value as number) <= most,
+  );
+const boolean = check("true or false", (value) => typeof value === "boolean");
+const list = check("a list", Array.isArray);
+const object = check("an object", isObject);
+const text = check("a string", (value) => typeof value === "string");
+const only = (...values: readonly (string | boolean)[]): Check =>
+  check(values.map((value) => JSON.stringify(value)).join(" or "), (value) => values.includes(value as string | boolean));
+
+const COMMON: Checks = {
+  temperature: number(0, 2),
+  top_p: number(0, 1),
+  n: integer(1, 128),
+  max_tokens: integer(1, Infinity),
+  stop: check("a string, or at most 4 strings, none of them empty", (value) => {
+    const stops: readonly unknown[] = Array.isArray(value) ? value : [value];
+    return stops.length <= 4 && stops.every((stop) => typeof stop === "string" && stop !== "");
+  }),
+  seed: check("an integer", Number.isSafeInteger),
+  frequency_penalty: number(-2, 2),
+  presence_penalty: number(-2, 2),
+  logit_bias: check(
+    "an object from token ids to numbers from -100 to 100",
+    (value) => isObject(value) && Object.entries(value).every(([id, bias]) => /^\d+$/.test(id) && number(-100, 100).holds(bias)),
+  ),
+  stream: boolean,
+  stream_options: check(
+    "an object with include_usage true or false",
+    (value) =>
+      isObject(value) &&
+      Object.entries(value).every(([key, option]) => (key === "include_usage" && typeof option === "boolean") || (key === "include_obfuscation" && option === false)),
+  ),
+  top_k: integer(0, Infinity),
+  min_p: number(0, 1),
+  repetition_penalty: check("a number above 0", (value) => typeof value === "number" && Number.isFinite(value) && value > 0),
+  priority: check("a number", Number.isFinite),
+  signal: check("an AbortSignal", (value) => value instanceof AbortSignal),
+};
+
+/** Accepted, and without any effect: what they ask for is so here in any case, or concerns OpenAI's own servers. */
+const HARMLESS: Checks = {
+  model: text,
+  user: text,
+  metadata: object,
+  store: only(false),
+  service_tier: only("auto", "default"),
+  safety_identifier: text,
+  prompt_cache_key: text,
+  modalities: check('["text"]', (value) => Array.isArray(value) && value.length === 1 && value[0] === "text"),
+};
+
+export const CHAT_PARAMS: Checks = {
+  messages: list,
+  max_completion_tokens: integer(1, Infinity),
+  logprobs: boolean,
+  top_logprobs: integer(0, 20),
+  response_format: object,
+  tools: list,
+  tool_choice: check('"none", "auto", "required" or an object', (value) => isObject(value) || only("none", "auto", "required").holds(value)),
+  parallel_tool_calls: boolean,
+  continue_final_message: boolean,
+  ...COMMON,
+  ...HARMLESS,
+};
+
+export const COMPLETION_PARAMS: Checks = {
+  prompt: check("a string, strings, token ids, or lists of token ids", isPrompt),
+  logprobs: integer(0, 20),
+  echo: boolean,
+  ...COMMON,
+  model: text,
+  user: text,
+};
+
+/** Throws RequestError for an unknown parameter, and for one that is out of its range. */
+export function readParams<T extends object>(params: T, checks: Checks): Given<T> {
+  if (!isObject(params)) throw new RequestError("create takes an object of parameters");
+  const given = Object.entries(params).filter(([, value]) => value !== undefined && value !== null);
+  for (const [name, value] of given) {
+    const check = Object.hasOwn(checks, name) ? checks[name] : undefined;
+    if (check === undefined) throw new RequestError(`'${name}' is not supported; supported: ${Object.keys(checks).join(", ")}`, { param: name });
+    if (!check.holds(value)) throw new RequestError(`${name} is ${shown(value)}, it must be ${check.range}`, { param: name });
+  }
+  return Object.fromEntries(given) as Given<T>;
+}
+
+/** A value as a message shows it: its JSON, cut short. */
+export function shown(value: unknown): string {
+  const json = JSON.stringify(value) as string | undefined;
+  return json === undefined ? typeof value : json.length > 80 ? `${json.slice(0, 80)}…` : json;
+}
+
+function isPrompt(value: unknown): boolean {
+  if (typeof value === "string") return true;
+  if (!Array.isArray(value) || value.length === 0) return false;
+  const ids = (part: unknown): boolean => Array.isArray(part) && part.every(Number.isInteger);
+  return value.every((part) => typeof part === "string") || ids(value) || value.every(ids);
+}

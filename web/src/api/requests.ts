@@ -1,0 +1,41 @@
+// Parameters of the API to what the engine is asked with. What both kinds of completions have in common.
+
+import type { SamplingOptions, TokenRequest } from "../engine/request.js";
+import type { Given } from "./params.js";
+import type { CommonParams } from "./types.js";
+
+/** One request for each of the ``n`` answers to a prompt; a seed counts up from one answer to the next. */
+export function requestsOf(promptIds: readonly number[], params: Given<CommonParams>, rest: Partial<TokenRequest>): readonly TokenRequest[] {
+  const { n = 1, seed, max_tokens: maxTokens, priority } = params;
+  return Array.from({ length: n }, (_, index) => ({
+    promptIds,
+    maxTokens,
+    priority,
+    sampling: samplingOf(params, seed === undefined ? undefined : (seed + index) >>> 0),
+    ...rest,
+  }));
+}
+
+function samplingOf(params: Given<CommonParams>, seed: number | undefined): SamplingOptions {
+  const { temperature = 1, logit_bias } = params;
+  return {
+    temperature,
+    topK: params.top_k,
+    topP: params.top_p,
+    minP: params.min_p,
+    repetitionPenalty: params.repetition_penalty,
+    frequencyPenalty: params.frequency_penalty,
+    presencePenalty: params.presence_penalty,
+    logitBias: logit_bias === undefined ? undefined : new Map(Object.entries(logit_bias).map(([id, bias]) => [Number(id), bias])),
+    seed,
+  };
+}
+
+export function stopsOf({ stop = [] }: Given<CommonParams>): readonly string[] {
+  return typeof stop === "string" ? [stop] : stop;
+}
+
+/** The fields that an answer and all its chunks share. */
+export function identity(prefix: string, model: string): { id: string; created: number; model: string } {
+  return { id: `${prefix}-${crypto.randomUUID()}`, created: Math.floor(Date.now() / 1000), model };
+}

@@ -1,0 +1,70 @@
+// What an answer may be: response_format and tools flow in, a grammar and a reader of tool calls flow out.
+
+import { RequestError } from "../errors.js";
+import type { GrammarProvider, GrammarSpec, Model, ToolFormat } from "./model.js";
+import type { Given } from "./params.js";
+import { shown } from "./params.js";
+import type { ChatCompletionCreateParamsBase, ChatCompletionTool, FunctionTool, ResponseFormat } from "./types.js";
+
+export interface AnswerFormat {
+  readonly grammar: { readonly provider: GrammarProvider; readonly spec: GrammarSpec } | null;
+  /** The tools that the prompt names, and how calls of them are read. */
+  readonly calls: { readonly tools: readonly FunctionTool[]; readonly format: ToolFormat } | null;
+}
+
+/** Throws RequestError for what is malformed, and for what this engine lacks. */
+export function answerFormat(model: Model, params: Given<ChatCompletionCreateParamsBase>): AnswerFormat {
+  const { response_format: responseFormat = { type: "text" }, tool_choice: choice = "auto" } = params;
+  const tools = (params.tools ?? []).map(functionTool);
+  const named = typeof choice === "object" ? choice.function?.name : undefined;
+  if (typeof choice === "object" && !tools.some((tool) => tool.function.name === named)) {
+    throw refused("tool_choice", `is ${shown(choice)}, which names none of the tools`);
+  }
+  if (choice === "required" && tools.length === 0) throw refused("tool_choice", 'is "required", but there are no tools');
+  const calls = tools.length === 0 || choice === "none" ? null : { tools, format: required(model.tools, "tools", "a chat template that knows tools") };
+  const forced = calls !== null && choice !== "none" && choice !== "auto" ? calls.format.grammar(tools, choice) : null;
+  const asked = grammarSpec(responseFormat);
+  if (asked !== null && calls !== null) throw refused("response_format", "and tools cannot be given together");
+  const spec = asked ?? forced;
+  if (spec === null) return { grammar: null, calls };
+  return { grammar: { provider: required(model.grammar, asked === null ? "tool_choice" : "response_format", "an engine with grammars"), spec }, calls };
+}
+
+function grammarSpec(format: ResponseFormat): GrammarSpec | null {
+  switch (format.type) {
+    case "text":
+      return null;
+    case "json_object":
+      return { kind: "json_object" };
+    case "json_schema": {
+      const schema: unknown = (format.json_schema as Partial<typeof format.json_schema> | undefined)?.schema;
+      if (typeof schema !== "object" || schema === null) throw refused("response_format", "of type json_schema needs json_schema.schema, an object");
+      return { kind: "json_schema", schema: schema as Readonly<Record<string, unknown>> };
+    }
+    case "regex":
+      if (typeof format.pattern !== "string") throw refused("response_format", "of type regex needs pattern, a string");
+      return { kind: "regex", pattern: format.pattern };
+    case "grammar":
+      if (typeof format.grammar !== "string") throw refused("response_format", "of type grammar needs grammar, a string");
+      return { kind: "grammar", grammar: format.grammar };
+    default:
+      throw refused("response_format", `has type ${shown((format satisfies never as ResponseFormat).type)}, it must be text, json_object, json_schema, regex or grammar`);
+  }
+}
+
+function functionTool(tool: ChatCompletionTool, index: number): FunctionTool {
+  const { type, function: described } = tool;
+  if (type !== "function" || typeof described?.name !== "string") {
+    throw refused(`tools[${index}]`, `is ${shown(tool)}, it must be { type: "function", function: { name, description, parameters } }`);
+  }
+  return { type, function: described };
+}
+
+function required<T>(found: T | undefined, param: string, needs: string): T {
+  if (found === undefined) throw refused(param, `needs ${needs}, which this model lacks`);
+  return found;
+}
+
+function refused(param: string, says: string): RequestError {
+  return new RequestError(`${param} ${says}`, { param });
+}

@@ -1,0 +1,27 @@
+// A streamed answer, as the openai package gives it: iterate it once; leaving the loop, or aborting its controller, ends the generation.
+
+import { RequestError } from "../errors.js";
+
+export class Stream<T> implements AsyncIterable<T> {
+  readonly controller = new AbortController();
+  #consumed = false;
+
+  /** ``start`` is called when the iteration starts, so that a stream that nobody reads generates nothing. */
+  constructor(private readonly start: (signal: AbortSignal) => AsyncIterable<T>) {}
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<T, void, undefined> {
+    if (this.#consumed) throw new RequestError("The stream was iterated before; a streamed answer can be read once");
+    this.#consumed = true;
+    const { signal } = this.controller;
+    try {
+      yield* this.start(signal);
+    } catch (error) {
+      if (!signal.aborted) throw error;
+    }
+  }
+}
+
+/** The signals that are given, as one. */
+export function anySignal(...signals: readonly (AbortSignal | null | undefined)[]): AbortSignal {
+  return AbortSignal.any(signals.filter((signal) => signal !== null && signal !== undefined));
+}

@@ -1,0 +1,259 @@
+// OpenAI's shapes, as types: what chat.completions.create and completions.create take and give. Names and meanings are those of OpenAI's API
+// reference; what is nearfar's own is marked as an extension. test/api/openai_types.test.ts holds them against the openai package's types.
+
+/** Both kinds of completions take these. A parameter that is null counts as not given. */
+export interface CommonParams {
+  /** One engine has one model, so any name is taken; the answer bears the engine's own. */
+  readonly model?: string | null | undefined;
+  readonly temperature?: number | null | undefined;
+  readonly top_p?: number | null | undefined;
+  readonly n?: number | null | undefined;
+  readonly max_tokens?: number | null | undefined;
+  readonly stop?: string | readonly string[] | null | undefined;
+  readonly seed?: number | null | undefined;
+  readonly frequency_penalty?: number | null | undefined;
+  readonly presence_penalty?: number | null | undefined;
+  readonly logit_bias?: Readonly<Record<string, number>> | null | undefined;
+  readonly stream_options?: { readonly include_usage?: boolean | undefined; readonly include_obfuscation?: boolean | undefined } | null | undefined;
+  readonly user?: string | undefined;
+  /** Extension: only this many of the likeliest tokens; 0 for all. */
+  readonly top_k?: number | null | undefined;
+  /** Extension: only tokens at least this probable as against the likeliest. */
+  readonly min_p?: number | null | undefined;
+  /** Extension: Keskar et al. 2019; 1 for none. */
+  readonly repetition_penalty?: number | null | undefined;
+  /** Extension: higher goes first where several requests wait; 0 by default. */
+  readonly priority?: number | null | undefined;
+  /** Extension: as in the second argument. */
+  readonly signal?: AbortSignal | null | undefined;
+}
+
+export interface RequestOptions {
+  /** Ends the request with the signal's reason. */
+  readonly signal?: AbortSignal | null | undefined;
+  /** Extension: ends the answers where they are, as if the model had stopped there; what they cost is still told. */
+  readonly interrupt?: AbortSignal | null | undefined;
+}
+
+export interface CompletionUsage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+  /** Not there where the answer was cut short, by a stop string or an interrupt, so that nobody counted. */
+  prompt_tokens_details?: { cached_tokens: number };
+}
+
+/** Extension. tokens_per_second counts from the first token on; null where there was only one. */
+export interface CompletionTimings {
+  time_to_first_token_ms: number;
+  total_ms: number;
+  tokens_per_second: number | null;
+}
+
+export interface ChatCompletionContentPart {
+  readonly type: string;
+  readonly text?: string;
+}
+
+export interface ChatCompletionMessageParam {
+  readonly role: "system" | "developer" | "user" | "assistant" | "tool" | "function";
+  /** Text, or parts of which only those of type "text" are supported. */
+  readonly content?: string | readonly ChatCompletionContentPart[] | null | undefined;
+  readonly name?: string | undefined;
+  readonly tool_call_id?: string | undefined;
+  readonly tool_calls?: readonly ChatCompletionMessageToolCallParam[] | undefined;
+}
+
+export interface ChatCompletionMessageToolCallParam {
+  readonly id: string;
+  readonly type: string;
+  readonly function?: { readonly name: string; readonly arguments: string };
+}
+
+export interface ChatCompletionMessageToolCall {
+  id: string;
+  type: "function";
+  function: { name: string; arguments: string };
+}
+
+export interface ChatCompletionTool {
+  readonly type: string;
+  readonly function?: {
+    readonly name: string;
+    readonly description?: string | undefined;
+    readonly parameters?: Readonly<Record<string, unknown>> | undefined;
+    readonly strict?: boolean | null | undefined;
+  };
+}
+
+/** A tool that is a function: the only kind that there is here. */
+export type FunctionTool = Required<ChatCompletionTool> & { readonly type: "function" };
+
+export type ChatCompletionToolChoiceOption = "none" | "auto" | "required" | { readonly type: string; readonly function?: { readonly name: string } };
+
+/** The last two are extensions: a regular expression, and a grammar in GBNF. */
+export type ResponseFormat =
+  | { readonly type: "text" }
+  | { readonly type: "json_object" }
+  | {
+      readonly type: "json_schema";
+      readonly json_schema: {
+        readonly name?: string;
+        readonly description?: string | undefined;
+        readonly schema?: Readonly<Record<string, unknown>> | undefined;
+        readonly strict?: boolean | null | undefined;
+      };
+    }
+  | { readonly type: "regex"; readonly pattern: string }
+  | { readonly type: "grammar"; readonly grammar: string };
+
+export interface ChatCompletionCreateParamsBase extends CommonParams {
+  readonly messages: readonly ChatCompletionMessageParam[];
+  readonly max_completion_tokens?: number | null | undefined;
+  readonly logprobs?: boolean | null | undefined;
+  readonly top_logprobs?: number | null | undefined;
+  readonly response_format?: ResponseFormat | undefined;
+  readonly tools?: readonly ChatCompletionTool[] | undefined;
+  readonly tool_choice?: ChatCompletionToolChoiceOption | undefined;
+  readonly parallel_tool_calls?: boolean | undefined;
+  /** Extension: the last message is the start of the answer, which goes on from it. */
+  readonly continue_final_message?: boolean | null | undefined;
+  readonly metadata?: Readonly<Record<string, string>> | null | undefined;
+  readonly store?: boolean | null | undefined;
+  readonly service_tier?: string | null | undefined;
+  readonly safety_identifier?: string | null | undefined;
+  readonly prompt_cache_key?: string | null | undefined;
+  readonly modalities?: readonly string[] | null | undefined;
+}
+
+export interface ChatCompletionCreateParamsNonStreaming extends ChatCompletionCreateParamsBase {
+  readonly stream?: false | null | undefined;
+}
+
+export interface ChatCompletionCreateParamsStreaming extends ChatCompletionCreateParamsBase {
+  readonly stream: true;
+}
+
+export type ChatCompletionCreateParams = ChatCompletionCreateParamsNonStreaming | ChatCompletionCreateParamsStreaming;
+
+export interface TopLogprob {
+  token: string;
+  bytes: number[] | null;
+  logprob: number;
+}
+
+export interface ChatCompletionTokenLogprob extends TopLogprob {
+  top_logprobs: TopLogprob[];
+}
+
+export interface ChatCompletionLogprobs {
+  content: ChatCompletionTokenLogprob[] | null;
+  refusal: null;
+}
+
+export type ChatFinishReason = "stop" | "length" | "tool_calls";
+
+export interface ChatCompletionMessage {
+  role: "assistant";
+  content: string | null;
+  refusal: null;
+  tool_calls?: ChatCompletionMessageToolCall[];
+}
+
+export interface ChatCompletionChoice {
+  index: number;
+  message: ChatCompletionMessage;
+  logprobs: ChatCompletionLogprobs | null;
+  finish_reason: ChatFinishReason;
+}
+
+export interface ChatCompletion {
+  id: string;
+  object: "chat.completion";
+  created: number;
+  model: string;
+  choices: ChatCompletionChoice[];
+  usage: CompletionUsage;
+  timings: CompletionTimings;
+}
+
+export interface ChatCompletionToolCallDelta {
+  index: number;
+  id?: string;
+  type?: "function";
+  function?: { name?: string; arguments?: string };
+}
+
+export interface ChatCompletionDelta {
+  role?: "assistant";
+  content?: string;
+  tool_calls?: ChatCompletionToolCallDelta[];
+}
+
+export interface ChatCompletionChunkChoice {
+  index: number;
+  delta: ChatCompletionDelta;
+  logprobs: ChatCompletionLogprobs | null;
+  finish_reason: ChatFinishReason | null;
+}
+
+/** With stream_options.include_usage, ``usage`` is null but in the last chunk, which has no choices. The last chunk has the timings. */
+export interface ChatCompletionChunk {
+  id: string;
+  object: "chat.completion.chunk";
+  created: number;
+  model: string;
+  choices: ChatCompletionChunkChoice[];
+  usage?: CompletionUsage | null;
+  timings?: CompletionTimings;
+}
+
+export interface CompletionCreateParamsBase extends CommonParams {
+  /** Texts or token ids; of several, each gets ``n`` answers. */
+  readonly prompt: string | readonly string[] | readonly number[] | readonly (readonly number[])[] | null;
+  /** How many alternatives are reported for each token. */
+  readonly logprobs?: number | null | undefined;
+  /** Whether the answer starts with the prompt. */
+  readonly echo?: boolean | null | undefined;
+}
+
+export interface CompletionCreateParamsNonStreaming extends CompletionCreateParamsBase {
+  readonly stream?: false | null | undefined;
+}
+
+export interface CompletionCreateParamsStreaming extends CompletionCreateParamsBase {
+  readonly stream: true;
+}
+
+export type CompletionCreateParams = CompletionCreateParamsNonStreaming | CompletionCreateParamsStreaming;
+
+export interface CompletionLogprobs {
+  tokens: string[];
+  token_logprobs: number[];
+  top_logprobs: Record<string, number>[];
+  text_offset: number[];
+}
+
+export interface CompletionChoice<Reason = "stop" | "length"> {
+  index: number;
+  text: string;
+  logprobs: CompletionLogprobs | null;
+  finish_reason: Reason;
+}
+
+export interface Completion {
+  id: string;
+  object: "text_completion";
+  created: number;
+  model: string;
+  choices: CompletionChoice[];
+  usage: CompletionUsage;
+  timings: CompletionTimings;
+}
+
+/** A part of a streamed Completion; a choice's finish_reason is null until its end. */
+export interface CompletionChunk extends Omit<Completion, "choices" | "usage" | "timings"> {
+  choices: CompletionChoice<"stop" | "length" | null>[];
+  usage?: CompletionUsage | null;
+  timings?: CompletionTimings;
+}

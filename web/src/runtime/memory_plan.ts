@@ -1,0 +1,75 @@
+// The memory plan: what a bundle will take on the device, known before a byte of it is downloaded. A manifest flows in, bytes and what fits flow out.
+
+import { DeviceError } from "../errors.js";
+import { paddedSize } from "./allocator.js";
+import type { Dims } from "./expr.js";
+import type { Manifest } from "./manifest.js";
+import type { PoolOptions } from "./memory.js";
+import { capacityOf, passingBuffers, sizeBytes } from "./memory.js";
+import type { ActivationDtype } from "./variants.js";
+
+export interface MemoryOptions extends PoolOptions {
+  /** The most bytes that the model may take on the device. Where it is given and ``pages`` is not, as many pages are taken as fit. */
+  readonly memoryBudget?: number | undefined;
+}
+
+/** Sizes in bytes. */
+export interface MemoryPlan {
+  readonly weightBytes: number;
+  /** Keys and values: ``pages`` pages of ``pageBytes``. */
+  readonly keyValueBytes: number;
+  readonly pageBytes: number;
+  /** Values that pass between kernels, tables, and what is kept for each sequence. */
+  readonly workingBytes: number;
+  readonly totalBytes: number;
+  readonly pages: number;
+  /** The most tokens of one sequence: the bundle's context, or what the pages hold. */
+  readonly context: number;
+  /** Whether a whole context fits the budget. */
+  readonly fits: boolean;
+}
+
+/** Throws DeviceError where not even one page fits the budget. */
+export function planMemory(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions = {}): MemoryPlan {
+  const { memoryBudget = Infinity } = options;
+  const whole = capacityOf(manifest, options);
+  const weightBytes = Object.values(manifest.weights).reduce((sum, { planes }) => sum + planes.reduce((total, { size }) => total + paddedSize(size), 0), 0);
+  const pageBytes = keyValueBytes(manifest, activation, { ...whole, P: 1 });
+  const workingBytes = working(manifest, activation, whole);
+  const wanted = whole.P ?? 0;
+  const fitting = Math.floor((memoryBudget - weightBytes - workingBytes) / pageBytes);
+  if (fitting < (options.pages ?? 1)) {
+    const needed = weightBytes + workingBytes + pageBytes * (options.pages ?? 1);
+    throw new DeviceError(
+      `The model takes at least ${megabytes(needed)} MB on the device, the budget is ${megabytes(memoryBudget)} MB; raise it, or use a smaller model`,
+      { needed, budget: memoryBudget },
+    );
+  }
+  const pages = Math.min(wanted, fitting);
+  const context = Math.min(manifest.context, pages * manifest.page_size);
+  const keyValues = pages * pageBytes;
+  const totalBytes = weightBytes + keyValues + workingBytes;
+  return { weightBytes, keyValueBytes: keyValues, pageBytes, workingBytes, totalBytes, pages, context, fits: context === manifest.context };
+}
+
+/** The pool that the options ask for, the budget taken into account. Throws as `planMemory` does. */
+export function poolWithin(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions): PoolOptions {
+  return options.memoryBudget === undefined ? options : { ...options, pages: planMemory(manifest, activation, options).pages };
+}
+
+function keyValueBytes({ plan }: Manifest, activation: ActivationDtype, dims: Dims): number {
+  const paged = Object.values(plan.states).filter(({ shape }) => shape[0] === "P");
+  return paged.reduce((sum, entry) => sum + sizeBytes(entry, activation, dims), 0);
+}
+
+function working(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
+  const { states, constants } = manifest.plan;
+  const slots = Object.values(states).filter(({ shape }) => shape[0] !== "P");
+  const arrays = [...slots, ...Object.values(passingBuffers(manifest))].map((entry) => paddedSize(sizeBytes(entry, activation, dims)));
+  const tables = Object.values(constants).map(({ shape }) => paddedSize(shape.reduce((product, size) => product * size, 4)));
+  return [...arrays, ...tables].reduce((sum, size) => sum + size, 0);
+}
+
+function megabytes(bytes: number): string {
+  return (bytes / 1e6).toFixed(0);
+}

@@ -1,0 +1,71 @@
+// Saved sessions in this origin's file system: one file each, what was said as JSON and after it the keys and values.
+
+import { StorageError } from "../errors.js";
+import type { Bytes } from "../runtime/source.js";
+import type { Message } from "../text/chat_template.js";
+import type { Folder } from "./opfs.js";
+import { filesOf, openFolder, remove, writeFile } from "./opfs.js";
+
+const ROOT = "nearfar-sessions";
+const SESSIONS = "sessions";
+const FORMAT = 1;
+
+/** ``tokenIds`` are those whose keys and values are saved. */
+export interface SessionRecord {
+  readonly bundle: string;
+  readonly activation: string;
+  readonly messages: readonly Message[];
+  readonly tokenIds: readonly number[];
+}
+
+export interface SavedSession {
+  readonly record: SessionRecord;
+  readonly keysAndValues: Bytes;
+}
+
+export class SessionStore {
+  private constructor(
+    private readonly root: Folder,
+    private readonly folder: Folder,
+  ) {}
+
+  /** Null where this browser, or its private mode, has no such file system. */
+  static async open(): Promise<SessionStore | null> {
+    const root = await openFolder(ROOT);
+    return root === null ? null : new SessionStore(root, await root.getDirectoryHandle(SESSIONS, { create: true }));
+  }
+
+  /** Throws StorageError where there is no room. */
+  async write(name: string, record: SessionRecord, keysAndValues: Bytes): Promise<void> {
+    const header = new TextEncoder().encode(JSON.stringify({ format: FORMAT, ...record }));
+    const bytes = new Uint8Array(4 + header.length + keysAndValues.length);
+    new DataView(bytes.buffer).setUint32(0, header.length, true);
+    bytes.set(header, 4);
+    bytes.set(keysAndValues, 4 + header.length);
+    await writeFile(this.folder, encodeURIComponent(name), bytes);
+  }
+
+  /** Throws StorageError where there is none of this name, or it cannot be read. */
+  async read(name: string): Promise<SavedSession> {
+    const file = (await filesOf(this.root, SESSIONS))?.get(encodeURIComponent(name));
+    if (file === undefined) throw new StorageError(`No session '${name}' is saved here; save one first`, { session: name });
+    const bytes = new Uint8Array(await file.arrayBuffer());
+    const length = bytes.length < 4 ? 0 : new DataView(bytes.buffer).getUint32(0, true);
+    try {
+      const record = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))) as SessionRecord & { format: number };
+      if (record.format !== FORMAT) throw new Error(`format ${record.format}`);
+      return { record, keysAndValues: bytes.slice(4 + length) };
+    } catch (error) {
+      throw new StorageError(`The saved session '${name}' cannot be read; delete it and save it again`, { session: name }, { cause: error });
+    }
+  }
+
+  /** The names of all that are saved. */
+  async list(): Promise<readonly string[]> {
+    return [...((await filesOf(this.root, SESSIONS)) ?? new Map<string, File>()).keys()].map(decodeURIComponent);
+  }
+
+  async delete(name: string): Promise<void> {
+    await remove(this.folder, encodeURIComponent(name));
+  }
+}

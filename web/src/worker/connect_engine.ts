@@ -1,0 +1,105 @@
+// The page's side: connectEngine gives an engine that runs in a worker or a service worker as if it were here.
+
+import type { EngineApi } from "../api/engine_api.js";
+import type { LoadOptions } from "../load.js";
+import { WorkerError } from "../errors.js";
+import { Remote } from "./remote.js";
+import type { Greeting } from "./wire.js";
+
+/** A Worker, or a service worker: the ``active`` one of a registration. */
+export interface WorkerLike {
+  postMessage(message: unknown, transfer: Transferable[]): void;
+  addEventListener(type: string, listener: (event: Event) => void, options?: { readonly signal: AbortSignal }): void;
+}
+
+/** What of LoadOptions can be sent to a worker: a device cannot. */
+export type ConnectOptions = Omit<LoadOptions, "gpu" | "adapter">;
+
+const PING_MS = 5_000;
+/** A worker that compiles kernels may be late with an answer, so it takes several pings without one. */
+const MISSED_PINGS = 6;
+
+/**
+ * Load the bundle in a worker whose script calls serveEngine. ``bundle`` is relative to the page. Throws what Engine.load throws, and WorkerError
+ * where the worker's script does not start; calls that are under way when a worker dies throw WorkerError, within half a minute at the latest.
+ */
+export async function connectEngine(worker: WorkerLike, bundle: string | URL, options: ConnectOptions = {}): Promise<EngineApi> {
+  options.signal?.throwIfAborted();
+  const connection = crypto.randomUUID();
+  const { port1, port2 } = new MessageChannel();
+  const remote = new Remote(port1);
+  const over = new AbortController();
+  const fail = (message: string): void => {
+    over.abort();
+    remote.close(new WorkerError(message));
+  };
+  let isLoaded = false;
+  worker.addEventListener(
+    "error",
+    (event) => {
+      // Later on an uncaught error need not be the end of a worker.
+      if (!isLoaded) fail(`The worker's script failed${"message" in event ? `: ${String(event.message)}` : ""}; see the console, and whether it calls serveEngine`);
+    },
+    { signal: over.signal },
+  );
+  port1.addEventListener("close", () => {
+    fail("The worker is gone; start it again and connect again");
+  });
+  worker.postMessage({ nearfar: "connect", connection } satisfies Greeting, [port2]);
+  watch(worker, connection, over.signal, fail);
+  const address = new URL(bundle, typeof location === "undefined" ? undefined : location.href).href;
+  const disconnect = (message: string): void => {
+    over.abort();
+    // Not every browser tells the worker that the port was closed.
+    remote.call(["disconnect"], []).catch(() => undefined);
+    remote.close(new WorkerError(message));
+  };
+  try {
+    const info = (await remote.call(["load"], [address, options])) as EngineApi["info"];
+    isLoaded = true;
+    return remoteEngine(remote, info, () => {
+      disconnect("The engine was destroyed");
+    });
+  } catch (error) {
+    disconnect("The engine was not loaded");
+    throw error;
+  }
+}
+
+function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => void): EngineApi {
+  const method =
+    (...path: readonly string[]) =>
+    (...args: readonly unknown[]) =>
+      remote.call(["engine", ...path], args);
+  return {
+    info,
+    chat: { completions: { create: method("chat", "completions", "create") as EngineApi["chat"]["completions"]["create"] } },
+    completions: { create: method("completions", "create") as EngineApi["completions"]["create"] },
+    countTokens: method("countTokens") as EngineApi["countTokens"],
+    async *generate(...args) {
+      yield* (await method("generate")(...args)) as ReturnType<EngineApi["generate"]>;
+    },
+    destroy,
+  };
+}
+
+/** Asks again and again whether the worker still knows the connection: nothing else tells that a worker was terminated, or started anew. */
+function watch(worker: WorkerLike, connection: string, over: AbortSignal, fail: (message: string) => void): void {
+  let missed = 0;
+  const timer = setInterval(() => {
+    if (++missed > MISSED_PINGS) {
+      fail(`The worker has not answered for ${(PING_MS * MISSED_PINGS) / 1000} seconds; start it again and connect again`);
+      return;
+    }
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = ({ data }: MessageEvent<boolean>) => {
+      missed = 0;
+      port1.close();
+      if (!data) fail("The worker was started anew and does not know this page; connect again");
+    };
+    worker.postMessage({ nearfar: "ping", connection } satisfies Greeting, [port2]);
+  }, PING_MS);
+  over.addEventListener("abort", () => {
+    clearInterval(timer);
+  });
+}

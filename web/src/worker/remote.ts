@@ -1,0 +1,150 @@
+// The page's end of a MessagePort: calls flow out with their arguments, results flow back as promises and streams.
+
+import { Stream } from "../api/stream.js";
+import { RequestError, messageOf } from "../errors.js";
+import type { FromWorker, ToWorker } from "./wire.js";
+import { pack, packError, unpackError } from "./wire.js";
+
+/** Items of a stream that the worker may send ahead of the reader. */
+const WINDOW = 32;
+
+interface Call {
+  resolve(value: unknown): void;
+  reject(error: unknown): void;
+  readonly callbacks: readonly ((...args: readonly unknown[]) => unknown)[];
+  /** Aborts when the call has ended: nothing listens to its signals any more. */
+  readonly ended: AbortController;
+  readonly inbox: unknown[];
+  /** Why nothing more comes into the inbox; undefined error for the end. */
+  closed: { readonly error?: unknown } | null;
+  /** Wakes the reader of the inbox. */
+  wake(): void;
+}
+
+export class Remote {
+  readonly #calls = new Map<number, Call>();
+  #nextId = 0;
+  #closed: { readonly error: Error } | null = null;
+
+  constructor(private readonly port: MessagePort) {
+    port.addEventListener("message", ({ data }: MessageEvent<FromWorker>) => {
+      this.receive(data);
+    });
+    port.start();
+  }
+
+  /**
+   * Calls the function at ``path`` of what the other side serves. Signals and functions in the arguments work across the port; functions give
+   * nothing back. A result that can be iterated is a Stream. Throws what the function throws, a signal's reason, or what the port was closed with.
+   */
+  async call(path: readonly string[], args: readonly unknown[]): Promise<unknown> {
+    if (this.#closed !== null) throw this.#closed.error;
+    const packed = pack(args);
+    for (const signal of packed.signals) signal.throwIfAborted();
+    const id = this.#nextId++;
+    const { promise, resolve, reject } = deferred();
+    const call: Call = { resolve, reject, callbacks: packed.callbacks, ended: new AbortController(), inbox: [], closed: null, wake: () => undefined };
+    try {
+      this.post({ type: "call", id, path, args: packed.args }, packed.transfer);
+    } catch (error) {
+      throw new RequestError(`${path.join(".")}: an argument cannot be sent to a worker: ${messageOf(error)}`, {}, { cause: error });
+    }
+    this.#calls.set(id, call);
+    for (const [index, signal] of packed.signals.entries()) {
+      const abort = (): void => {
+        this.post({ type: "abort", id, signal: index, reason: packError(signal.reason) });
+        call.inbox.length = 0;
+        this.end(id, { error: signal.reason });
+      };
+      signal.addEventListener("abort", abort, { signal: call.ended.signal });
+    }
+    return promise;
+  }
+
+  /** Fails whatever waits, and every later call. */
+  close(error: Error): void {
+    if (this.#closed !== null) return;
+    this.#closed = { error };
+    this.port.close();
+    for (const id of [...this.#calls.keys()]) this.end(id, { error });
+  }
+
+  private receive(message: FromWorker): void {
+    const call = this.#calls.get(message.id);
+    // A call that was aborted on this side is not there any more.
+    if (call === undefined) return;
+    switch (message.type) {
+      case "value":
+        call.resolve(message.value);
+        this.end(message.id, {});
+        return;
+      case "stream":
+        call.resolve(new Stream((left) => this.read(message.id, call, left)));
+        return;
+      case "item":
+        call.inbox.push(message.value);
+        call.wake();
+        return;
+      case "end":
+        this.end(message.id, {});
+        return;
+      case "error":
+        this.end(message.id, { error: unpackError(message.error) });
+        return;
+      case "callback":
+        call.callbacks[message.callback]?.(...message.args);
+        return;
+    }
+  }
+
+  private async *read(id: number, call: Call, left: AbortSignal): AsyncGenerator<unknown, void, undefined> {
+    left.addEventListener("abort", () => {
+      call.wake();
+    });
+    let granted = 0;
+    try {
+      while (!left.aborted) {
+        if (granted < WINDOW / 2 && call.closed === null) {
+          this.post({ type: "more", id, count: WINDOW - granted });
+          granted = WINDOW;
+        }
+        if (call.inbox.length > 0) {
+          granted--;
+          yield call.inbox.shift();
+        } else if (call.closed !== null) {
+          if ("error" in call.closed) throw call.closed.error;
+          return;
+        } else {
+          await new Promise<void>((resolve) => (call.wake = resolve));
+        }
+      }
+    } finally {
+      if (call.closed === null) {
+        this.post({ type: "leave", id });
+        // As where no worker is in between, what was left has ended once the loop is over.
+        while ((call.closed as Call["closed"]) === null) await new Promise<void>((resolve) => (call.wake = resolve));
+      }
+    }
+  }
+
+  private end(id: number, how: { readonly error?: unknown }): void {
+    const call = this.#calls.get(id);
+    if (call === undefined) return;
+    this.#calls.delete(id);
+    call.ended.abort();
+    call.closed = how;
+    // Where the call has its result already, these two do nothing.
+    if ("error" in how) call.reject(how.error);
+    call.wake();
+  }
+
+  private post(message: ToWorker, transfer: readonly Transferable[] = []): void {
+    this.port.postMessage(message, [...transfer]);
+  }
+}
+
+function deferred(): { readonly promise: Promise<unknown>; readonly resolve: (value: unknown) => void; readonly reject: (error: unknown) => void } {
+  let settle: Pick<Call, "resolve" | "reject"> | null = null;
+  const promise = new Promise<unknown>((resolve, reject) => (settle = { resolve, reject }));
+  return { promise, ...(settle as unknown as Pick<Call, "resolve" | "reject">) };
+}

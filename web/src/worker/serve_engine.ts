@@ -1,0 +1,83 @@
+// The worker's side: call serveEngine(self) in a worker's or a service worker's script, and pages can connect to it.
+
+import type { EngineApi } from "../api/engine_api.js";
+import { anySignal } from "../api/stream.js";
+import type { LoadOptions } from "../load.js";
+import { Engine } from "../engine.js";
+import { RequestError } from "../errors.js";
+import { serve } from "./serve.js";
+import type { LoadEngine, Loan } from "./shared_engines.js";
+import { SharedEngines } from "./shared_engines.js";
+import type { Greeting } from "./wire.js";
+
+/** A worker's or a service worker's global scope, or a port. */
+export interface WorkerScope {
+  addEventListener(type: "message", listener: (event: MessageEvent) => void): void;
+}
+
+/** How long a service worker stays after it last heard of a page. A hidden page's timers fire once a minute. */
+const KEEP_ALIVE_MS = 120_000;
+
+/** What a page calls: see connectEngine. */
+class Connection {
+  #loan: Loan | null = null;
+  readonly #over = new AbortController();
+
+  constructor(
+    private readonly engines: SharedEngines,
+    /** Ends the connection. */
+    readonly disconnect: () => void,
+  ) {}
+
+  get engine(): EngineApi {
+    if (this.#loan === null) throw new RequestError("The worker's engine is not loaded; connect again");
+    return this.#loan.engine;
+  }
+
+  async load(bundle: string, options: LoadOptions): Promise<EngineApi["info"]> {
+    this.#loan = await this.engines.borrow(bundle, { ...options, signal: anySignal(options.signal, this.#over.signal) });
+    return this.#loan.engine.info;
+  }
+
+  release(): void {
+    this.#over.abort();
+    this.#loan?.release();
+    this.#loan = null;
+  }
+}
+
+/**
+ * Serves engines to the pages that connect, to several at once. Pages that name the same bundle share one engine. ``load`` stands in for
+ * Engine.load. Call it while the script starts: a service worker's listeners must be there by then.
+ */
+export function serveEngine(scope: WorkerScope, load: LoadEngine = Engine.load.bind(Engine)): void {
+  const engines = new SharedEngines(load);
+  const connections = new Set<string>();
+
+  const connect = (connection: string, port: MessagePort): void => {
+    const disconnect = (): void => {
+      stop();
+      target.release();
+      connections.delete(connection);
+    };
+    const target = new Connection(engines, disconnect);
+    const stop = serve(port, target);
+    connections.add(connection);
+    // Fired where the page is gone.
+    port.addEventListener("close", disconnect);
+  };
+
+  scope.addEventListener("message", (event) => {
+    const greeting = Object(event.data) as Partial<Greeting>;
+    const [port] = event.ports;
+    if (greeting.connection === undefined || port === undefined) return;
+    if (greeting.nearfar === "connect") connect(greeting.connection, port);
+    else if (greeting.nearfar === "ping") port.postMessage(connections.has(greeting.connection));
+    else return;
+    if ("waitUntil" in event && typeof event.waitUntil === "function") keepAlive(event as MessageEvent & { waitUntil(promise: Promise<unknown>): void });
+  });
+}
+
+function keepAlive(event: MessageEvent & { waitUntil(promise: Promise<unknown>): void }): void {
+  event.waitUntil(new Promise((resolve) => setTimeout(resolve, KEEP_ALIVE_MS)));
+}

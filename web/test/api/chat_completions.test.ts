@@ -1,0 +1,330 @@
+import { expect, test } from "vitest";
+
+import { ChatCompletions } from "../../src/api/chat_completions.js";
+import type { GrammarSpec, ToolCallParser, ToolEvent } from "../../src/api/model.js";
+import type { ChatCompletionChunk, ChatCompletionCreateParamsNonStreaming, ChatCompletionTool } from "../../src/api/types.js";
+import { DeviceError, RequestError } from "../../src/errors.js";
+import { FakeSource, fakeModel, modelOf, promptText } from "./fake_model.js";
+
+const messages = [{ role: "user", content: "hi" }] as const;
+
+async function chunksOf(stream: AsyncIterable<ChatCompletionChunk>): Promise<readonly ChatCompletionChunk[]> {
+  const chunks: ChatCompletionChunk[] = [];
+  for await (const chunk of stream) chunks.push(chunk);
+  return chunks;
+}
+
+test("an answer is OpenAI's whole object", async () => {
+  const { model } = fakeModel("hello");
+  const answer = await new ChatCompletions(model).create({ messages });
+  expect(answer).toMatchObject({
+    object: "chat.completion",
+    model: "fake",
+    choices: [{ index: 0, message: { role: "assistant", content: "hello", refusal: null }, logprobs: null, finish_reason: "stop" }],
+    usage: { prompt_tokens: 19, completion_tokens: 5, total_tokens: 24, prompt_tokens_details: { cached_tokens: 3 } },
+  });
+  expect(answer.id).toMatch(/^chatcmpl-/);
+  expect(answer.timings.time_to_first_token_ms).toBeGreaterThan(0);
+  expect(answer.timings.tokens_per_second).toBeGreaterThan(0);
+});
+
+test("a stream starts with the role, goes on with text, and ends with the reason and the timings", async () => {
+  const chunks = await chunksOf(await new ChatCompletions(fakeModel("é!").model).create({ messages, stream: true }));
+  expect(chunks.map(({ choices }) => [choices[0]?.delta, choices[0]?.finish_reason])).toEqual([
+    [{ role: "assistant", content: "" }, null],
+    [{ content: "é" }, null],
+    [{ content: "!" }, null],
+    [{}, "stop"],
+  ]);
+  expect(new Set(chunks.map(({ id }) => id)).size).toBe(1);
+  expect(chunks.every((chunk) => !("usage" in chunk))).toBe(true);
+  expect(chunks.at(-1)?.timings?.total_ms).toBeGreaterThan(0);
+});
+
+test("with include_usage a chunk without choices follows, and usage is null before", async () => {
+  const chunks = await chunksOf(await new ChatCompletions(fakeModel("ab").model).create({ messages, stream: true, stream_options: { include_usage: true } }));
+  expect(chunks.at(-1)).toMatchObject({ choices: [], usage: { completion_tokens: 2 } });
+  expect(chunks.slice(0, -1).every(({ usage }) => usage === null)).toBe(true);
+});
+
+test("messages of all roles and text parts reach the template, developer as system", async () => {
+  const { model, source } = fakeModel("x");
+  await new ChatCompletions(model).create({
+    messages: [
+      { role: "developer", content: "be short" },
+      { role: "user", content: [{ type: "text", text: "a" }, { type: "text", text: "b" }] },
+      { role: "assistant", content: null, tool_calls: [{ id: "1", type: "function", function: { name: "f", arguments: "{}" } }] },
+      { role: "tool", content: "42", tool_call_id: "1" },
+    ],
+  });
+  expect(promptText(model, source.requests[0])).toBe("[system]be short[user]ab[assistant][tool]42[assistant]");
+});
+
+test("continue_final_message goes on from the start of an answer", async () => {
+  const { model, source } = fakeModel("x");
+  await new ChatCompletions(model).create({ messages: [...messages, { role: "assistant", content: "Dear " }], continue_final_message: true });
+  expect(promptText(model, source.requests[0])).toBe("[user]hi[assistant]Dear ");
+});
+
+test("parameters become what the engine is asked with; the temperature is OpenAI's 1 where it is not given", async () => {
+  const { model, source } = fakeModel("x");
+  const completions = new ChatCompletions(model);
+  await completions.create({ messages, n: 2, seed: -1, top_p: 0.5, top_k: 4, min_p: 0.1, repetition_penalty: 1.1, frequency_penalty: 1, presence_penalty: -1 });
+  await completions.create({ messages, temperature: 0, logit_bias: { "5": -100 }, max_completion_tokens: 7, priority: 2, top_p: null });
+  const [first, second, third] = source.requests;
+  expect(first?.sampling).toMatchObject({ temperature: 1, topP: 0.5, topK: 4, minP: 0.1, repetitionPenalty: 1.1, frequencyPenalty: 1, presencePenalty: -1 });
+  expect([first?.sampling?.seed, second?.sampling?.seed]).toEqual([2 ** 32 - 1, 0]);
+  expect(third).toMatchObject({ maxTokens: 7, priority: 2, sampling: { temperature: 0, logitBias: new Map([[5, -100]]) } });
+  expect(third?.sampling?.topP).toBeUndefined();
+});
+
+test("n choices run at once and come by index", async () => {
+  const { model, source } = fakeModel("one", "three", "x");
+  const { choices, usage } = await new ChatCompletions(model).create({ messages, n: 3 });
+  expect(choices.map(({ index, message }) => [index, message.content])).toEqual([
+    [0, "one"],
+    [1, "three"],
+    [2, "x"],
+  ]);
+  expect(source.most).toBe(3);
+  expect(usage).toMatchObject({ prompt_tokens: 19, completion_tokens: 9 });
+});
+
+test("max_tokens ends an answer with length", async () => {
+  const { choices } = await new ChatCompletions(fakeModel("hello").model).create({ messages, max_tokens: 2 });
+  expect(choices[0]).toMatchObject({ message: { content: "he" }, finish_reason: "length" });
+});
+
+test("a stop string ends generation, and no character of it is streamed", async () => {
+  const { model, source } = fakeModel("abc###def");
+  const chunks = await chunksOf(await new ChatCompletions(model).create({ messages, stream: true, stop: ["###", "zzz"] }));
+  expect(chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join("")).toBe("abc");
+  expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe("stop");
+  expect([source.tokens, source.running]).toEqual([6, 0]);
+});
+
+test("logprobs come with the text that they belong to, with bytes, and none for a stop string", async () => {
+  const { choices } = await new ChatCompletions(fakeModel("é##!").model).create({ messages, logprobs: true, top_logprobs: 2, stop: "##" });
+  expect(choices[0]?.logprobs?.content).toEqual([
+    { token: "\ufffd", bytes: [0xc3], logprob: -1, top_logprobs: [expect.objectContaining({ bytes: [0xc3] }), expect.objectContaining({ logprob: -2 })] },
+    { token: "\ufffd", bytes: [0xa9], logprob: -1, top_logprobs: [expect.objectContaining({ bytes: [0xa9] }), expect.objectContaining({ logprob: -2 })] },
+  ]);
+});
+
+test("streamed logprobs add up to those of the whole", async () => {
+  const ask = { messages, logprobs: true, stop: "zz" } as const;
+  const chunks = await chunksOf(await new ChatCompletions(fakeModel("azb").model).create({ ...ask, stream: true }));
+  const whole = await new ChatCompletions(fakeModel("azb").model).create(ask);
+  expect(chunks.flatMap(({ choices }) => choices[0]?.logprobs?.content ?? [])).toEqual(whole.choices[0]?.logprobs?.content);
+  expect(whole.choices[0]?.logprobs?.content?.map(({ token }) => token)).toEqual(["a", "z", "b"]);
+});
+
+test("leaving the loop ends generation", async () => {
+  const { model, source } = fakeModel("hello", "world");
+  for await (const chunk of await new ChatCompletions(model).create({ messages, stream: true, n: 2 })) {
+    if (chunk.choices[0]?.delta.content !== "") break;
+  }
+  expect(source.running).toBe(0);
+  expect(source.tokens).toBeLessThan(6);
+});
+
+test("a stream that nobody reads generates nothing, and one that was read cannot be read again", async () => {
+  const { model, source } = fakeModel("hello");
+  const stream = await new ChatCompletions(model).create({ messages, stream: true });
+  expect(source.requests).toEqual([]);
+  await chunksOf(stream);
+  await expect(chunksOf(stream)).rejects.toThrow("was iterated before");
+});
+
+test("a stream's controller ends it without an error", async () => {
+  const { model, source } = fakeModel("hello");
+  const stream = await new ChatCompletions(model).create({ messages, stream: true });
+  let text = "";
+  for await (const { choices } of stream) {
+    text += choices[0]?.delta.content ?? "";
+    if (text === "he") stream.controller.abort();
+  }
+  expect([text, source.running]).toEqual(["he", 0]);
+});
+
+test.each(["options", "params"])("a signal in the %s ends the answer with its reason", async (where) => {
+  const { model, source } = fakeModel("hello");
+  const controller = new AbortController();
+  const asked = where === "params" ? { messages, signal: controller.signal } : { messages };
+  const answer = new ChatCompletions(model).create(asked, where === "options" ? { signal: controller.signal } : {});
+  setTimeout(() => {
+    controller.abort(new Error("enough"));
+  }, 2);
+  await expect(answer).rejects.toThrow("enough");
+  expect(source.running).toBe(0);
+});
+
+test("an interrupt ends the answer where it is, with its text and what it cost", async () => {
+  const { model, source } = fakeModel("hello");
+  const interrupt = new AbortController();
+  const stream = await new ChatCompletions(model).create({ messages, stream: true, stream_options: { include_usage: true } }, { interrupt: interrupt.signal });
+  let text = "";
+  const reasons: unknown[] = [];
+  let tokens = 0;
+  for await (const { choices, usage } of stream) {
+    text += choices[0]?.delta.content ?? "";
+    reasons.push(choices[0]?.finish_reason);
+    tokens += usage?.completion_tokens ?? 0;
+    if (text === "he") interrupt.abort();
+  }
+  expect(text).toMatch(/^hel?$/);
+  expect(reasons).toContain("stop");
+  expect([tokens, source.running]).toEqual([text.length, 0]);
+});
+
+test("what the engine throws comes out, once every other choice has ended", async () => {
+  const source = new FakeSource(["ab"], new DeviceError("gone"));
+  const answer = new ChatCompletions(modelOf(source)).create({ messages, n: 2 });
+  await expect(answer).rejects.toMatchObject({ status: 500, code: "device_error", type: "server_error", message: "gone" });
+  expect(source.running).toBe(0);
+});
+
+test.each([
+  [{ audio: {} }, "audio", "'audio' is not supported; supported: messages"],
+  [{ functions: [] }, "functions", "'functions' is not supported"],
+  [{ constructor: 1 }, "constructor", "'constructor' is not supported"],
+  [{ temperature: 3 }, "temperature", "temperature is 3, it must be a number from 0 to 2"],
+  [{ n: 0 }, "n", "an integer from 1 to 128"],
+  [{ stop: ["a", "b", "c", "d", "e"] }, "stop", "at most 4 strings"],
+  [{ stop: "" }, "stop", "none of them empty"],
+  [{ logit_bias: { a: 1 } }, "logit_bias", "from token ids"],
+  [{ top_logprobs: 2 }, "top_logprobs", "needs logprobs: true"],
+  [{ max_tokens: 1, max_completion_tokens: 1 }, "max_tokens", "mean the same"],
+  [{ store: true }, "store", "it must be false"],
+  [{ stream_options: { include_obfuscation: true } }, "stream_options", "include_usage"],
+  [{ response_format: { type: "json_object" } }, "response_format", "needs an engine with grammars"],
+  [{ response_format: { type: "json_schema", json_schema: { name: "x" } } }, "response_format", "needs json_schema.schema"],
+  [{ response_format: { type: "xml" } }, "response_format", 'has type "xml"'],
+  [{ tools: [{ type: "function", function: { name: "f" } }] }, "tools", "needs a chat template that knows tools"],
+  [{ tools: [{ type: "custom" }] }, "tools[0]", 'it must be { type: "function"'],
+  [{ tool_choice: "required" }, "tool_choice", "there are no tools"],
+  [{ messages: [] }, "messages", "messages is empty"],
+  [{ messages: [{ role: "function", content: "a" }] }, "messages[0]", 'has role "function"'],
+  [{ messages: [{ role: "user", content: [{ type: "image_url" }] }] }, "messages[0].content[0]", 'has type "image_url"'],
+  [{ messages: [{ role: "user" }] }, "messages[0].content", "must be a string"],
+  [{ messages: [{ role: "assistant", content: "a", audio: { id: "1" } }] }, "messages[0]", "has 'audio'"],
+])("what is unknown or out of range is refused with OpenAI's fields: %#", async (wrong, param, message) => {
+  const { model, source } = fakeModel("x");
+  const answer = new ChatCompletions(model).create({ messages, ...wrong } as unknown as ChatCompletionCreateParamsNonStreaming);
+  await expect(answer).rejects.toMatchObject({ status: 400, type: "invalid_request_error", code: "request_error", param });
+  await expect(answer).rejects.toThrow(message);
+  expect(source.requests).toEqual([]);
+});
+
+test("harmless parameters are accepted", async () => {
+  const harmless = { model: "gpt-4o", user: "u", metadata: { a: "b" }, store: false, service_tier: "auto", modalities: ["text"] };
+  const { choices } = await new ChatCompletions(fakeModel("x").model).create({ messages, ...harmless });
+  expect(choices[0]?.message.content).toBe("x");
+});
+
+const WEATHER: ChatCompletionTool = { type: "function", function: { name: "weather", parameters: { type: "object" } } };
+
+/** Calls look like <name arguments>, and arguments come one character at a time. */
+function angleParser(): ToolCallParser {
+  let index = -1;
+  let inside = false;
+  let name: string | null = null;
+  return {
+    feed: (text) =>
+      Array.from(text).flatMap((character): ToolEvent[] => {
+        if (character === "<") {
+          [inside, name] = [true, ""];
+          index++;
+        } else if (character === ">") {
+          inside = false;
+        } else if (!inside) {
+          return [{ type: "text", text: character }];
+        } else if (name === null) {
+          return [{ type: "arguments", index, text: character }];
+        } else if (character === " ") {
+          const event: ToolEvent = { type: "call", index, id: `call_${index}`, name };
+          name = null;
+          return [event];
+        } else {
+          name += character;
+        }
+        return [];
+      }),
+    finish: () => [],
+  };
+}
+
+function withTools(...answers: readonly string[]) {
+  const specs: GrammarSpec[] = [];
+  let open = 0;
+  const source = new FakeSource(answers);
+  const model = modelOf(source, {
+    tools: { parser: angleParser, grammar: (tools, choice) => ({ kind: "json_schema", schema: { tools: tools.length, choice } }) },
+    grammar: {
+      constraint: (spec) => {
+        specs.push(spec);
+        open++;
+        return Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, dispose: () => open-- });
+      },
+    },
+  });
+  return { completions: new ChatCompletions(model), source, specs, open: () => open };
+}
+
+test("tool calls are read out of the text, whole and streamed", async () => {
+  const { completions } = withTools("ok <weather {1}><weather {2}>");
+  const { choices } = await completions.create({ messages, tools: [WEATHER] });
+  expect(choices[0]).toMatchObject({
+    message: {
+      content: "ok ",
+      tool_calls: [
+        { id: "call_0", type: "function", function: { name: "weather", arguments: "{1}" } },
+        { id: "call_1", type: "function", function: { name: "weather", arguments: "{2}" } },
+      ],
+    },
+    finish_reason: "tool_calls",
+  });
+  const chunks = await chunksOf(await completions.create({ messages, tools: [WEATHER], stream: true }));
+  const deltas = chunks.flatMap((chunk) => chunk.choices[0]?.delta.tool_calls ?? []);
+  expect(deltas.slice(0, 2)).toEqual([
+    { index: 0, id: "call_0", type: "function", function: { name: "weather", arguments: "" } },
+    { index: 0, function: { arguments: "{" } },
+  ]);
+});
+
+test("an answer of calls alone has null content, and parallel_tool_calls: false keeps the first", async () => {
+  const { completions } = withTools("<weather {1}><weather {2}>");
+  const { choices } = await completions.create({ messages, tools: [WEATHER], parallel_tool_calls: false });
+  expect(choices[0]?.message.content).toBeNull();
+  expect(choices[0]?.message.tool_calls?.length).toBe(1);
+});
+
+test("tool_choice none leaves the text alone, and required forces a call through a grammar", async () => {
+  const { completions, specs, source, open } = withTools("<weather {1}>");
+  const { choices } = await completions.create({ messages, tools: [WEATHER], tool_choice: "none" });
+  expect(choices[0]).toMatchObject({ message: { content: "<weather {1}>" }, finish_reason: "stop" });
+  expect(specs).toEqual([]);
+  await completions.create({ messages, tools: [WEATHER], tool_choice: "required" });
+  expect(specs.at(-1)).toMatchObject({ schema: { tools: 1, choice: "required" } });
+  expect(source.requests.at(-1)?.constraint).toBeDefined();
+  expect(open()).toBe(0);
+});
+
+test.each([
+  [{ type: "json_object" }, { kind: "json_object" }],
+  [{ type: "json_schema", json_schema: { name: "n", schema: { type: "string" } } }, { kind: "json_schema", schema: { type: "string" } }],
+  [{ type: "regex", pattern: "a+" }, { kind: "regex", pattern: "a+" }],
+  [{ type: "grammar", grammar: 'root ::= "a"' }, { kind: "grammar", grammar: 'root ::= "a"' }],
+] as const)("response_format %j gives each choice a constraint of its own, and frees them all", async (format, spec) => {
+  const { completions, specs, source, open } = withTools("x");
+  await completions.create({ messages, response_format: format, n: 2 });
+  expect(specs.at(-1)).toEqual(spec);
+  expect(new Set(source.requests.map(({ constraint }) => constraint)).size).toBe(2);
+  expect(open()).toBe(0);
+});
+
+test("a schema that is refused rejects create, streamed or not", async () => {
+  const refused = { grammar: { constraint: () => Promise.reject(new RequestError("bad schema")) } };
+  const completions = new ChatCompletions(modelOf(new FakeSource(["x"]), refused));
+  await expect(completions.create({ messages, response_format: { type: "json_object" }, stream: true })).rejects.toThrow("bad schema");
+});

@@ -1,0 +1,89 @@
+// A model that says what it is told to: a token for each byte of a text, from a fake engine that remembers what it was asked.
+
+import { ChatCompletions } from "../../src/api/chat_completions.js";
+import { encodeChat } from "../../src/api/chat_prompt.js";
+import { Completions } from "../../src/api/completions.js";
+import type { EngineApi } from "../../src/api/engine_api.js";
+import type { Model } from "../../src/api/model.js";
+import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import { Tokenizer } from "../../src/text/tokenizer.js";
+import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
+
+export const TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
+
+export class FakeSource implements TokenSource {
+  readonly requests: TokenRequest[] = [];
+  /** Answers that are running. */
+  running = 0;
+  most = 0;
+  /** Tokens that were handed out. */
+  tokens = 0;
+
+  /** ``answers`` are given in turn; a list of ids is given as it is. The last one is given again and again. */
+  constructor(
+    private readonly answers: readonly (string | readonly number[])[],
+    private readonly failure?: Error,
+  ) {}
+
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    const answer = this.answers[Math.min(this.requests.length, this.answers.length - 1)] ?? "";
+    this.requests.push(request);
+    this.most = Math.max(this.most, ++this.running);
+    const ids = typeof answer === "string" ? [...new TextEncoder().encode(answer)] : answer;
+    const { promptIds, maxTokens = Infinity, signal, logprobs } = request;
+    let completionTokens = 0;
+    const completion = (finishReason: Completion["finishReason"]): Completion => ({
+      finishReason,
+      promptTokens: promptIds.length,
+      cachedTokens: 3,
+      completionTokens,
+    });
+    try {
+      for (const tokenId of ids) {
+        // As on a device, a token takes a turn of the event loop.
+        await new Promise((resolve) => setTimeout(resolve, 0));
+        signal?.throwIfAborted();
+        if (this.failure !== undefined) throw this.failure;
+        if (completionTokens >= maxTokens) return completion("length");
+        completionTokens++;
+        this.tokens++;
+        const alternatives = Array.from({ length: logprobs ?? 0 }, (_, rank) => ({ tokenId: (tokenId + rank) % 256, logprob: -1 - rank }));
+        yield { tokenId, logprob: logprobs === undefined ? null : -1, alternatives };
+      }
+      return completion(completionTokens >= maxTokens ? "length" : "stop");
+    } finally {
+      request.constraint?.dispose();
+      this.running--;
+    }
+  }
+}
+
+export function fakeModel(...answers: readonly (string | readonly number[])[]): { readonly model: Model; readonly source: FakeSource } {
+  const source = new FakeSource(answers);
+  return { model: modelOf(source), source };
+}
+
+export function modelOf(source: TokenSource, rest: Partial<Model> = {}): Model {
+  return { name: "fake", tokens: source, text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE }), ...rest };
+}
+
+/** What a model was asked, as text. */
+export function promptText(model: Model, request: TokenRequest | undefined): string {
+  return model.text.decode(request?.promptIds ?? []);
+}
+
+/** An engine around a model, but for generate(). */
+export function fakeEngine(model: Model, context = 1000): EngineApi {
+  const info = { model: model.name, context } as EngineApi["info"];
+  return {
+    info,
+    chat: { completions: new ChatCompletions(model) },
+    completions: new Completions(model),
+    // eslint-disable-next-line @typescript-eslint/require-await
+    async *generate() {
+      throw new Error("the fake engine has no generate");
+    },
+    countTokens: (prompt, options) => Promise.resolve((typeof prompt === "string" ? model.text.encode(prompt) : encodeChat(model.text, prompt, options)).length),
+    destroy: () => undefined,
+  };
+}

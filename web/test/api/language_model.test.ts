@@ -1,0 +1,216 @@
+import { expect, test } from "vitest";
+
+import type { EngineApi } from "../../src/api/engine_api.js";
+import type { LanguageModel, LanguageModelCreateOptions } from "../../src/api/language_model.js";
+import { createLanguageModel } from "../../src/api/language_model.js";
+import type { LanguageModelPrompt } from "../../src/api/language_model_prompt.js";
+import type { Model } from "../../src/api/model.js";
+import type { LoadProgress } from "../../src/load.js";
+import { BundleError } from "../../src/errors.js";
+import type { FakeSource } from "./fake_model.js";
+import { fakeEngine, fakeModel, modelOf, promptText } from "./fake_model.js";
+
+interface Made {
+  readonly session: LanguageModel;
+  readonly asked: () => readonly string[];
+  readonly source: FakeSource;
+}
+
+async function session(answers: readonly string[], options: LanguageModelCreateOptions = {}, context = 1000): Promise<Made> {
+  const { model, source } = fakeModel(...answers);
+  const made = await createLanguageModel(fakeEngine(model, context)).create(options);
+  return { session: made, source, asked: () => source.requests.map((request) => promptText(model, request)) };
+}
+
+test("a session keeps the conversation, and counts its tokens", async () => {
+  const { session: chat, asked } = await session(["yes", "no"], { initialPrompts: [{ role: "system", content: "S" }] });
+  expect(chat.contextUsage).toBe("[system]S[assistant]".length);
+  expect(await chat.prompt("a")).toBe("yes");
+  expect(await chat.prompt([{ role: "user", content: [{ type: "text", value: "b" }, { type: "text", value: "c" }] }])).toBe("no");
+  expect(asked()).toEqual(["[system]S[user]a[assistant]", "[system]S[user]a[assistant]yes[user]bc[assistant]"]);
+  expect(chat.contextUsage).toBe("[system]S[user]a[assistant]yes[user]bc[assistant]no[assistant]".length);
+  expect(chat.contextWindow).toBe(1000);
+});
+
+test("promptStreaming gives the text in pieces, as a ReadableStream", async () => {
+  const { session: chat, asked } = await session(["abc", "d"]);
+  const pieces: string[] = [];
+  for await (const piece of chat.promptStreaming("x")) pieces.push(piece);
+  expect(pieces).toEqual(["a", "b", "c"]);
+  await chat.prompt("y");
+  expect(asked()[1]).toBe("[user]x[assistant]abc[user]y[assistant]");
+});
+
+test("calls run in the order in which they were made", async () => {
+  const { session: chat, asked } = await session(["one", "two"]);
+  await Promise.all([chat.prompt("1"), chat.append("+"), chat.prompt("2")]);
+  expect(asked()[1]).toBe("[user]1[assistant]one[user]+[user]2[assistant]");
+});
+
+test("a prefix starts the answer", async () => {
+  const { session: chat, asked } = await session([" sir", "x"]);
+  const prompt: LanguageModelPrompt = [{ role: "user", content: "a" }, { role: "assistant", content: "Dear", prefix: true }];
+  expect(await chat.prompt(prompt)).toBe(" sir");
+  await chat.prompt("b");
+  expect(asked()).toEqual(["[user]a[assistant]Dear", "[user]a[assistant]Dear sir[user]b[assistant]"]);
+});
+
+test("a clone goes its own way", async () => {
+  const { session: chat, asked } = await session(["1", "2", "3"]);
+  await chat.prompt("a");
+  const copy = await chat.clone();
+  expect(copy.contextUsage).toBe(chat.contextUsage);
+  await copy.prompt("b");
+  await chat.prompt("c");
+  expect(asked().slice(1)).toEqual(["[user]a[assistant]1[user]b[assistant]", "[user]a[assistant]1[user]c[assistant]"]);
+});
+
+test("the oldest turns make room, the system message stays, and an event says so", async () => {
+  const { session: chat, asked } = await session(["1", "2"], { initialPrompts: [{ role: "system", content: "S" }] }, 50);
+  const events: string[] = [];
+  chat.addEventListener("contextoverflow", () => events.push("listener"));
+  chat.oncontextoverflow = () => events.push("handler");
+  await chat.prompt("aaaaaaaaaa");
+  expect(events).toEqual([]);
+  await chat.prompt("bbbbbbbbbb");
+  expect(events).toEqual(["listener", "handler"]);
+  expect(asked()[1]).toBe("[system]S[user]bbbbbbbbbb[assistant]");
+});
+
+test("what never fits is a QuotaExceededError with figures, and the session stays as it was", async () => {
+  const { session: chat, asked } = await session(["1"], {}, 40);
+  await chat.append("a");
+  const usage = chat.contextUsage;
+  await expect(chat.prompt("b".repeat(40))).rejects.toMatchObject({ name: "QuotaExceededError", requested: 57, quota: 40 });
+  expect([chat.contextUsage, asked()]).toEqual([usage, []]);
+  await expect(session(["1"], { initialPrompts: "c".repeat(50) }, 40)).rejects.toMatchObject({ name: "QuotaExceededError" });
+});
+
+test("measureContextUsage says what a prompt would add", async () => {
+  const { session: chat } = await session(["1"]);
+  await chat.append("a");
+  const before = chat.contextUsage;
+  const measured = await chat.measureContextUsage("bcd");
+  await chat.append("bcd");
+  expect(chat.contextUsage).toBe(before + measured);
+});
+
+test("an aborted prompt ends with the signal's reason and leaves no trace", async () => {
+  const { session: chat, source, asked } = await session(["abc", "d"]);
+  const controller = new AbortController();
+  const answer = chat.prompt("a", { signal: controller.signal });
+  setTimeout(() => {
+    controller.abort();
+  }, 2);
+  await expect(answer).rejects.toMatchObject({ name: "AbortError" });
+  expect(await chat.prompt("b")).toBe("d");
+  expect(asked()[1]).toBe("[user]b[assistant]");
+  expect(source.running).toBe(0);
+});
+
+test("a cancelled stream aborts its prompt", async () => {
+  const { session: chat, asked, source } = await session(["abcdef", "d"]);
+  for await (const piece of chat.promptStreaming("a")) {
+    expect(piece).toBe("a");
+    break;
+  }
+  await chat.prompt("b");
+  expect(asked()[1]).toBe("[user]b[assistant]");
+  expect(source.running).toBe(0);
+});
+
+test("a destroyed session ends what runs, and refuses the rest", async () => {
+  const { session: chat } = await session(["abc"]);
+  const answer = chat.prompt("a");
+  chat.destroy();
+  await expect(answer).rejects.toMatchObject({ name: "AbortError" });
+  await expect(chat.prompt("b")).rejects.toMatchObject({ name: "AbortError" });
+  await expect(chat.clone()).rejects.toMatchObject({ name: "AbortError" });
+  await expect(chat.measureContextUsage("b")).rejects.toMatchObject({ name: "AbortError" });
+});
+
+test("sampling modes and raw parameters reach the engine", async () => {
+  const { session: plain, source } = await session(["x"]);
+  await plain.prompt("a");
+  expect([plain.samplingMode, source.requests[0]?.sampling]).toMatchObject(["balanced", { temperature: 0.7 }]);
+  const { session: raw, source: rawSource } = await session(["x"], { temperature: 9, topK: 3.7 });
+  await raw.prompt("a");
+  expect([raw.samplingMode, raw.temperature, raw.topK, rawSource.requests[0]?.sampling]).toMatchObject([null, 2, 3, { temperature: 2, topK: 3 }]);
+});
+
+test("a constraint is also put in words, unless that is not wanted, and the conversation is kept without them", async () => {
+  const specs: unknown[] = [];
+  const constraint = { mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined };
+  const { source } = fakeModel("1", "2", "3");
+  const model: Model = modelOf(source, { grammar: { constraint: (spec) => (specs.push(spec), Promise.resolve(constraint)) } });
+  const chat = await createLanguageModel(fakeEngine(model)).create();
+  await chat.prompt("a", { responseConstraint: { type: "number" } });
+  await chat.prompt("b", { responseConstraint: /\d/, omitResponseConstraintInput: true });
+  expect(new Set(specs)).toEqual(new Set([{ kind: "json_schema", schema: { type: "number" } }, { kind: "regex", pattern: "\\d" }]));
+  expect(promptText(model, source.requests[0])).toBe('[user]a\n\nAnswer with JSON of this schema: {"type":"number"}[assistant]');
+  expect(promptText(model, source.requests[1])).toBe("[user]a[assistant]1[user]b[assistant]");
+});
+
+const user = (content: unknown): LanguageModelPrompt => [{ role: "user", content }] as LanguageModelPrompt;
+
+test.each<[LanguageModelPrompt, object, string]>([
+  [[{ role: "user", content: "a" }, { role: "system", content: "b" }], {}, "TypeError"],
+  [[{ role: "tool", content: "a" }] as unknown as LanguageModelPrompt, {}, "TypeError"],
+  [[{ role: "user", content: "a", prefix: true }], {}, "SyntaxError"],
+  [[{ role: "assistant", content: "a", prefix: true }, { role: "user", content: "b" }], {}, "SyntaxError"],
+  [user([{ type: "text", value: 3 }]), {}, "TypeError"],
+  [user([{ type: "image", value: 3 }]), {}, "NotSupportedError"],
+  ["a", { omitResponseConstraintInput: true }, "TypeError"],
+  ["a", { responseConstraint: "x" }, "TypeError"],
+  ["a", { responseConstraint: /a/i }, "NotSupportedError"],
+  ["a", { responseConstraint: {} }, "NotSupportedError"],
+])("a prompt that is wrong rejects as the specification says: %#", async (prompt, options, name) => {
+  const { session: chat } = await session(["x"]);
+  await expect(chat.prompt(prompt, options)).rejects.toHaveProperty("name", name);
+  expect(await chat.prompt("fine")).toBe("x");
+});
+
+test.each<[LanguageModelCreateOptions, string]>([
+  [{ temperature: -1 }, "RangeError"],
+  [{ topK: 0 }, "RangeError"],
+  [{ topK: 1, samplingMode: "creative" }, "TypeError"],
+  [{ samplingMode: "wild" as "creative" }, "TypeError"],
+  [{ expectedInputs: [{ type: "image" }] }, "NotSupportedError"],
+  [{ tools: [{}] }, "NotSupportedError"],
+  [{ initialPrompts: user([{ type: "audio", value: 1 }]) }, "NotSupportedError"],
+  [{ signal: AbortSignal.abort() }, "AbortError"],
+])("create rejects what is out of range: %#", async (options, name) => {
+  await expect(session(["x"], options)).rejects.toHaveProperty("name", name);
+});
+
+test("an engine that is still to be loaded is downloadable, then downloading with progress, then available", async () => {
+  const { model } = fakeModel("x");
+  let report: (progress: LoadProgress) => void = () => undefined;
+  let finish: (engine: EngineApi) => void = () => undefined;
+  const lazy = createLanguageModel(({ onProgress }) => {
+    report = onProgress;
+    return new Promise((resolve) => (finish = resolve));
+  });
+  expect(await lazy.availability()).toBe("downloadable");
+  const seen: unknown[] = [];
+  const monitor = (target: EventTarget): void => {
+    target.addEventListener("downloadprogress", (event) => seen.push([Reflect.get(event, "loaded"), Reflect.get(event, "total")]));
+  };
+  const created = lazy.create({ monitor });
+  await new Promise((resolve) => setTimeout(resolve, 0));
+  expect(await lazy.availability()).toBe("downloading");
+  report({ phase: "download", loadedBytes: 1, storedBytes: 0, totalBytes: 4, compiledKernels: 0, totalKernels: 0 });
+  finish(fakeEngine(model));
+  expect(await (await created).prompt("a")).toBe("x");
+  expect(seen).toEqual([[0, 1], [0.25, 1], [1, 1]]);
+  expect(await lazy.availability()).toBe("available");
+  expect(await lazy.availability({ expectedOutputs: [{ type: "audio" }] })).toBe("unavailable");
+});
+
+test("a load that failed is tried again by the next create", async () => {
+  const { model } = fakeModel("x");
+  let loads = 0;
+  const factory = createLanguageModel(() => (++loads === 1 ? Promise.reject(new BundleError("no network")) : Promise.resolve(fakeEngine(model))));
+  await expect(factory.create()).rejects.toMatchObject({ name: "UnknownError", message: "no network" });
+  expect(await (await factory.create()).prompt("a")).toBe("x");
+});

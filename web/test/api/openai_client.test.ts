@@ -1,0 +1,98 @@
+// The openai package as the judge: its types take our answers for its own, and its client reads what we stream.
+
+import OpenAI from "openai";
+import { expect, expectTypeOf, test } from "vitest";
+
+import { ChatCompletions } from "../../src/api/chat_completions.js";
+import { Completions } from "../../src/api/completions.js";
+import type { EngineApi } from "../../src/api/engine_api.js";
+import type {
+  ChatCompletion,
+  ChatCompletionChunk,
+  ChatCompletionCreateParamsNonStreaming,
+  ChatCompletionCreateParamsStreaming,
+  Completion,
+  CompletionCreateParams,
+  CompletionUsage,
+} from "../../src/api/types.js";
+import type { NearfarError } from "../../src/errors.js";
+import { fakeModel } from "./fake_model.js";
+
+type OpenAIChat = OpenAI.Chat.ChatCompletionCreateParams;
+/** What we take under the same name as OpenAI, where it is not refused whatever its value. */
+type Common<Theirs, Ours> = Pick<Theirs, keyof Theirs & keyof Ours>;
+
+test("our answers are OpenAI's, by type", () => {
+  expectTypeOf<ChatCompletion>().toExtend<OpenAI.Chat.ChatCompletion>();
+  expectTypeOf<ChatCompletionChunk>().toExtend<OpenAI.Chat.ChatCompletionChunk>();
+  expectTypeOf<Completion>().toExtend<OpenAI.Completion>();
+  expectTypeOf<CompletionUsage>().toExtend<OpenAI.CompletionUsage>();
+  expectTypeOf<Pick<NearfarError, "status" | "code" | "param" | "type" | "message">>().toExtend<
+    Pick<InstanceType<typeof OpenAI.APIError>, "status" | "code" | "param" | "type" | "message">
+  >();
+});
+
+test("parameters written for OpenAI are ours, by type", () => {
+  expectTypeOf<OpenAI.Chat.ChatCompletionMessageParam[]>().toExtend<ChatCompletionCreateParamsNonStreaming["messages"]>();
+  expectTypeOf<Common<OpenAI.Chat.ChatCompletionCreateParamsNonStreaming, ChatCompletionCreateParamsNonStreaming>>().toExtend<ChatCompletionCreateParamsNonStreaming>();
+  expectTypeOf<Common<OpenAI.Chat.ChatCompletionCreateParamsStreaming, ChatCompletionCreateParamsStreaming>>().toExtend<ChatCompletionCreateParamsStreaming>();
+  expectTypeOf<Common<OpenAI.CompletionCreateParamsNonStreaming, CompletionCreateParams>>().toExtend<CompletionCreateParams>();
+});
+
+test("an engine stands in for the client where a program creates chats, by type", () => {
+  interface Chats {
+    chat: { completions: { create(body: OpenAI.Chat.ChatCompletionCreateParamsNonStreaming): PromiseLike<OpenAI.Chat.ChatCompletion> } };
+  }
+  expectTypeOf<OpenAI>().toExtend<Chats>();
+  expectTypeOf<EngineApi>().toExtend<Chats>();
+});
+
+/** OpenAI's client, with our API for a server. */
+function client(...answers: readonly string[]): OpenAI {
+  const { model } = fakeModel(...answers);
+  const respond = async (url: string, body: string): Promise<Response> => {
+    const params = JSON.parse(body) as { stream?: boolean };
+    const answer = url.endsWith("/chat/completions")
+      ? await new ChatCompletions(model).create(params as OpenAIChat as ChatCompletionCreateParamsStreaming)
+      : await new Completions(model).create(params as CompletionCreateParams);
+    if (!(Symbol.asyncIterator in answer)) return Response.json(answer);
+    const events: string[] = [];
+    for await (const chunk of answer) events.push(`data: ${JSON.stringify(chunk)}\n\n`);
+    return new Response([...events, "data: [DONE]\n\n"].join(""), { headers: { "content-type": "text/event-stream" } });
+  };
+  return new OpenAI({
+    apiKey: "none",
+    maxRetries: 0,
+    fetch: async (url, { body } = {}) => {
+      const text = typeof body === "string" ? body : "";
+      return respond(url instanceof Request ? url.url : url.toString(), text).catch((error: unknown) => {
+        const { status, message, type, param, code } = error as NearfarError;
+        return Response.json({ error: { message, type, param, code } }, { status });
+      });
+    },
+  });
+}
+
+const messages = [{ role: "user", content: "hi" }] satisfies OpenAI.Chat.ChatCompletionMessageParam[];
+
+test("its client gathers from our stream what we answer as a whole", async () => {
+  const ask = { model: "fake", messages, logprobs: true, top_logprobs: 1, n: 2, stop: "!" };
+  const gathered = await client("héllo!", "x").chat.completions.stream({ ...ask, stream: true, stream_options: { include_usage: true } }).finalChatCompletion();
+  const whole = await client("héllo!", "x").chat.completions.create(ask);
+  expect(gathered.choices).toMatchObject(whole.choices);
+  expect(gathered.choices.map(({ message }) => message.content)).toEqual(["héllo", "x"]);
+  expect(gathered.usage).toEqual(whole.usage);
+});
+
+test("its client reads our older completions", async () => {
+  const whole = await client("abc").completions.create({ model: "fake", prompt: "x" });
+  let text = "";
+  for await (const chunk of await client("abc").completions.create({ model: "fake", prompt: "x", stream: true })) text += chunk.choices[0]?.text ?? "";
+  expect([whole.choices[0]?.text, text]).toEqual(["abc", "abc"]);
+});
+
+test("its client takes our errors for its own", async () => {
+  const asking = client("x").chat.completions.create({ model: "fake", messages, temperature: 9 });
+  await expect(asking).rejects.toBeInstanceOf(OpenAI.BadRequestError);
+  await expect(asking).rejects.toMatchObject({ status: 400, code: "request_error", type: "invalid_request_error", param: "temperature" });
+});

@@ -1,0 +1,173 @@
+import { afterEach, expect, test, vi } from "vitest";
+
+import type { EngineApi } from "../../src/api/engine_api.js";
+import { createLanguageModel } from "../../src/api/language_model.js";
+import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
+import type { LoadOptions } from "../../src/load.js";
+import { BundleError } from "../../src/errors.js";
+import type { WorkerLike } from "../../src/worker/connect_engine.js";
+import { connectEngine } from "../../src/worker/connect_engine.js";
+import type { LoadEngine } from "../../src/worker/shared_engines.js";
+import type { FakeSource } from "../api/fake_model.js";
+import { fakeEngine, fakeModel } from "../api/fake_model.js";
+import { fakeWorker } from "./fake_worker.js";
+
+const BUNDLE = "https://example.org/bundle/";
+const messages = [{ role: "user", content: "hi" }] as const;
+const pause = (ms = 5): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+
+interface Loads {
+  readonly load: LoadEngine;
+  readonly loads: string[];
+  readonly sources: FakeSource[];
+  destroyed: number;
+}
+
+function loader(...answers: readonly string[]): Loads {
+  const made: Loads = {
+    loads: [],
+    sources: [],
+    destroyed: 0,
+    load: async (bundle, { onProgress }) => {
+      made.loads.push(bundle);
+      await pause();
+      onProgress?.({ phase: "ready", loadedBytes: 5, storedBytes: 0, totalBytes: 5, compiledKernels: 1, totalKernels: 1 });
+      const { model, source } = fakeModel(...answers);
+      made.sources.push(source);
+      return { ...fakeEngine(model), destroy: () => made.destroyed++ };
+    },
+  };
+  return made;
+}
+
+afterEach(() => {
+  vi.useRealTimers();
+});
+
+test("an engine in a worker answers as one here, whole and streamed, with progress", async () => {
+  const { load, loads } = loader("hello");
+  const phases: string[] = [];
+  const engine: EngineApi = await connectEngine(fakeWorker(load), BUNDLE, { onProgress: ({ phase }) => phases.push(phase) });
+  expect([engine.info.model, loads, phases]).toEqual(["fake", [BUNDLE], ["ready"]]);
+  const whole = await engine.chat.completions.create({ messages, stop: "l" });
+  expect(whole.choices[0]?.message.content).toBe("he");
+  let text = "";
+  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true })) text += choices[0]?.delta.content ?? "";
+  expect(text).toBe("hello");
+  expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("hello");
+  expect(await engine.countTokens("abc")).toBe(4);
+  engine.destroy();
+});
+
+test("a session of the Prompt API works on an engine in a worker", async () => {
+  const engine = await connectEngine(fakeWorker(loader("yes").load), BUNDLE);
+  const session = await createLanguageModel(engine).create();
+  const pieces: string[] = [];
+  for await (const piece of session.promptStreaming("x")) pieces.push(piece);
+  expect(pieces).toEqual(["y", "e", "s"]);
+  engine.destroy();
+});
+
+test("typed errors cross, with their fields", async () => {
+  const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
+  const wrong = { messages, temperature: 9 } as ChatCompletionCreateParamsNonStreaming;
+  await expect(engine.chat.completions.create(wrong)).rejects.toMatchObject({ name: "RequestError", status: 400, param: "temperature" });
+  engine.destroy();
+  const failing = connectEngine(fakeWorker(() => Promise.reject(new BundleError("no manifest", { file: "manifest.json" }))), BUNDLE);
+  await expect(failing).rejects.toBeInstanceOf(BundleError);
+  await expect(failing).rejects.toMatchObject({ details: { file: "manifest.json" } });
+});
+
+test("leaving a loop and aborting a signal end the generation in the worker", async () => {
+  const { load, sources } = loader("a".repeat(1000));
+  const engine = await connectEngine(fakeWorker(load), BUNDLE);
+  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true })) if (choices[0]?.delta.content === "a") break;
+  expect(sources[0]?.running).toBe(0);
+  const answer = engine.chat.completions.create({ messages }, { signal: AbortSignal.timeout(10) });
+  await expect(answer).rejects.toMatchObject({ name: "TimeoutError" });
+  await pause(20);
+  expect(sources[0]?.running).toBe(0);
+  engine.destroy();
+});
+
+test("pages that ask for the same bundle share its engine, and the last to leave frees it", async () => {
+  const made = loader("x");
+  const worker = fakeWorker(made.load);
+  const [first, second] = await Promise.all([connectEngine(worker, BUNDLE), connectEngine(worker, BUNDLE)]);
+  expect(made.loads).toEqual([BUNDLE]);
+  first.destroy();
+  await pause();
+  expect(made.destroyed).toBe(0);
+  expect((await second.completions.create({ prompt: "x" })).choices[0]?.text).toBe("x");
+  second.destroy();
+  await pause();
+  expect(made.destroyed).toBe(1);
+  (await connectEngine(worker, BUNDLE)).destroy();
+  expect(made.loads).toEqual([BUNDLE, BUNDLE]);
+});
+
+test("a load ends when all who wait for it have aborted, and not before", async () => {
+  let signal: AbortSignal | undefined;
+  const worker = fakeWorker((_, options: LoadOptions) => {
+    ({ signal } = options);
+    return new Promise((_, reject) => {
+      signal?.addEventListener("abort", () => {
+        reject(new Error("load aborted"));
+      });
+    });
+  });
+  const [first, second] = [new AbortController(), new AbortController()];
+  const loads = [connectEngine(worker, BUNDLE, { signal: first.signal }), connectEngine(worker, BUNDLE, { signal: second.signal })];
+  await pause();
+  first.abort();
+  await expect(loads[0]).rejects.toMatchObject({ name: "AbortError" });
+  await pause();
+  expect(signal?.aborted).toBe(false);
+  second.abort();
+  await expect(loads[1]).rejects.toMatchObject({ name: "AbortError" });
+  await pause();
+  expect(signal?.aborted).toBe(true);
+});
+
+test("calls on a destroyed engine are a WorkerError", async () => {
+  const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
+  engine.destroy();
+  await expect(engine.countTokens("a")).rejects.toMatchObject({ name: "WorkerError", code: "worker_error" });
+});
+
+test("a worker that was started anew does not know the page, which is told so", async () => {
+  vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
+  let worker = fakeWorker(loader("a".repeat(1000)).load);
+  const address: WorkerLike = {
+    postMessage: (message, transfer) => {
+      worker.postMessage(message, transfer);
+    },
+    addEventListener: () => undefined,
+  };
+  const engine = await connectEngine(address, BUNDLE);
+  vi.advanceTimersByTime(5000);
+  await pause();
+  expect(await engine.countTokens("a")).toBe(2);
+  worker = fakeWorker(loader("x").load);
+  const answer = engine.chat.completions.create({ messages });
+  vi.advanceTimersByTime(5000);
+  await expect(answer).rejects.toMatchObject({ name: "WorkerError", message: expect.stringContaining("was started anew") as string });
+});
+
+test("a worker that answers nothing any more is given up after half a minute", async () => {
+  vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
+  const connecting = connectEngine({ postMessage: () => undefined, addEventListener: () => undefined }, BUNDLE);
+  connecting.catch(() => undefined);
+  vi.advanceTimersByTime(30_000);
+  expect(await Promise.race([connecting.catch(() => "failed"), pause(1).then(() => "waits")])).toBe("waits");
+  vi.advanceTimersByTime(5000);
+  await expect(connecting).rejects.toMatchObject({ name: "WorkerError", message: expect.stringContaining("not answered for 30 seconds") as string });
+});
+
+test("a worker whose script fails is a WorkerError at once", async () => {
+  const target = new EventTarget();
+  const worker: WorkerLike = { postMessage: () => undefined, addEventListener: target.addEventListener.bind(target) };
+  const connecting = connectEngine(worker, BUNDLE);
+  target.dispatchEvent(Object.assign(new Event("error"), { message: "SyntaxError: x" }));
+  await expect(connecting).rejects.toMatchObject({ name: "WorkerError", message: expect.stringContaining("SyntaxError: x") as string });
+});
