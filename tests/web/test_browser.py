@@ -237,7 +237,8 @@ def test_all_that_sampling_can_do_gives_the_tokens_of_the_reference(runner_page:
         const sample = (i) => ({ slot: 1, flags: 7, ...Object.fromEntries(names.map((name, j) => [name, settings[i][j]])) });
         const pages = Array.from({ length: 16 }, (_, i) => 15 - i);
         const steps = await window.answer(prompt, pages, sample, settings.length, { logprobs: true, alternatives: true });
-        return steps.map(({ tokenIds, logprobs, alternatives: others }) => [tokenIds[0], logprobs[0], [...others.ids], [...others.logprobs]]);
+        const plain = ({ ids, logprobs }) => [[...ids], [...logprobs]];
+        return steps.map(({ tokenIds, logprobs, alternatives }) => [tokenIds[0], logprobs[0], ...plain(alternatives)]);
     }"""
     found = runner_page.evaluate(script, [prompt, settings, counts.tolist(), bias.tolist(), mask.tolist()])
     tokens = [output.next_token_ids[0] for output in outputs]
