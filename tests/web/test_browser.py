@@ -6,17 +6,22 @@ import json
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from tiny_models import VOCAB_SIZE
 
+from nearfar.compiler.batch import Chunk, make_batch
 from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 
 # Counts the calls of WebGPU from here on, and the bytes that are mapped for reading, in window.counts.
 COUNT_CALLS = """() => {
@@ -39,6 +44,34 @@ COUNT_CALLS = """() => {
         return range;
     };
 }"""
+# Makes a runner of two sequences from the runtime alone, and the batch of new tokens of one sequence, the last of which may be sampled.
+OPEN_RUNNER = """async () => {
+    const runtime = await import("./runtime.js");
+    const bundle = await runtime.openBundle(runtime.httpSource("./bundle/"), new AbortController().signal);
+    const pool = { maxSequences: 2 };
+    const device = await runtime.openDevice(bundle.manifest, {}, (activation) => runtime.largestBuffer(bundle.manifest, activation, pool));
+    window.runner = await runtime.Runner.create(bundle, device, pool);
+    window.batch = (tokens, start, pages, sample) => ({
+        token_ids: tokens,
+        positions: tokens.map((_, i) => start + i),
+        slots: tokens.map((_, i) => pages[Math.floor((start + i) / 16)] * 16 + ((start + i) % 16)),
+        seq_starts: [0, tokens.length],
+        page_indptr: [0, Math.ceil((start + tokens.length) / 16)],
+        page_ids: pages.slice(0, Math.ceil((start + tokens.length) / 16)),
+        sample_rows: sample ? [tokens.length - 1] : [],
+        sample_slots: sample ? [sample.slot, sample.flags ?? 0] : [],
+        sample_settings: sample ? [...runtime.settingsRow(sample)] : [],
+    });
+    // The prompt, and after it this many tokens, all on their way at once: each takes the token before it on the device.
+    window.answer = (prompt, pages, sample, count, wanted) => {
+        window.runner.submit(window.batch(prompt.slice(0, 64), 0, pages, null));
+        const steps = [window.runner.submit(window.batch(prompt.slice(64), 64, pages, sample(0)), wanted)];
+        for (let i = 1; i < count; i++) {
+            steps.push(window.runner.submit(window.batch([-1 - sample(i).slot], prompt.length + i - 1, pages, sample(i)), wanted));
+        }
+        return Promise.all(steps);
+    };
+}"""
 # SwiftShader takes its time over pipelines, and this machine may be busy.
 TIMEOUT_MS = 180_000
 
@@ -53,7 +86,9 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
     """The page and four bundles: a sound one, a flipped byte in a shard, float16 activations only, and another format version."""
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
-    shutil.copy(PAGE.parent / "nearfar.js", site)
+    for script in ("nearfar.js", "runtime.js"):
+        shutil.copy(PAGE.parent / script, site)
+    (site / "empty.html").write_text("<!doctype html>")
     (site / "example.html").write_text((ROOT / "web/README.md").read_text().split("```html\n")[1].split("```")[0])
     for name in ("bundle", "corrupt", "half", "alien"):
         shutil.copytree(tiny_bundle, site / name)
@@ -128,6 +163,116 @@ def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back
         "createBindGroup": 0,
         "createComputePipelineAsync": 0,
     }
+
+
+@pytest.fixture(scope="module")
+def runner_page(browser: Browser, address: str) -> Iterator[Page]:
+    """A page with nothing but a runner, and the scripts above."""
+    page = browser.new_page()
+    page.goto(f"{address}empty.html")
+    page.evaluate(OPEN_RUNNER)
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "read_bytes", "dispatches"),
+    [({}, 4, 0), ({"logprobs": True}, 8, 0), ({"logprobs": True, "alternatives": True}, 8 + 20 * 8, 1)],
+)
+def test_steps_in_flight_feed_each_other_at_the_cost_of_one(
+    wanted: dict[str, bool], read_bytes: int, dispatches: int, runner_page: Page, tiny_bundle: Path
+) -> None:
+    expected = json.loads((tiny_bundle / "expected.json").read_text())
+    script = """async ([prompt, wanted, count]) => {
+        const pages = Array.from({ length: 16 }, (_, i) => i);
+        const steps = await window.answer(prompt, pages, () => ({ slot: 1, temperature: 0 }), count, wanted);
+        return steps.map(({ tokenIds }) => tokenIds[0]);
+    }"""
+    counts = []
+    for new_tokens in (12, 4, 12):
+        runner_page.evaluate(COUNT_CALLS)
+        found = runner_page.evaluate(script, [expected["prompt_token_ids"], wanted, new_tokens])
+        assert found == expected["token_ids"][:new_tokens]
+        counts.append(runner_page.evaluate("() => window.counts"))
+    _, few, many = counts
+    layers = manifest_of(tiny_bundle)["spec"]["num_layers"]
+    assert {name: (many[name] - few[name]) / 8 for name in few} == {
+        "dispatchWorkgroups": 6 * layers + 4 + dispatches,
+        "beginComputePass": 1,
+        "submit": 1,
+        "writeBuffer": 1,
+        "readBytes": read_bytes,
+        "createBuffer": 0,
+        "createBindGroup": 0,
+        "createComputePipelineAsync": 0,
+    }
+
+
+def test_all_that_sampling_can_do_gives_the_tokens_of_the_reference(runner_page: Page, tiny_bundle: Path) -> None:
+    from nearfar.compiler.bundle import open_bundle
+    from nearfar.compiler.reference import ReferenceRunner
+
+    prompt = json.loads((tiny_bundle / "expected.json").read_text())["prompt_token_ids"]
+    rng = np.random.default_rng(5)
+    counts = np.zeros(VOCAB_SIZE, np.int32)
+    counts[prompt] = IN_PROMPT
+    bias = rng.normal(size=VOCAB_SIZE).astype(np.float32)
+    mask = rng.integers(-(2**31), 2**31, -(-VOCAB_SIZE // 32)).astype(np.int32)
+    settings = [Settings(1.5, 60, 0.95, 0.02, draw, 1.3, 0.6, 0.4) for draw in rng.random(10).tolist()]
+    reference = ReferenceRunner(open_bundle(tiny_bundle), num_slots=2, activation="float32")
+    for name, values in (("token_counts", counts), ("logit_bias", bias), ("token_mask", mask)):
+        reference.write_state(name, 1, values)
+    chunk = Chunk(prompt, 0, range(16), [len(prompt) - 1], settings[0], slot=1, flags=COUNTS | BIAS | MASK)
+    outputs = [reference.forward(make_batch([chunk], 16, alternatives=True))]
+    for i, each in enumerate(settings[1:]):
+        chunk = replace(chunk, token_ids=[-2], start=len(prompt) + i, sample=[0], settings=each)
+        outputs.append(reference.forward(make_batch([chunk], 16, alternatives=True)))
+
+    script = """async ([prompt, settings, counts, bias, mask]) => {
+        const { runner } = window;
+        runner.setTokenCounts(1, Int32Array.from(counts));
+        runner.setLogitBias(1, Float32Array.from(bias));
+        runner.setTokenMask(1, Int32Array.from(mask));
+        const names = ["temperature", "topK", "topP", "minP", "draw", "repetitionPenalty", "frequencyPenalty", "presencePenalty"];
+        const sample = (i) => ({ slot: 1, flags: 7, ...Object.fromEntries(names.map((name, j) => [name, settings[i][j]])) });
+        const pages = Array.from({ length: 16 }, (_, i) => 15 - i);
+        const steps = await window.answer(prompt, pages, sample, settings.length, { logprobs: true, alternatives: true });
+        const plain = ({ ids, logprobs }) => [[...ids], [...logprobs]];
+        return steps.map(({ tokenIds, logprobs, alternatives }) => [tokenIds[0], logprobs[0], ...plain(alternatives)]);
+    }"""
+    found = runner_page.evaluate(script, [prompt, settings, counts.tolist(), bias.tolist(), mask.tolist()])
+    tokens = [output.next_token_ids[0] for output in outputs]
+    assert [step[0] for step in found] == tokens
+    assert len(set(tokens)) > 5
+    assert all(mask[token // 32] >> (token % 32) & 1 for token in tokens)
+    for step, output in zip(found, outputs, strict=True):
+        assert step[2] == output.top_token_ids[0].tolist()
+        np.testing.assert_allclose([step[1], *step[3]], [output.token_logprobs[0], *output.top_logprobs[0]], atol=1e-3)
+
+
+def test_an_answer_goes_on_from_copied_pages_and_from_pages_that_were_saved(runner_page: Page, tiny_bundle: Path) -> None:
+    expected = json.loads((tiny_bundle / "expected.json").read_text())
+    script = """async ([prompt]) => {
+        const { runner } = window;
+        const sample = { slot: 0, temperature: 0 };
+        const first = await runner.submit(window.batch(prompt.slice(0, 64), 0, [0, 1, 2, 3, 4, 5], null))
+            .then(() => runner.submit(window.batch(prompt.slice(64), 64, [0, 1, 2, 3, 4, 5], sample)));
+        const goOn = async (pages) => {
+            const tokens = [first.tokenIds[0]];
+            for (let i = 0; i < 3; i++) tokens.push((await runner.submit(window.batch([tokens[i]], 75 + i, pages, sample))).tokenIds[0]);
+            return tokens;
+        };
+        runner.copyPages([[0, 6], [1, 7], [2, 8], [3, 9], [4, 10]]);
+        const saved = await runner.readPages([0, 1, 2, 3, 4]);
+        runner.writePages([0, 1, 2, 3, 4], new Uint8Array(saved.length));
+        const copied = await goOn([6, 7, 8, 9, 10]);
+        const cleared = await goOn([0, 1, 2, 3, 4]);
+        runner.writePages([15, 14, 13, 12, 11], saved);
+        return [copied, cleared, await goOn([15, 14, 13, 12, 11])];
+    }"""
+    copied, cleared, restored = runner_page.evaluate(script, [expected["prompt_token_ids"]])
+    assert copied == restored == expected["token_ids"][:4]
+    assert cleared != copied
 
 
 def test_the_page_answers_offline_with_the_text_that_python_decodes(context: BrowserContext, address: str, tiny_bundle: Path) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from kernel_cases import all_cases, nothing
+from kernel_cases import all_cases, nothing, sample_run
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
 
+from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
+from nearfar.compiler.sampling import Sampler, Settings
 
 CASES = {case.name: case for case in all_cases()}
 
@@ -56,3 +58,31 @@ def test_a_grid_wider_than_65535_workgroups_reaches_every_column(gpu: Gpu) -> No
     case = Case("take_rows_wide", lambda: take_rows("take_rows", columns), lambda: [run]).lowered()
     assert case.launches(run)[0].grid == (65_535, 1, 2)
     case.check(run, gpu.run(case, run))
+
+
+def test_drawn_tokens_have_the_frequencies_of_their_probabilities(gpu: Gpu) -> None:
+    logits = np.array([0.3, -1.2, 1.9, 1.7, -0.4, 0.8, 1.1, -3.0, 0.0, 1.5], np.float32)
+    sampler = Sampler(temperature=1.0, state=77)
+    draws = [sampler.draw() for _ in range(6000)]
+    settings = [Settings(temperature=0.8, top_k=8, top_p=0.93, min_p=0.05, draw=draw) for draw in draws]
+    run = sample_run(
+        {
+            "logits": np.tile(logits, (len(draws), 1)),
+            "adjusted": np.zeros((0, len(logits)), np.float32),
+            "settings": np.array(settings, np.float32),
+            "slots": np.full((len(draws), 2), [-1, 0], np.int32),
+            "sampled": np.zeros(1, np.int32),
+            "counts": np.zeros((1, len(logits)), np.int32),
+            "logprobs": np.zeros(len(draws), np.float32),
+        }
+    )
+    case = Case("sample_frequencies", lambda: sample("sample", len(logits)), lambda: [run]).lowered()
+    found = np.bincount(np.frombuffer(gpu.run(case, run)["y"], np.int32, len(draws)), minlength=len(logits))
+    # By hand: of the eight largest, 1.9, 1.7, 1.5, 1.1, 0.8 and 0.3 reach 0.93 together, and min_p leaves them all.
+    kept = logits >= np.float32(0.3)
+    expected = np.where(kept, np.exp(logits.astype(np.float64) / 0.8), 0)
+    expected *= len(draws) / expected.sum()
+    assert not found[~kept].any()
+    chi_square = ((found - expected)[kept] ** 2 / expected[kept]).sum()
+    # The 0.999 quantile at five degrees of freedom.
+    assert chi_square < 20.5

@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chunks
-from tiny_models import ARCHITECTURES, CHECKPOINTS
+from tiny_models import ARCHITECTURES, CHECKPOINTS, VOCAB_SIZE
 from tolerances import F32, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.batch import Chunk, make_batch
+from nearfar.compiler.batch import Chunk, Runner, make_batch
 from nearfar.compiler.bundle import open_bundle
 from nearfar.compiler.compile import CompileOptions, compile_model
 from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.generate import generate
 from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import Sampler
+from nearfar.compiler.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, Sampler, Settings
 from nearfar.targets.webgpu import lower
 from nearfar.targets.webgpu.device import choose_activation
 from nearfar.targets.webgpu.runner import Limits, WebGPURunner
@@ -106,6 +106,38 @@ def test_greedy_answers_are_those_of_the_reference(tiny_bundle: Path) -> None:
     runner = WebGPURunner(open_bundle(tiny_bundle), activation="float32")
     assert list(generate(runner, expected["prompt_token_ids"], 64, Sampler())) == expected["token_ids"]
     runner.close()
+
+
+def test_penalties_bias_mask_and_tokens_fed_on_the_device_are_those_of_the_reference(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    rng = np.random.default_rng(2)
+    counts = (rng.integers(0, 3, VOCAB_SIZE) | IN_PROMPT * rng.integers(0, 2, VOCAB_SIZE)).astype(np.int32)
+    bias = rng.normal(size=VOCAB_SIZE).astype(np.float32)
+    mask = rng.integers(-(2**31), 2**31, -(-VOCAB_SIZE // 32)).astype(np.int32)
+    runners: list[Runner] = [
+        WebGPURunner(bundle, limits=Limits(tokens=8, sequences=2, rows=2), activation="float32"),
+        ReferenceRunner(bundle, num_slots=2, activation="float32"),
+    ]
+    answers = []
+    for runner in runners:
+        for name, values in (("token_counts", counts), ("logit_bias", bias), ("token_mask", mask)):
+            runner.write_state(name, 1, values)
+        outputs = []
+        for i, draw in enumerate(np.random.default_rng(3).random(8).tolist()):
+            settings = Settings(1.2, 50, 0.97, 0.01, draw, 1.4, 0.3, 0.5)
+            # Slot 0 is greedy and unadjusted beside it; from the second forward on, each takes its own token from its slot.
+            chunks = [
+                Chunk([-1 - slot] if i else [5 + slot], i, [slot], [0], settings if slot else GREEDY, slot, slot * (COUNTS | BIAS | MASK))
+                for slot in (1, 0)
+            ]
+            outputs.append(runner.forward(make_batch(chunks, 16, alternatives=i == 3)))
+        answers.append(outputs)
+        runner.close()
+    for mine, expected in zip(*answers, strict=True):
+        assert mine.next_token_ids.tolist() == expected.next_token_ids.tolist()
+        np.testing.assert_allclose(mine.token_logprobs, expected.token_logprobs, atol=1e-3)
+        assert mine.top_token_ids.tolist() == expected.top_token_ids.tolist()
+    assert [len(output.top_token_ids) for output in answers[0]] == [0, 0, 0, 2, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
