@@ -23,7 +23,7 @@ const NOT_A_NUMBER = EMBED.replace("y[g.y * 8u + l.x] =", "y[g.y * 8u + l.x] = s
 // It computes the same after a long walk.
 const SLOW = EMBED.replace(
   "y[g.y * 8u",
-  "var walk = l.x; for (var i = 0; i < 200000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
+  "var walk = l.x; for (var i = 0; i < 50000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
 );
 const KERNELS = { embed_wrong: WRONG, embed_nan: NOT_A_NUMBER, embed_slow: SLOW };
 
@@ -199,6 +199,20 @@ withGpu("a record that the bundle ships for this adapter is taken as it is, and 
   expect(engine.info.selfTest.state).toBe("passed");
   expect(await answer(engine)).toEqual(RIGHT);
   engine.destroy();
+});
+
+// Wrong answers show that the wrong variant runs, which only the record can have brought about.
+withGpu("the faster variant runs as soon as it is found, and at once where the bundle ships the record", async () => {
+  const embed = [row("embed_slow"), row("embed_wrong")];
+  const options = { selfTest: "never", tuning: true } as const;
+  const measured = await load(bundleOf(embed), options);
+  const record = await measured.exportTuning();
+  expect(record?.variants.embed).toContainEqual({ when: ["<=", "S", 1], variant: "embed_wrong" });
+  expect(await answer(measured)).not.toEqual(RIGHT);
+  measured.destroy();
+  const shipped = await load(bundleOf(embed, { tuning: record === null ? [] : [record] }), options);
+  expect(await answer(shipped)).not.toEqual(RIGHT);
+  shipped.destroy();
 });
 
 withGpu("without tuning there is no record", async () => {
