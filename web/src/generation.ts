@@ -55,6 +55,6 @@ export async function* generationEvents(
 
 /** What `generate` takes, as the token engine takes it. */
 export function tokenRequest(promptIds: readonly number[], options: GenerateOptions): TokenRequest {
-  const { maxTokens, priority, whenFull, signal, raw: _, ...sampling } = options;
-  return { promptIds, maxTokens, priority, whenFull, signal, sampling };
+  const { maxTokens, priority, whenFull, signal } = options;
+  return { promptIds, maxTokens, priority, whenFull, signal, sampling: options };
 }

@@ -26,7 +26,8 @@ export interface SessionHost {
 export class Session {
   #messages: Message[];
   #kept: KeptSequence;
-  #state: "idle" | "answering" | "closed" = "idle";
+  #answering = false;
+  #closed = false;
 
   constructor(
     private readonly host: SessionHost,
@@ -50,7 +51,7 @@ export class Session {
     this.requireIdle();
     const asked: readonly Message[] = [...this.#messages, { role: "user", content }];
     const request = tokenRequest(this.host.tokenizer.encodeChat(asked), options);
-    this.#state = "answering";
+    this.#answering = true;
     let answer = "";
     try {
       for await (const event of generationEvents(this.tokens(request), this.host.tokenizer)) {
@@ -60,7 +61,7 @@ export class Session {
         yield event;
       }
     } finally {
-      if (this.#state === "answering") this.#state = "idle";
+      this.#answering = false;
     }
   }
 
@@ -95,7 +96,7 @@ export class Session {
 
   /** Let the pages go. The session takes no more messages. */
   close(): void {
-    this.#state = "closed";
+    this.#closed = true;
     this.host.tokens.forget(this.#kept);
   }
 
@@ -104,8 +105,8 @@ export class Session {
   }
 
   private requireIdle(): void {
-    if (this.#state === "closed") throw new RequestError("The session is closed; create another");
-    if (this.#state === "answering") throw new RequestError("The session is at an answer; wait for its end, abort it, or clone the session before");
+    if (this.#closed) throw new RequestError("The session is closed; create another");
+    if (this.#answering) throw new RequestError("The session is at an answer; wait for its end, abort it, or clone the session before");
   }
 }
 

@@ -80,7 +80,8 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
     const remembered = when === "first-load" && test !== null && without.size === 0 ? asRemembered(await note("self-test").read(), manifest) : null;
     const untrusted = new Set(remembered === null ? without.keys() : manifest.activations.map(({ dtype }) => dtype).filter((dtype) => dtype !== remembered.activation));
-    const device = await openDevice(manifest, { adapter }, (activation) => largestBuffer(manifest, activation, poolWithin(manifest, activation, runnerOptions)), untrusted);
+    const largest = (activation: ActivationDtype): number => largestBuffer(manifest, activation, poolWithin(manifest, activation, runnerOptions));
+    const device = await openDevice(manifest, { gpu: options.gpu, adapter }, largest, untrusted);
     const tuningNote = note(`tuning ${device.activation}`);
     const tuning = (await rememberedTuning(tuningNote, device)) ?? shippedTuning(manifest.tuning, device);
     const wantsTuning = tuning === null && (options.tuning ?? !adapter.info.isFallbackAdapter);

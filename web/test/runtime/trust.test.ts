@@ -18,12 +18,12 @@ if (!hasAdapter && process.env.CI !== undefined) throw new Error(`${REASON} (CI 
 if (!hasAdapter) console.warn(`skipped: ${REASON}`);
 const withGpu = test.runIf(hasAdapter);
 
-const WRONG = EMBED.replace("u32(ids[g.y])", "(u32(ids[g.y]) ^ 1u)");
+const WRONG = EMBED.replace("u32(id)", "(u32(id) ^ 1u)");
 const NOT_A_NUMBER = EMBED.replace("y[g.y * 8u + l.x] =", "y[g.y * 8u + l.x] = sqrt(f32(u.S) * -1.0) +");
 // It computes the same after a long walk.
 const SLOW = EMBED.replace(
   "y[g.y * 8u",
-  "var walk = l.x; for (var i = 0; i < 200000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
+  "var walk = l.x; for (var i = 0; i < 400000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
 );
 const KERNELS = { embed_wrong: WRONG, embed_nan: NOT_A_NUMBER, embed_slow: SLOW };
 
@@ -90,10 +90,10 @@ withGpu("what the self-test found is remembered: the next load runs no test and 
   const bundle = bundleOf([row("embed_wrong"), row("embed_nan", { when: ["<=", "S", 4] }), row("embed_many"), row("embed_few")]);
   const notes = new MemoryNotes();
   const first = await selfTestOf(bundle, { notes });
-  expect(first).toMatchObject({ switchedOff: ["embed_wrong", "embed_nan"], remembered: false, ids: RIGHT, kernels: 7 });
+  expect(first).toMatchObject({ switchedOff: ["embed_wrong", "embed_nan"], remembered: false, ids: RIGHT, kernels: 8 });
   const phases: string[] = [];
   const second = await selfTestOf(bundle, { notes, onProgress: ({ phase }) => phases.push(phase) });
-  expect(second).toEqual({ ...first, remembered: true, kernels: 4 });
+  expect(second).toEqual({ ...first, remembered: true, kernels: 5 });
   expect(phases).not.toContain("self-test");
   expect(notes.writes).toBe(1);
   expect(await selfTestOf(bundle, { notes, selfTest: "always" })).toMatchObject({ remembered: false, switchedOff: first.switchedOff });
@@ -115,11 +115,11 @@ withGpu("untested is what it says: where it is not to run, and where the bundle 
 
 withGpu("a device that takes the wrong token for the likeliest is found, though its logits are right", async () => {
   const { manifest, files } = lettersBundle();
-  const code = new TextDecoder().decode(files["kernels/argmax.wgsl"]).replace("i < 8u", "i < 2u");
+  const code = new TextDecoder().decode(files["kernels/sample.wgsl"]).replace("i < 8u", "i < 2u");
   const file = bytesOf(code);
-  const kernels = { ...manifest.kernels, argmax: { ...manifest.kernels.argmax, sha256: createHash("sha256").update(file).digest("hex") } };
+  const kernels = { ...manifest.kernels, sample: { ...manifest.kernels.sample, sha256: createHash("sha256").update(file).digest("hex") } };
   const bundle = lettersBundle({ kernels: kernels as Manifest["kernels"] });
-  await expect(load({ ...bundle, files: { ...bundle.files, "kernels/argmax.wgsl": file } })).rejects.toThrow("computes the model wrongly");
+  await expect(load({ ...bundle, files: { ...bundle.files, "kernels/sample.wgsl": file } })).rejects.toThrow("computes the model wrongly");
 });
 
 withGpu.each([
@@ -199,6 +199,20 @@ withGpu("a record that the bundle ships for this adapter is taken as it is, and 
   expect(engine.info.selfTest.state).toBe("passed");
   expect(await answer(engine)).toEqual(RIGHT);
   engine.destroy();
+});
+
+// Wrong answers show that the wrong variant runs, which only the record can have brought about.
+withGpu("the faster variant runs as soon as it is found, and at once where the bundle ships the record", async () => {
+  const embed = [row("embed_slow"), row("embed_wrong")];
+  const options = { selfTest: "never", tuning: true } as const;
+  const measured = await load(bundleOf(embed), options);
+  const record = await measured.exportTuning();
+  expect(record?.variants.embed).toContainEqual({ when: ["<=", "S", 1], variant: "embed_wrong" });
+  expect(await answer(measured)).not.toEqual(RIGHT);
+  measured.destroy();
+  const shipped = await load(bundleOf(embed, { tuning: record === null ? [] : [record] }), options);
+  expect(await answer(shipped)).not.toEqual(RIGHT);
+  shipped.destroy();
 });
 
 withGpu("without tuning there is no record", async () => {

@@ -29,7 +29,7 @@ test("the rows of a plan are all that the device can run, or those that may run 
   const variants = { ...lettersBundle().manifest.variants, embed: manifest.variants.linear ?? [] };
   const letters = lettersBundle({ variants }).manifest;
   const all = selectRows(letters, "float32", new Set(), null);
-  expect([...all.keys()]).toEqual(["embed", "take_rows", "argmax"]);
+  expect([...all.keys()]).toEqual(["embed", "take_rows", "sample", "top_logprobs"]);
   expect(names(all.get("embed") ?? [])).toEqual(["few", "few again", "plain"]);
   const chosen = selectRows(letters, "float32", new Set(), { off: new Set(["plain"]), front: {} });
   expect(names(chosen.get("embed") ?? [])).toEqual(["few"]);

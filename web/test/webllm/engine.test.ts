@@ -13,8 +13,8 @@ function webllm(...answers: readonly string[]): { readonly load: LoadEngine; rea
   let source: FakeSource | undefined;
   const load: LoadEngine = (bundle, { onProgress }) => {
     loaded.push(bundle);
-    onProgress?.({ phase: "download", loadedBytes: 1_000_000, totalBytes: 4_000_000, compiledKernels: 1, totalKernels: 2 });
-    onProgress?.({ phase: "ready", loadedBytes: 4_000_000, totalBytes: 4_000_000, compiledKernels: 2, totalKernels: 2 });
+    onProgress?.({ phase: "download", loadedBytes: 1_000_000, storedBytes: 0, totalBytes: 4_000_000, compiledKernels: 1, totalKernels: 2 });
+    onProgress?.({ phase: "ready", loadedBytes: 4_000_000, storedBytes: 0, totalBytes: 4_000_000, compiledKernels: 2, totalKernels: 2 });
     const fake = fakeModel(...answers);
     ({ source } = fake);
     return Promise.resolve({ ...fakeEngine(fake.model), info: { model: "fake", adapter: "a GPU" } as never, destroy: () => destroyed.push(bundle) });

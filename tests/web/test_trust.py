@@ -1,0 +1,200 @@
+"""Self-test and tuning in headless Chromium: a bundle with a kernel that is wrong answers like the sound one, and the page can tell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from nearfar.compiler.browser.chromium import FLAGS
+from nearfar.compiler.browser.page_server import PAGE
+
+HTML = """<!doctype html><body><script type="module">
+import { Engine } from "./nearfar.js";
+window.Engine = Engine;
+document.body.dataset.state = "ready";
+</script>"""
+# Loads a bundle, answers a prompt, and returns what the page can know.
+LOAD = """async ([bundle, prompt, maxTokens, options]) => {
+    const phases = new Set();
+    const onProgress = ({ phase }) => phases.add(phase);
+    let engine;
+    try {
+        engine = await window.Engine.load(bundle, { onProgress, ...options });
+    } catch (error) {
+        return { error: { code: error.code, message: error.message, details: error.details } };
+    }
+    const tuning = await engine.exportTuning();
+    const ids = [];
+    for await (const id of engine.generateTokens(prompt, { maxTokens })) ids.push(id);
+    const { selfTest, kernels } = engine.info;
+    engine.destroy();
+    return { selfTest, kernels, ids, tuning, phases: [...phases] };
+}"""
+TIMEOUT_MS = 180_000
+# Every kernel leaves the workgroups beyond its last one alone.
+GUARD = "> podArgs.packGridDimX"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+    """A page of the package alone, and bundles: a sound one, one whose first choice for a step is wrong, one whose only choice is."""
+    site = tmp_path_factory.mktemp("trust")
+    shutil.copy(PAGE.parent / "nearfar.js", site)
+    (site / "index.html").write_text(HTML)
+    for name in ("sound", "broken", "hopeless"):
+        shutil.copytree(tiny_bundle, site / name)
+    break_kernels(site / "broken", variants(site / "broken", "gated_linear")[0])
+    for variant in variants(site / "hopeless", "gated_linear"):
+        break_kernels(site / "hopeless", variant)
+    return site
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://localhost:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context()
+    context.set_default_timeout(TIMEOUT_MS)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Page:
+    return context.new_page()
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_bundle: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = json.loads((tiny_bundle / "expected.json").read_text())
+    return found
+
+
+def load(page: Page, address: str, bundle: str, expected: dict[str, list[int]], **options: object) -> dict[str, Any]:
+    page.goto(address)
+    page.wait_for_selector("body[data-state=ready]", state="attached")
+    prompt, count = expected["prompt_token_ids"], 12
+    found: dict[str, Any] = page.evaluate(LOAD, [f"./{bundle}/", prompt, count, options])
+    return found
+
+
+def test_a_sound_bundle_passes_within_its_tolerance_and_on_a_cpu_nothing_is_timed_unasked(
+    page: Page, address: str, expected: dict[str, list[int]], site: Path
+) -> None:
+    found = load(page, address, "sound", expected)
+    assert found["selfTest"]["state"] == "passed"
+    assert found["selfTest"]["switchedOff"] == []
+    assert 0 < found["selfTest"]["largestDeviation"] < manifest_of(site / "sound")["self_test"]["tolerances"]["float32"]
+    assert found["ids"] == expected["token_ids"][:12]
+    assert found["tuning"] is None
+
+
+def test_a_wrong_kernel_is_switched_off_once_and_answers_stay_those_of_the_sound_bundle(
+    context: BrowserContext, address: str, expected: dict[str, list[int]], site: Path
+) -> None:
+    wrong = variants(site / "broken", "gated_linear")[0]
+    first = load(context.new_page(), address, "broken", expected)
+    assert first["selfTest"]["state"] == "passed-with-switched-off"
+    assert first["selfTest"]["switchedOff"] == [wrong]
+    assert first["selfTest"]["remembered"] is False
+    assert "self-test" in first["phases"]
+    assert first["ids"] == expected["token_ids"][:12]
+    # What was found out is kept in the browser, beyond the page.
+    second = load(context.new_page(), address, "broken", expected)
+    assert second["selfTest"] == {**first["selfTest"], "remembered": True}
+    assert "self-test" not in second["phases"]
+    assert second["ids"] == first["ids"]
+    assert second["kernels"] < first["kernels"], "what is switched off is not even compiled"
+
+
+def test_without_the_self_test_the_wrong_kernel_would_have_changed_the_answer(
+    page: Page, address: str, expected: dict[str, list[int]]
+) -> None:
+    found = load(page, address, "broken", expected, selfTest="never")
+    assert found["selfTest"]["state"] == "untested"
+    assert found["ids"] != expected["token_ids"][:12]
+
+
+def test_a_bundle_that_cannot_be_right_here_does_not_load(page: Page, address: str, expected: dict[str, list[int]]) -> None:
+    error = load(page, address, "hopeless", expected)["error"]
+    assert error["code"] == "device_error"
+    assert "this device computes the model wrongly (with float32 activations logits are off by" in error["message"]
+    assert error["details"]["largestDeviation"] > 0.01
+    assert error["message"].startswith(error["details"]["adapter"])
+
+
+def test_a_measured_tuning_ships_with_a_bundle_and_answers_stay(
+    context: BrowserContext, address: str, expected: dict[str, list[int]], site: Path, tiny_bundle: Path
+) -> None:
+    measured = load(context.new_page(), address, "sound", expected, tuning=True)
+    record = measured["tuning"]
+    assert record["activation"] == "float32"
+    assert record["adapter"]["vendor"] != ""
+    assert measured["ids"] == expected["token_ids"][:12]
+    # As measured on a machine where the last row is the fastest for every size.
+    manifest = manifest_of(tiny_bundle)
+    step = next(step for step in manifest["plan"]["steps"] if step["op"] == "gated_linear")
+    names = variants(tiny_bundle, "gated_linear")
+    turned = {**record, "variants": {step["variants"]: [{"when": None, "variant": names[-1]}]}}
+    shutil.copytree(tiny_bundle, site / "shipped")
+    (site / "shipped/manifest.json").write_text(json.dumps({**manifest, "tuning": [turned]}))
+    shipped = load(context.new_page(), address, "shipped", expected, tuning=True, selfTest="never")
+    assert shipped["tuning"] == turned
+    assert shipped["ids"] == expected["token_ids"][:12]
+    assert shipped["kernels"] < measured["kernels"], "what the record puts last is not even compiled"
+
+
+def variants(bundle: Path, op: str) -> list[str]:
+    """The names of the variants that can run an op with float32 activations, first choice first."""
+    manifest = manifest_of(bundle)
+    step = next(step for step in manifest["plan"]["steps"] if step["op"] == op)
+    rows = [row for row in manifest["variants"][step["variants"]] if row["activation"] in (None, "float32")]
+    return list(dict.fromkeys("+".join(row["kernels"]) for row in rows))
+
+
+def break_kernels(bundle: Path, variant: str) -> None:
+    """The variant's last kernel forgets its last workgroup."""
+    manifest = manifest_of(bundle)
+    kernel = manifest["kernels"][variant.split("+")[-1]]
+    code = (bundle / kernel["file"]).read_text()
+    assert GUARD in code
+    (bundle / kernel["file"]).write_text(code.replace(GUARD, f"{GUARD.replace('>', '>=')}"))
+    kernel["sha256"] = hashlib.sha256((bundle / kernel["file"]).read_bytes()).hexdigest()
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def manifest_of(bundle: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((bundle / "manifest.json").read_text())
+    return manifest
