@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from ..expr import Expr
 from .builder import Kernel, KernelBuilder, Scalar, all_of, cast, exp, lane_of, maximum, minimum, number, select, splat, sum_lanes, sum_of
-from .builder import vector as vector_of
 from .linear_vector import power_of_two
 from .new_heads import NewHeads
 from .pages import LOWEST, Heads, Pages
@@ -61,17 +60,19 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
     page_ids = kernel.buffer("page_ids", ("L",), "int32")
     pages = Pages(kernel, facts, write=True)
     if split:
-        partials = kernel.scratch("partials", ("S", splits(split), facts.num_heads, vectors + 1), facts.vector_dtype, write=True)
+        # Of each range and head one vector more, for the largest score and the sum of weights.
+        shape = ("S", splits(split), facts.num_heads, (vectors + 1) * lanes)
+        result_places = kernel.scratch("partials", shape, "float32", write=True)
     else:
-        y = kernel.buffer("y", ("S", facts.num_heads, vectors), facts.stored_dtype, write=True)
+        result_places = kernel.buffer("y", ("S", facts.num_heads, facts.head_dim), facts.activation, write=True)
 
     blocks = facts.num_heads // heads
     group_x, row = kernel.grid(["mul", blocks, splits(split)] if split else blocks, "S")
     thread = kernel.threads(threads)
-    block = group_x % blocks if split else group_x
+    block, range_index = (group_x % blocks, group_x // blocks) if split else (group_x, 0)
     first_head = kernel.let("first_head", block * heads)
     kv_head = kernel.let("kv_head", first_head // facts.group)
-    first_key: Scalar = kernel.let("first_key", group_x // blocks * split) if split else 0
+    first_key: Scalar = kernel.let("first_key", range_index * split) if split else 0
     position = kernel.let("position", positions[row])
     first_page = kernel.let("first_page", page_indptr[row])
     # Keys of this workgroup, the new one included; 0 where the range lies beyond the sequence.
@@ -229,34 +230,29 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
                 for h in range(heads):
                     result[h] = result[h] + splat(scores[h, cached], lanes) * rows[heads + 1, index]
 
-    # --- the sum of all value groups ---
+    # --- the sum of all value groups, an element a thread ---
     heads_at_once = max(heads, lanes) // lanes
-    sums = kernel.local("sums", lanes, "float32")
+    added = kernel.local("added", 1, "float32")
     for first in range(0, heads, heads_at_once):
         here = range(first, min(first + heads_at_once, heads))
+        planes = len(here) * lanes
         kernel.barrier()
         for h in here:
             for c in range(lanes):
                 partial[((h - first) * lanes + c) * threads + thread] = lane_of(result[h], c)
         kernel.barrier()
-        for start in range(0, len(here) * vectors, threads):
+        for start in range(0, planes * vectors, threads):
             item = kernel.let("item", thread + start)
-            with kernel.when(all_of(item < len(here) * vectors, count > 0 if split else True)):
-                local_head, index_ = kernel.let("local_head", item // vectors), kernel.let("index", item % vectors)
-                for c in range(lanes):
-                    sums[c] = 0
-                with kernel.loop("k", value_groups) as k:
-                    for c in range(lanes):
-                        sums[c] = sums[c] + partial[(local_head * lanes + c) * threads + k * vectors + index_]
-                value = vector_of(*(sums[c] for c in range(lanes)))
-                if split:
-                    partials[row, group_x // blocks, first_head + first + local_head, index_] = value
-                else:
-                    y[row, first_head + first + local_head, index_] = cast(
-                        value / splat(total[first + local_head], lanes), facts.stored_dtype
-                    )
+            with kernel.when(all_of(item < planes * vectors, count > 0 if split else True)):
+                plane, index = kernel.let("plane", item // vectors), kernel.let("index", item % vectors)
+                added[0] = 0
+                with kernel.loop("group", value_groups) as group:
+                    added[0] = added[0] + partial[plane * threads + group * vectors + index]
+                local_head = first + plane // lanes
+                place = (row, *((range_index,) if split else ()), first_head + local_head, index * lanes + plane % lanes)
+                result_places[place] = added[0] if split else cast(added[0] / total[local_head], facts.activation)
     if split:
         with kernel.when(all_of(thread < heads, count > 0)):
-            kept = vector_of(largest[thread], total[thread], *[number(0, "float32")] * (lanes - 2))
-            partials[row, group_x // blocks, first_head + thread, vectors] = kept
+            result_places[row, range_index, first_head + thread, facts.head_dim] = largest[thread]
+            result_places[row, range_index, first_head + thread, facts.head_dim + 1] = total[thread]
     return kernel.finish()

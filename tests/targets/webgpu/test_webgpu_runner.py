@@ -73,6 +73,26 @@ def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, 
     runner.close()
 
 
+@pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
+def test_decoding_gives_the_logits_of_prefill_on_both_sides_of_the_split_of_long_contexts(
+    checkpoint: str, compile_tiny: CompileTiny
+) -> None:
+    bundle = open_bundle(compile_tiny(checkpoint, "f32", context=320))
+    token_ids = [(5 * i * i + 3 * i) % 509 for i in range(260)]
+    long, short = list(range(20)), list(range(20, 24))
+    # The long sequence up to 253 tokens, then both token by token: of the last steps, two with T up to 256 and four beyond.
+    runner = WebGPURunner(bundle, limits=Limits(tokens=64, sequences=2, rows=2, pages=24))
+    for start in range(0, 254, 64):
+        runner.forward(make_batch([Chunk(token_ids[start : min(start + 64, 254)], start, long)], 16))
+    found = []
+    for step in range(6):
+        chunks = [Chunk([token_ids[254 + step]], 254 + step, long, [0]), Chunk([token_ids[step]], step, short, [0])]
+        found.append(runner.forward(make_batch(chunks, 16)).logits)
+    runner.close()
+    expected = whole_and_in_chunks(ReferenceRunner(bundle), token_ids, 260)
+    assert relative_error(np.stack(found, axis=1), np.stack([expected[254:], expected[:6]])) < F32
+
+
 @pytest.mark.parametrize("quantization", ["q4f16", "q4f32", "f32"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_weights_split_for_small_bindings_give_the_same_logits(
