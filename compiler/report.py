@@ -12,7 +12,7 @@ from .generate import PREFILL_CHUNK
 from .manifest import Manifest
 from .variant import choose_variant
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4}
+ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "uint32": 4}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,10 @@ def add_parser(commands: Any) -> None:
         "--activations", nargs="+", choices=("float16", "float32"), metavar="DTYPE",
         help="which activation dtypes to offer, best first: float16, float32 (default: all that the weights' format allows)",
     )  # fmt: skip
+    parser.add_argument(
+        "--kv", choices=("activation", "q8"), default="activation",
+        help="keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of progress")
 
@@ -52,6 +56,7 @@ def run(options: argparse.Namespace) -> None:
         quantization=options.quantization,
         context=options.context,
         activations=tuple(options.activations) if options.activations else None,
+        kv=options.kv,
         force=options.force,
     )
     with progress_bars(quiet=options.json) as bars:

@@ -11,13 +11,14 @@ Needs: S == B; ``tile`` a multiple of the page and of threads / key_lanes, ``spl
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..expr import Expr
 from .builder import Kernel, KernelBuilder, Scalar, all_of, cast, exp, lane_of, maximum, minimum, number, select, splat, sum_lanes, sum_of
 from .linear_vector import power_of_two
 from .new_heads import NewHeads
-from .pages import LOWEST, Heads, Pages
+from .pages import LOWEST, Heads, Pages, largest_lane
 
 # Values that a thread loads before it uses the first, so that it waits for memory once for all of them.
 VALUES_AT_ONCE = 4
@@ -121,19 +122,38 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
             factor = new.factor(fold_places[minimum(row_index, heads) * threads_a_row]) if facts.norm_eps is not None else None
             value = kernel.let("value", new.vector(row, head_of(row_index), position, index, factor))
             scale = splat(number(1 / math.sqrt(facts.head_dim), "float32"), lanes)
-            # The new key and value are rounded as their page rounds them, so that this token sees what later ones will.
-            rows[row_index, index] = select(row_index < heads, value * scale, cast(cast(value, facts.stored_dtype), facts.vector_dtype))
+            rows[row_index, index] = select(row_index < heads, value * scale, value)
     with kernel.when(thread < padded_heads):
         largest[thread] = LOWEST
         total[thread] = 0
     kernel.barrier()
-    with kernel.when(all_of(owns_new, first_head % facts.group == 0 if heads < facts.group else True)):
-        page = kernel.let("page", page_ids[first_page + position // page_size])
+    if pages.quantized:
+        plane, lane = kernel.let("plane", thread // (threads // 2)), kernel.let("lane", thread % (threads // 2))
+        magnitude = kernel.local("magnitude", 1, "float32", fill=0)
+        for start in range(0, vectors, threads // 2):
+            with kernel.when(True if start + threads // 2 <= vectors else lane + start < vectors):
+                magnitude[0] = maximum(magnitude[0], largest_lane(rows[plane + heads, lane + start], lanes))
+        fold_places[thread] = magnitude[0]
+        fold(lane, threads // 2, maximum)
+
+    def largest_of_new(plane: Scalar) -> Scalar | None:
+        return fold_places[plane * (threads // 2)] if pages.quantized else None
+
+    def new_vectors() -> Iterator[tuple[Scalar, Scalar, Scalar]]:
+        """Plane and index of the thread's vectors of the new key and value, and whether there is such a vector."""
         for start in range(0, 2 * vectors, threads):
             item = kernel.let("item", thread + start)
-            with kernel.when(item < 2 * vectors):
-                plane, index = item // vectors, item % vectors
-                pages.store(page, plane, kv_head, position % page_size, index, rows[plane + heads, index])
+            yield item // vectors, item % vectors, item < 2 * vectors
+
+    with kernel.when(all_of(owns_new, first_head % facts.group == 0 if heads < facts.group else True)):
+        page = kernel.let("page", page_ids[first_page + position // page_size])
+        for plane, index, guard in new_vectors():
+            with kernel.when(guard):
+                pages.store(page, plane, kv_head, position % page_size, index, rows[plane + heads, index], largest_of_new(plane))
+    # From here on the new key and value are what their page makes of them, so that this token sees what later ones will.
+    for plane, index, guard in new_vectors():
+        with kernel.when(guard):
+            rows[plane + heads, index] = pages.quantize(rows[plane + heads, index], largest_of_new(plane))
 
     # --- keys, then values, tile by tile ---
     key_in_pass, key_lane = kernel.let("key_in_pass", thread // key_lanes), kernel.let("key_lane", thread % key_lanes)
@@ -146,6 +166,7 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
 
     vectors_a_lane = -(-vectors // key_lanes)
     key_vectors = kernel.local("key_vectors", vectors_a_lane, facts.vector_dtype, fill=0)
+    key_scale = kernel.local("key_scale", 1, "float32", fill=1) if pages.quantized else None
     values = kernel.local("values", VALUES_AT_ONCE, facts.vector_dtype, fill=0)
     dot = kernel.local("dot", 1, facts.vector_dtype)
     best, sum_ = kernel.local("best", 1, "float32"), kernel.local("sum", 1, "float32")
@@ -168,17 +189,22 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
                 page = kernel.let("page", tile_pages[key // page_size])
                 for (i, place), guard in zip(places, inside, strict=True):
                     with kernel.when(guard):
-                        key_vectors[i] = pages.load(page, 0, kv_head, key % page_size, place)
+                        key_vectors[i] = pages.load_unscaled(page, 0, kv_head, key % page_size, place)
+                if key_scale is not None:
+                    key_scale[0] = pages.scale(page, 0, kv_head, key % page_size)
             with kernel.when(all_of(key == cached, cached < tile_count)):
                 for (i, place), guard in zip(places, inside, strict=True):
                     with kernel.when(guard):
                         key_vectors[i] = rows[heads, place]
+                if key_scale is not None:
+                    key_scale[0] = 1
             for h in range(heads):
                 dot[0] = 0
                 for (i, place), guard in zip(places, inside, strict=True):
                     with kernel.when(guard):
                         dot[0] = dot[0] + rows[h, place] * key_vectors[i]
-                partial[h * threads + thread] = sum_lanes(dot[0], lanes)
+                score = sum_lanes(dot[0], lanes)
+                partial[h * threads + thread] = score * key_scale[0] if key_scale is not None else score
             kernel.barrier()
             for start in range(0, heads * keys_at_once, threads):
                 item = kernel.let("item", thread + start)
@@ -197,9 +223,13 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
         new_largest = kernel.let("new_largest", maximum(largest[head], fold_places[head * threads_a_head]))
         sum_[0] = 0
         with kernel.when(has_head), kernel.loop("i", keys_of_thread) as i:
-            weight = kernel.let("weight", exp(scores[head, i * threads_a_head + lane] - new_largest))
-            scores[head, i * threads_a_head + lane] = weight
+            key = kernel.let("key", i * threads_a_head + lane)
+            weight = kernel.let("weight", exp(scores[head, key] - new_largest))
             sum_[0] = sum_[0] + weight
+            scores[head, key] = weight
+            if pages.quantized:
+                with kernel.when(key < cached):
+                    scores[head, key] = weight * pages.scale(tile_pages[key // page_size], 1, kv_head, key % page_size)
         kernel.barrier()
         fold_places[thread] = sum_[0]
         fold(lane, threads_a_head, add)
@@ -211,7 +241,7 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
 
         def add_values(keys: list[Scalar]) -> None:
             for u, key in enumerate(keys):
-                values[u] = pages.load(tile_pages[key // page_size], 1, kv_head, key % page_size, index)
+                values[u] = pages.load_unscaled(tile_pages[key // page_size], 1, kv_head, key % page_size, index)
             for u, key in enumerate(keys):
                 for h in range(heads):
                     result[h] = result[h] + splat(scores[h, key], lanes) * values[u]

@@ -270,7 +270,13 @@ def any_of(*conditions: Scalar) -> Scalar:
     return tirx.any(*conditions)
 
 
+def reinterpret(value: Scalar, dtype: str) -> Scalar:
+    """The same bits as another dtype of the same size."""
+    return tirx.reinterpret(dtype, value)
+
+
 exp = tirx.exp
+magnitude = tirx.abs
 rsqrt = tirx.rsqrt
 maximum = tirx.max
 minimum = tirx.min

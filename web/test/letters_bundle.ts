@@ -87,6 +87,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}): LettersBundle {
     quantization: "f32",
     context: 256,
     page_size: 16,
+    kv: "activation",
     activations: [{ dtype: "float32", needs: [] }],
     plan: {
       inputs: {

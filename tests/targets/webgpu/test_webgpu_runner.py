@@ -74,9 +74,7 @@ def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, 
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
-def test_decoding_gives_the_logits_of_prefill_on_both_sides_of_the_split_of_long_contexts(
-    checkpoint: str, compile_tiny: CompileTiny
-) -> None:
+def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(checkpoint: str, compile_tiny: CompileTiny) -> None:
     bundle = open_bundle(compile_tiny(checkpoint, "f32", context=320))
     token_ids = [(5 * i * i + 3 * i) % 509 for i in range(260)]
     long, short = list(range(20)), list(range(20, 24))

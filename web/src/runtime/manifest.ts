@@ -67,7 +67,7 @@ export interface WeightEntry {
 /** An array that a runtime allocates. "activation" is the dtype of the chosen activation entry. */
 export interface BufferEntry {
   readonly shape: readonly Expr[];
-  readonly dtype: "float32" | "int32" | "activation";
+  readonly dtype: "float32" | "int32" | "uint32" | "activation";
 }
 
 /** An array that a runtime computes. "rope": cosine and sine of position * inverse_frequencies[i], (positions, D/2, 2) float32. */
@@ -139,7 +139,7 @@ export interface TokenizerEntry {
   readonly add_bos_token: boolean | null;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. */
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32, of each row D int8 codes, four a word, the first lowest, then the bits of their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -149,6 +149,7 @@ export interface Manifest {
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
+  readonly kv: "activation" | "q8";
   readonly activations: readonly ActivationEntry[];
   readonly plan: PlanEntry;
   readonly variants: Readonly<Record<string, readonly VariantEntry[]>>;
