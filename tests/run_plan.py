@@ -153,7 +153,10 @@ def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
 
 
 def new_states(graph: Graph) -> dict[str, Array]:
-    return {name: np.zeros([evaluate(size, {"P": NUM_PAGES}) for size in state.shape], np.float32) for name, state in graph.states.items()}
+    return {
+        name: np.zeros([evaluate(size, {"P": NUM_PAGES}) for size in state.shape], np.uint32 if state.dtype == "uint32" else np.float32)
+        for name, state in graph.states.items()
+    }
 
 
 def poison(array: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chunks
 from tiny_models import ARCHITECTURES, CHECKPOINTS
-from tolerances import F32, OF_ACTIVATION, relative_error
+from tolerances import F16, F32, KV_Q8, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.batch import Chunk, make_batch
@@ -71,6 +71,21 @@ def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, 
         assert relative_error(mine, alone) < F32
         assert relative_error(mine, expected) < F32
     runner.close()
+
+
+@pytest.mark.parametrize("activation", ["float32", "float16"])
+def test_with_8_bit_keys_and_values_logits_are_those_of_the_reference_which_are_near_the_unquantized(
+    activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+) -> None:
+    bundle = open_bundle(compile_tiny("qwen3", "q8f16", kv="q8"))
+    expected = whole_and_in_chunks(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
+    runner = WebGPURunner(bundle, limits=ALL_ROWS, activation=activation)
+    for chunk in (75, 16, 1):
+        found = whole_and_in_chunks(runner, prompt_token_ids, chunk)
+        assert relative_error(found, expected) < F16, chunk
+    runner.close()
+    unquantized = ReferenceRunner(open_bundle(compile_tiny("qwen3", "q8f16")), activation=activation)
+    assert 0 < relative_error(expected, whole_and_in_chunks(unquantized, prompt_token_ids, 75)) < KV_Q8
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
