@@ -27,6 +27,7 @@ class Report:
     target: str
     quantization: str
     activation: str
+    kv: str
     context: int
     parameters: int
     weight_bytes: int
@@ -69,6 +70,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         target=manifest.target,
         quantization=manifest.quantization,
         activation=chosen,
+        kv=manifest.kv,
         context=context,
         parameters=sum(math.prod(weight.shape) for weight in manifest.weights.values()),
         weight_bytes=weights,
