@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 from . import quant
 from .arch import by_model_type
@@ -49,12 +50,14 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """``context`` None means 4,096 tokens, or fewer where the model was trained for fewer. ``activations`` are those to offer, best first;
-    None means all that the quantization allows. ``tuning`` are files of measured tunings to ship."""
+    None means all that the quantization allows. ``kv`` is the format of keys and values: "activation" or "q8". ``tuning`` are files of
+    measured tunings to ship."""
 
     target: str = "webgpu"
     quantization: str = "q4f16"
     context: int | None = None
     activations: tuple[str, ...] | None = None
+    kv: Literal["activation", "q8"] = "activation"
     self_test: bool = True
     tuning: tuple[Path, ...] = ()
     force: bool = False
@@ -71,11 +74,13 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     tuning = read_tuning(options.tuning)
     checkpoint = load(model)
     spec = checkpoint.spec
-    context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES)
+    if options.kv == "q8" and spec.head_dim % 4:
+        raise RequestError(f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; leave it out")
+    context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     with new_folder(output, force=options.force) as folder:
         graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context)
         check_tensors(checkpoint, graph.parameters)
-        plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES))
+        plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv))
         lowered = target.lower_plan(plan, spec, quantization, activations, lambda done, total: progress("kernels", done, total))
         check_tuning(tuning, lowered.variants)
         kernels = write_kernels(lowered, folder, target.KERNEL_SUFFIX)
@@ -92,6 +97,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             quantization=quantization.name,
             context=context,
             page_size=PAGE_SIZE,
+            kv=options.kv,
             activations=list(lowered.activations),
             plan=plan_entry(plan, lowered),
             variants={name: list(rows) for name, rows in lowered.variants.items()},
@@ -121,10 +127,13 @@ def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantizatio
     return wanted
 
 
-def choose_context(wanted: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int) -> int:
+def choose_context(
+    wanted: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int, kv: str = "activation"
+) -> int:
     """The longest sequence that the bundle will take. Raises RequestError when the model or the target's bindings cannot hold it."""
     element_bytes = 4 if "float32" in activations else 2
-    bytes_per_token = 2 * spec.num_kv_heads * spec.head_dim * element_bytes
+    row_bytes = spec.head_dim + 4 if kv == "q8" else spec.head_dim * element_bytes
+    bytes_per_token = 2 * spec.num_kv_heads * row_bytes
     largest = min(spec.max_position_embeddings, max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE)
     if wanted is None:
         return min(DEFAULT_CONTEXT, largest)

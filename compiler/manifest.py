@@ -52,7 +52,7 @@ class BufferEntry(Entry):
     """An array that a runtime allocates. "activation" is the dtype of the chosen activation entry."""
 
     shape: list[Expr]
-    dtype: Literal["float32", "int32", "activation"]
+    dtype: Literal["float32", "int32", "uint32", "activation"]
 
 
 class ConstantEntry(Entry):
@@ -195,7 +195,9 @@ class TuningEntry(Entry):
 class Manifest(Entry):
     """A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards.
 
-    ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
+    ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys,
+    then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of
+    their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
     ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype.
     """
 
@@ -207,6 +209,7 @@ class Manifest(Entry):
     quantization: str
     context: int
     page_size: int
+    kv: Literal["activation", "q8"]
     activations: list[ActivationEntry]
     plan: PlanEntry
     variants: dict[str, list[VariantEntry]]

@@ -5,7 +5,7 @@ All arithmetic is float32; where a value is stored as float16, the executor roun
 
 A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]`` belong to sequence b,
 by ascending position. New keys and values go to pages first, then attention reads pages, causal by position. ``kv`` is
-(P, 2, K, page, D): pages, keys and values, kv heads.
+(P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" it is (P, 2, K, page, D/4 + 1) uint32: see `quantize_rows`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .sampling import ALTERNATIVES, COUNTS, Settings, choose_token
 from .sampling import adjust_logits as adjusted_row
 
 # "activation" is float16 or float32: a bundle may offer both and the device decides. What must not overflow is always float32.
-DType = Literal["float32", "int32", "activation"]
+# "uint32" are words of packed integers.
+DType = Literal["float32", "int32", "uint32", "activation"]
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = "tuple[Expr, ...]"
 Shapes: TypeAlias = Mapping[str, Shape]
@@ -211,7 +212,33 @@ def append_kv(inputs: Mapping[str, Array], attrs: Attrs) -> None:
     kv, slots = inputs["kv"], inputs["slots"]
     page, place_in_page = np.divmod(slots, kv.shape[3])
     for plane, role in enumerate(("k", "v")):
-        kv[page, plane, :, place_in_page] = inputs[role].reshape(len(slots), kv.shape[2], kv.shape[4])
+        rows = inputs[role].reshape(len(slots), kv.shape[2], -1)
+        kv[page, plane, :, place_in_page] = quantize_rows(rows) if attrs.get("kv") == "q8" else rows
+
+
+def quantize_rows(rows: Array) -> Array:
+    """(..., D) -> (..., D/4 + 1) uint32: int8 codes, four a word, the first lowest; then the bits of the float32 scale.
+
+    An element is code * scale; scale = max |x| / 127, codes are rounded to nearest, ties to even.
+    """
+    rows = rows.astype(np.float32)
+    largest = np.abs(rows).max(axis=-1, keepdims=True)
+    factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = np.rint(rows * factor).astype("<i1").view("<u4")
+    return np.concatenate([codes, (largest / np.float32(127)).view(np.uint32)], axis=-1)
+
+
+def dequantize_rows(words: Array) -> Array:
+    """What `quantize_rows` has made, as float32 (..., D)."""
+    codes = np.ascontiguousarray(words[..., :-1]).view("<i1")
+    rows: Array = codes * np.ascontiguousarray(words[..., -1:]).view(np.float32)
+    return rows
+
+
+def head_dim_of(kv: tuple[Any, ...], attrs: Attrs) -> int:
+    """D, from the shape of the pages."""
+    last: int = kv[-1]
+    return (last - 1) * 4 if attrs.get("kv") == "q8" else last
 
 
 def infer_attention(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
@@ -225,7 +252,8 @@ def attention(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     Query head h reads kv head h // (H / K). Vaswani et al. 2017; paged: Kwon et al. 2023.
     """
     kv, positions = inputs["kv"], inputs["positions"]
-    _, _, num_kv_heads, page_size, head_dim = kv.shape
+    _, _, num_kv_heads, page_size, _ = kv.shape
+    head_dim = head_dim_of(kv.shape, attrs)
     q = inputs["q"].astype(np.float32)
     num_rows, width = q.shape
     queries = q.reshape(num_rows, num_kv_heads, -1, head_dim) / np.float32(np.sqrt(head_dim))
@@ -236,7 +264,8 @@ def attention(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
             continue
         length = int(positions[rows].max()) + 1
         first = inputs["page_indptr"][sequence]
-        pages = kv[inputs["page_ids"][first : first - (-length // page_size)]].astype(np.float32)
+        pages = kv[inputs["page_ids"][first : first - (-length // page_size)]]
+        pages = dequantize_rows(pages) if attrs.get("kv") == "q8" else pages.astype(np.float32)
         keys, values = pages.transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
         scores = np.einsum("skgd,ktd->skgt", queries[rows], keys)
         hidden = np.arange(length)[None, :] > positions[rows][:, None]
@@ -247,9 +276,8 @@ def attention(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
 
 
 def infer_rope_append(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
-    _, _, num_kv_heads, _, head_dim = shapes["kv"]
     rows, width = shapes["qkv"]
-    return (rows, width - 2 * num_kv_heads * head_dim), "activation"  # type: ignore[operator]
+    return (rows, width - 2 * shapes["kv"][2] * head_dim_of(shapes["kv"], attrs)), "activation"  # type: ignore[operator]
 
 
 def rope_append(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
@@ -258,18 +286,18 @@ def rope_append(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights above k's, with attrs eps, positions, slots (S,), table, kv -> (S, H * D).
     """
     kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
-    kv_width = kv.shape[2] * kv.shape[4]
+    kv_width = kv.shape[2] * head_dim_of(kv.shape, attrs)
     q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
     if "qk_norm" in inputs:
         q, k = (rms_norm({"x": x, "weight": weight}, attrs) for x, weight in zip((q, k), np.split(inputs["qk_norm"], 2), strict=True))
     where = {"positions": inputs["positions"], "table": inputs["table"]}
-    append_kv({"k": rope({"x": k, **where}, {}), "v": v, "kv": kv, "slots": inputs["slots"]}, {})
+    append_kv({"k": rope({"x": k, **where}, {}), "v": v, "kv": kv, "slots": inputs["slots"]}, attrs)
     return rope({"x": q, **where}, {})
 
 
 def rope_attention(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     """rope_append, then attention of what it returns; the inputs are those of both, q apart. -> (S, H * D)."""
-    return attention({**inputs, "q": rope_append(inputs, attrs)}, {})
+    return attention({**inputs, "q": rope_append(inputs, attrs)}, attrs)
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from .variant import choose_variant
 
 # The dims of one sequence, with all that sampling can do.
 ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1}
-ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4}
+ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "uint32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Report:
     target: str
     quantization: str
     activation: str
+    kv: str
     context: int
     parameters: int
     weight_bytes: int
@@ -73,6 +74,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         target=manifest.target,
         quantization=manifest.quantization,
         activation=chosen,
+        kv=manifest.kv,
         context=context,
         parameters=sum(math.prod(weight.shape) for weight in manifest.weights.values()),
         weight_bytes=weights,

@@ -166,7 +166,7 @@ def new_states(graph: Graph) -> dict[str, Array]:
 
 
 def new_array(value: Value | Buffer, dims: Mapping[str, int]) -> Array:
-    return np.zeros([evaluate(size, dims) for size in value.shape], np.int32 if value.dtype == "int32" else np.float32)
+    return np.zeros([evaluate(size, dims) for size in value.shape], value.dtype if value.dtype in ("int32", "uint32") else np.float32)
 
 
 def poison(array: Array) -> Array:

@@ -40,6 +40,10 @@ def add_parser(commands: Any) -> None:
         help="which activation dtypes to offer, best first: float16, float32 (default: all that the weights' format allows)",
     )  # fmt: skip
     parser.add_argument(
+        "--kv", choices=("activation", "q8"), default="activation",
+        help="keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--tuning", nargs="+", type=Path, default=[], metavar="FILE",
         help="ship what engine.exportTuning() measured on some GPUs, so that these need not measure again",
     )  # fmt: skip
@@ -60,6 +64,7 @@ def run(options: argparse.Namespace) -> None:
         quantization=options.quantization,
         context=options.context,
         activations=tuple(options.activations) if options.activations else None,
+        kv=options.kv,
         self_test=options.self_test,
         tuning=tuple(options.tuning),
         force=options.force,

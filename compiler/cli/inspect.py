@@ -57,7 +57,7 @@ def facts(report: Report) -> Table:
         "parameters": f"{report.parameters:,}",
         "quantization": f"{report.quantization}, activations {report.activation}",
         "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
-        "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token",
+        "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token, " + (report.activation if report.kv == "activation" else report.kv),
         "memory": f"{megabytes(report.runtime_memory_bytes)} at {report.context:,} tokens",
         "dispatches": f"{report.dispatches_per_token} a decoded token, {report.dispatches_at_context} at {report.context:,} tokens",
     }

@@ -11,14 +11,14 @@ Needs: S == B; ``tile`` a multiple of the page and of threads / key_lanes, ``spl
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..expr import Expr
 from .builder import Kernel, KernelBuilder, Scalar, all_of, cast, exp, lane_of, maximum, minimum, number, select, splat, sum_lanes, sum_of
-from .builder import vector as vector_of
 from .linear_vector import power_of_two
 from .new_heads import NewHeads
-from .pages import LOWEST, Heads, Pages
+from .pages import LOWEST, Heads, Pages, largest_lane
 
 # Values that a thread loads before it uses the first, so that it waits for memory once for all of them.
 VALUES_AT_ONCE = 4
@@ -61,17 +61,19 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
     page_ids = kernel.buffer("page_ids", ("L",), "int32")
     pages = Pages(kernel, facts, write=True)
     if split:
-        partials = kernel.scratch("partials", ("S", splits(split), facts.num_heads, vectors + 1), facts.vector_dtype, write=True)
+        # Of each range and head one vector more, for the largest score and the sum of weights.
+        shape = ("S", splits(split), facts.num_heads, (vectors + 1) * lanes)
+        result_places = kernel.scratch("partials", shape, "float32", write=True)
     else:
-        y = kernel.buffer("y", ("S", facts.num_heads, vectors), facts.stored_dtype, write=True)
+        result_places = kernel.buffer("y", ("S", facts.num_heads, facts.head_dim), facts.activation, write=True)
 
     blocks = facts.num_heads // heads
     group_x, row = kernel.grid(["mul", blocks, splits(split)] if split else blocks, "S")
     thread = kernel.threads(threads)
-    block = group_x % blocks if split else group_x
+    block, range_index = (group_x % blocks, group_x // blocks) if split else (group_x, 0)
     first_head = kernel.let("first_head", block * heads)
     kv_head = kernel.let("kv_head", first_head // facts.group)
-    first_key: Scalar = kernel.let("first_key", group_x // blocks * split) if split else 0
+    first_key: Scalar = kernel.let("first_key", range_index * split) if split else 0
     position = kernel.let("position", positions[row])
     first_page = kernel.let("first_page", page_indptr[row])
     # Keys of this workgroup, the new one included; 0 where the range lies beyond the sequence.
@@ -120,19 +122,38 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
             factor = new.factor(fold_places[minimum(row_index, heads) * threads_a_row]) if facts.norm_eps is not None else None
             value = kernel.let("value", new.vector(row, head_of(row_index), position, index, factor))
             scale = splat(number(1 / math.sqrt(facts.head_dim), "float32"), lanes)
-            # The new key and value are rounded as their page rounds them, so that this token sees what later ones will.
-            rows[row_index, index] = select(row_index < heads, value * scale, cast(cast(value, facts.stored_dtype), facts.vector_dtype))
+            rows[row_index, index] = select(row_index < heads, value * scale, value)
     with kernel.when(thread < padded_heads):
         largest[thread] = LOWEST
         total[thread] = 0
     kernel.barrier()
-    with kernel.when(all_of(owns_new, first_head % facts.group == 0 if heads < facts.group else True)):
-        page = kernel.let("page", page_ids[first_page + position // page_size])
+    if pages.quantized:
+        plane, lane = kernel.let("plane", thread // (threads // 2)), kernel.let("lane", thread % (threads // 2))
+        magnitude = kernel.local("magnitude", 1, "float32", fill=0)
+        for start in range(0, vectors, threads // 2):
+            with kernel.when(True if start + threads // 2 <= vectors else lane + start < vectors):
+                magnitude[0] = maximum(magnitude[0], largest_lane(rows[plane + heads, lane + start], lanes))
+        fold_places[thread] = magnitude[0]
+        fold(lane, threads // 2, maximum)
+
+    def largest_of_new(plane: Scalar) -> Scalar | None:
+        return fold_places[plane * (threads // 2)] if pages.quantized else None
+
+    def new_vectors() -> Iterator[tuple[Scalar, Scalar, Scalar]]:
+        """Plane and index of the thread's vectors of the new key and value, and whether there is such a vector."""
         for start in range(0, 2 * vectors, threads):
             item = kernel.let("item", thread + start)
-            with kernel.when(item < 2 * vectors):
-                plane, index = item // vectors, item % vectors
-                pages.store(page, plane, kv_head, position % page_size, index, rows[plane + heads, index])
+            yield item // vectors, item % vectors, item < 2 * vectors
+
+    with kernel.when(all_of(owns_new, first_head % facts.group == 0 if heads < facts.group else True)):
+        page = kernel.let("page", page_ids[first_page + position // page_size])
+        for plane, index, guard in new_vectors():
+            with kernel.when(guard):
+                pages.store(page, plane, kv_head, position % page_size, index, rows[plane + heads, index], largest_of_new(plane))
+    # From here on the new key and value are what their page makes of them, so that this token sees what later ones will.
+    for plane, index, guard in new_vectors():
+        with kernel.when(guard):
+            rows[plane + heads, index] = pages.quantize(rows[plane + heads, index], largest_of_new(plane))
 
     # --- keys, then values, tile by tile ---
     key_in_pass, key_lane = kernel.let("key_in_pass", thread // key_lanes), kernel.let("key_lane", thread % key_lanes)
@@ -145,6 +166,7 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
 
     vectors_a_lane = -(-vectors // key_lanes)
     key_vectors = kernel.local("key_vectors", vectors_a_lane, facts.vector_dtype, fill=0)
+    key_scale = kernel.local("key_scale", 1, "float32", fill=1) if pages.quantized else None
     values = kernel.local("values", VALUES_AT_ONCE, facts.vector_dtype, fill=0)
     dot = kernel.local("dot", 1, facts.vector_dtype)
     best, sum_ = kernel.local("best", 1, "float32"), kernel.local("sum", 1, "float32")
@@ -167,17 +189,22 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
                 page = kernel.let("page", tile_pages[key // page_size])
                 for (i, place), guard in zip(places, inside, strict=True):
                     with kernel.when(guard):
-                        key_vectors[i] = pages.load(page, 0, kv_head, key % page_size, place)
+                        key_vectors[i] = pages.load_unscaled(page, 0, kv_head, key % page_size, place)
+                if key_scale is not None:
+                    key_scale[0] = pages.scale(page, 0, kv_head, key % page_size)
             with kernel.when(all_of(key == cached, cached < tile_count)):
                 for (i, place), guard in zip(places, inside, strict=True):
                     with kernel.when(guard):
                         key_vectors[i] = rows[heads, place]
+                if key_scale is not None:
+                    key_scale[0] = 1
             for h in range(heads):
                 dot[0] = 0
                 for (i, place), guard in zip(places, inside, strict=True):
                     with kernel.when(guard):
                         dot[0] = dot[0] + rows[h, place] * key_vectors[i]
-                partial[h * threads + thread] = sum_lanes(dot[0], lanes)
+                score = sum_lanes(dot[0], lanes)
+                partial[h * threads + thread] = score * key_scale[0] if key_scale is not None else score
             kernel.barrier()
             for start in range(0, heads * keys_at_once, threads):
                 item = kernel.let("item", thread + start)
@@ -196,9 +223,13 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
         new_largest = kernel.let("new_largest", maximum(largest[head], fold_places[head * threads_a_head]))
         sum_[0] = 0
         with kernel.when(has_head), kernel.loop("i", keys_of_thread) as i:
-            weight = kernel.let("weight", exp(scores[head, i * threads_a_head + lane] - new_largest))
-            scores[head, i * threads_a_head + lane] = weight
+            key = kernel.let("key", i * threads_a_head + lane)
+            weight = kernel.let("weight", exp(scores[head, key] - new_largest))
             sum_[0] = sum_[0] + weight
+            scores[head, key] = weight
+            if pages.quantized:
+                with kernel.when(key < cached):
+                    scores[head, key] = weight * pages.scale(tile_pages[key // page_size], 1, kv_head, key % page_size)
         kernel.barrier()
         fold_places[thread] = sum_[0]
         fold(lane, threads_a_head, add)
@@ -210,7 +241,7 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
 
         def add_values(keys: list[Scalar]) -> None:
             for u, key in enumerate(keys):
-                values[u] = pages.load(tile_pages[key // page_size], 1, kv_head, key % page_size, index)
+                values[u] = pages.load_unscaled(tile_pages[key // page_size], 1, kv_head, key % page_size, index)
             for u, key in enumerate(keys):
                 for h in range(heads):
                     result[h] = result[h] + splat(scores[h, key], lanes) * values[u]
@@ -229,34 +260,29 @@ def attention_decode(name: str, facts: Heads, options: DecodeOptions) -> Kernel:
                 for h in range(heads):
                     result[h] = result[h] + splat(scores[h, cached], lanes) * rows[heads + 1, index]
 
-    # --- the sum of all value groups ---
+    # --- the sum of all value groups, an element a thread ---
     heads_at_once = max(heads, lanes) // lanes
-    sums = kernel.local("sums", lanes, "float32")
+    added = kernel.local("added", 1, "float32")
     for first in range(0, heads, heads_at_once):
         here = range(first, min(first + heads_at_once, heads))
+        planes = len(here) * lanes
         kernel.barrier()
         for h in here:
             for c in range(lanes):
                 partial[((h - first) * lanes + c) * threads + thread] = lane_of(result[h], c)
         kernel.barrier()
-        for start in range(0, len(here) * vectors, threads):
+        for start in range(0, planes * vectors, threads):
             item = kernel.let("item", thread + start)
-            with kernel.when(all_of(item < len(here) * vectors, count > 0 if split else True)):
-                local_head, index_ = kernel.let("local_head", item // vectors), kernel.let("index", item % vectors)
-                for c in range(lanes):
-                    sums[c] = 0
-                with kernel.loop("k", value_groups) as k:
-                    for c in range(lanes):
-                        sums[c] = sums[c] + partial[(local_head * lanes + c) * threads + k * vectors + index_]
-                value = vector_of(*(sums[c] for c in range(lanes)))
-                if split:
-                    partials[row, group_x // blocks, first_head + first + local_head, index_] = value
-                else:
-                    y[row, first_head + first + local_head, index_] = cast(
-                        value / splat(total[first + local_head], lanes), facts.stored_dtype
-                    )
+            with kernel.when(all_of(item < planes * vectors, count > 0 if split else True)):
+                plane, index = kernel.let("plane", item // vectors), kernel.let("index", item % vectors)
+                added[0] = 0
+                with kernel.loop("group", value_groups) as group:
+                    added[0] = added[0] + partial[plane * threads + group * vectors + index]
+                local_head = first + plane // lanes
+                place = (row, *((range_index,) if split else ()), first_head + local_head, index * lanes + plane % lanes)
+                result_places[place] = added[0] if split else cast(added[0] / total[local_head], facts.activation)
     if split:
         with kernel.when(all_of(thread < heads, count > 0)):
-            kept = vector_of(largest[thread], total[thread], *[number(0, "float32")] * (lanes - 2))
-            partials[row, group_x // blocks, first_head + thread, vectors] = kept
+            result_places[row, range_index, first_head + thread, facts.head_dim] = largest[thread]
+            result_places[row, range_index, first_head + thread, facts.head_dim + 1] = total[thread]
     return kernel.finish()

@@ -323,6 +323,7 @@ def any_of(*conditions: Scalar) -> Scalar:
 
 exp = tirx.exp
 log = tirx.log
+magnitude = tirx.abs
 rsqrt = tirx.rsqrt
 maximum = tirx.max
 minimum = tirx.min

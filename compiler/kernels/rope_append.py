@@ -5,10 +5,12 @@ One workgroup: one head of one new token, of the H query, K key and K value head
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, Scalar, select, sum_of
+from collections.abc import Callable
+
+from .builder import Kernel, KernelBuilder, Scalar, maximum, select, sum_of
 from .linear_vector import power_of_two
 from .new_heads import NewHeads
-from .pages import Heads, Pages
+from .pages import Heads, Pages, largest_lane
 
 
 def rope_append(name: str, heads: Heads) -> Kernel:
@@ -25,27 +27,38 @@ def rope_append(name: str, heads: Heads) -> Kernel:
     thread = kernel.threads(threads)
     inside = thread < vectors
 
+    places = kernel.shared("places", (threads,), "float32")
+
+    def fold(combine: Callable[[Scalar, Scalar], Scalar]) -> None:
+        def into(mine: Scalar, other: Scalar) -> None:
+            places[mine] = combine(places[mine], places[other])
+
+        kernel.fold(thread, thread, threads, into)
+
     factor = None
     if heads.norm_eps is not None:
-        squares = kernel.shared("squares", (threads,), "float32")
-        squares[thread] = 0
+        places[thread] = 0
         with kernel.when(inside):
             elements = [new.element(row, head, thread * heads.lanes + lane) for lane in range(heads.lanes)]
-            squares[thread] = sum_of(element * element for element in elements)
+            places[thread] = sum_of(element * element for element in elements)
+        fold(lambda one, other: one + other)
+        factor = kernel.let("factor", new.factor(places[0]))
 
-        def fold(mine: Scalar, other: Scalar) -> None:
-            squares[mine] = squares[mine] + squares[other]
-
-        kernel.fold(thread, thread, threads, fold)
-        factor = new.factor(squares[0])
-
+    value = kernel.local("value", 1, heads.vector_dtype, fill=0)
+    with kernel.when(inside):
+        value[0] = new.vector(row, head, positions[row], thread, factor)
+    if pages.quantized:
+        # The factor has been read by all before the places are used again.
+        kernel.barrier()
+        places[thread] = largest_lane(value[0], heads.lanes)
+        fold(maximum)
     slot = slots[row]
     with kernel.when(inside):
-        value = kernel.let("value", new.vector(row, head, positions[row], thread, factor))
         with kernel.when(head < heads.num_heads):
-            q[row, head, thread] = value
+            q[row, head, thread] = value[0]
         with kernel.when(head >= heads.num_heads):
             plane = select(head < keys_end, 0, 1)
             kv_head = head - heads.num_heads - plane * heads.num_kv_heads
-            pages.store(slot // heads.page_size, plane, kv_head, slot % heads.page_size, thread, value)
+            largest = places[0] if pages.quantized else None
+            pages.store(slot // heads.page_size, plane, kv_head, slot % heads.page_size, thread, value[0], largest)
     return kernel.finish()

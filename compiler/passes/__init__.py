@@ -1,4 +1,4 @@
-"""The graph's rewrites, in order. Each leaves what the graph computes as it was; together they set the number of dispatches a token.
+"""The graph's rewrites, in order. All but the last leave what the graph computes as it was; they set the number of dispatches a token.
 
 fuse_gate_up      gate and up projections and their activation  -> one gated projection
 fuse_projections  projections of the same input (q, k, v)       -> one projection, sliced
@@ -7,6 +7,7 @@ fuse_attention    that step, then attention over the same pages -> one step
 fuse_residual     projection, then residual addition            -> one projection
 fuse_norm         RMSNorm, then projection                      -> one projection that norms its input as it reads it
 split_large       a weight larger than a binding                -> parts by rows
+quantize_kv       KV pages of activations                       -> of 8-bit integers, where that is asked for
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from .fuse_norm import fuse_norm
 from .fuse_projections import fuse_projections
 from .fuse_residual import fuse_residual
 from .fuse_rope_append import fuse_rope_append
+from .quantize_kv import quantize_kv
 from .split_large import split_large
 
 FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
 
 
-def run_passes(graph: Graph, quantization: Quantization, max_binding_bytes: int) -> Graph:
-    """All fusions, then the split of weights whose planes exceed ``max_binding_bytes``."""
+def run_passes(graph: Graph, quantization: Quantization, max_binding_bytes: int, kv: str = "activation") -> Graph:
+    """All fusions, then the split of weights whose planes exceed ``max_binding_bytes``; pages of ``kv``, "activation" or "q8"."""
     for fuse in FUSIONS:
         graph = fuse(graph)
-    return split_large(graph, quantization, max_binding_bytes)
+    graph = split_large(graph, quantization, max_binding_bytes)
+    return quantize_kv(graph) if kv == "q8" else graph

@@ -143,23 +143,24 @@ def tile_shapes(facts: Projection) -> tuple[tuple[TileShape, Condition], ...]:
 
 
 def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    kv_heads, page_size, head_dim = sizes(context.plan.shape_of(step.inputs["kv"])[2:])
+    kv_heads, page_size = sizes(context.plan.shape_of(step.inputs["kv"])[2:4])
     (positions,) = sizes(context.plan.shape_of(step.inputs["table"])[:1])
     variants: list[Variant] = []
     for activation in context.activations:
-        facts = Heads(context.spec.num_heads, kv_heads, head_dim, page_size, positions, activation, step.attrs.get("eps"))
-        suffix = ("_norm" if facts.norm_eps is not None else "") + f"_{short(activation)}"
-        variants += [*decode_variants(facts, suffix), *prefill_variants(facts, suffix)]
+        heads, head_dim = context.spec.num_heads, context.spec.head_dim
+        kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")
+        facts = Heads(heads, kv_heads, head_dim, page_size, positions, activation, eps, kv)
+        variants += [*decode_variants(facts), *prefill_variants(facts)]
     return tuple(variants)
 
 
-def decode_variants(facts: Heads, suffix: str) -> list[Variant]:
+def decode_variants(facts: Heads) -> list[Variant]:
     """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
     variants = []
     for split, condition in ((None, SHORT_DECODE), *((split, DECODE) for split in SPLITS)):
         options = decode_options(facts, split)
         if options is not None:
-            name = f"attention_decode_{options.threads}x{options.tile}" + (f"_split{split}" if split else "") + suffix
+            name = f"attention_decode_{options.threads}x{options.tile}" + (f"_split{split}" if split else "") + suffix(facts)
             build = partial(attention_decode, name, facts, options)
             if split is None:
                 variants.append(Variant(name, build, facts.activation, condition))
@@ -170,23 +171,30 @@ def decode_variants(facts: Heads, suffix: str) -> list[Variant]:
     return variants
 
 
-def prefill_variants(facts: Heads, suffix: str) -> list[Variant]:
+def prefill_variants(facts: Heads) -> list[Variant]:
     """Any batch: tiles of rows where sequences have many, else row by row."""
-    name = f"rope_append{suffix}"
+    name = f"rope_append{suffix(facts)}"
     append = {name: partial(rope_append, name, facts)}
     variants = []
     for options in tile_options(facts):
-        name = f"attention_tile_{options.rows}x{options.keys}_{short(facts.activation)}"
+        name = f"attention_tile_{options.rows}x{options.keys}{suffix(facts, new=False)}"
         variants.append(Variant(name, partial(attention_tile, name, facts, options), facts.activation, MANY_ROWS, before=append))
-    name = f"attention_{short(facts.activation)}"
+    name = f"attention{suffix(facts, new=False)}"
     return [*variants, Variant(name, partial(attention, name, facts), facts.activation, before=append)]
+
+
+def suffix(facts: Heads, *, new: bool = True) -> str:
+    """The end of the name of a kernel over pages, which norms the new tokens' heads or does not see them."""
+    norm = "_norm" if new and facts.norm_eps is not None else ""
+    return norm + ("_kv8" if facts.kv == "q8" else "") + f"_{short(facts.activation)}"
 
 
 def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
     """As many of a kv head's query heads a workgroup as fit, up to eight; of these the most threads, then the largest tile."""
     for heads in range(min(facts.group, 8), 0, -1):
         for threads, tile in ((256, 256), (256, 128), (128, 128), (64, 64)):
-            options = DecodeOptions(heads, threads, tile, split=split)
+            # A key of 8-bit integers takes twice the threads to be read in pieces of 32 bytes.
+            options = DecodeOptions(heads, threads, tile, key_lanes=8 if facts.kv == "q8" else 4, split=split)
             divides = facts.group % heads == 0 and (split or tile) % tile == 0
             if divides and facts.vectors <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
                 return options

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.compile import CompileOptions, choose_context, compile_model
 from nearfar.compiler.errors import CheckpointError, NearfarError, OutputError, QuantizationError, RequestError
+from nearfar.compiler.formats import load
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 
@@ -92,6 +95,20 @@ def test_options_out_of_range_are_refused(
     options: dict[str, Any], error: type[NearfarError], message: str, checkpoint: Path, output: Path
 ) -> None:
     refused(error, message, checkpoint, output, **options)
+
+
+def test_8_bit_keys_and_values_need_heads_of_whole_words(checkpoint: Path, output: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "head_dim": 22}))
+    refused(RequestError, "--kv q8: the model's head size of 22 is not a multiple of 4", checkpoint, output, kv="q8")
+
+
+def test_8_bit_keys_and_values_leave_room_for_a_longer_context(checkpoint: Path) -> None:
+    # Of a token: 3 kv heads of 24 elements in float32, or of 24 bytes and a scale; and half of 24 cosines and sines.
+    spec = replace(load(str(checkpoint)).spec, max_position_embeddings=10_000)
+    both = ("float16", "float32")
+    assert choose_context(None, spec, both, 576 * 80) == 80
+    assert choose_context(None, spec, both, 576 * 80, "q8") == 576 * 80 // 168 // 16 * 16
 
 
 @pytest.mark.parametrize("place", [".bin", ".wgsl", "manifest.json"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import F32, relative_error
 
-from nearfar.compiler.ops import OPS, Array
+from nearfar.compiler.ops import OPS, Array, dequantize_rows, quantize_rows
 from nearfar.compiler.rope import rope_table
 from nearfar.compiler.sampling import BIAS, COUNTS, GREEDY, MASK, MASKED, Settings
 
@@ -168,6 +168,21 @@ def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
             values = [kv[p, 1, h, place] for p, h, place in places]
             expected[row, head] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
     assert relative_error(found, expected.reshape(found.shape)) < F32
+
+
+def test_quantized_rows_are_codes_from_the_lowest_byte_on_and_a_scale() -> None:
+    # Scale 2: 254 is code 127; 3 and 5 lie between two codes and take the even one; zeros have scale 0.
+    rows = np.array([[254, -254, 3, 5], [0, 0, 0, 0]], np.float32)
+    words = quantize_rows(rows)
+    assert [[f"{word:08x}" for word in row] for row in words] == [["0202817f", "40000000"], ["00000000", "00000000"]]
+    np.testing.assert_array_equal(dequantize_rows(words), [[254, -254, 4, 4], [0, 0, 0, 0]])
+
+
+@given(st.integers(0, 1000), st.sampled_from([1e-20, 1, 1e4]))
+def test_a_quantized_element_is_at_most_half_a_step_away(seed: int, size: float) -> None:
+    rows = random(seed, 5, 3, 8) * np.float32(size)
+    error = np.abs(dequantize_rows(quantize_rows(rows)) - rows)
+    assert (error <= np.abs(rows).max(axis=-1, keepdims=True) / 127 * 0.501).all()
 
 
 def sampling_inputs(logits: Array, slots: list[tuple[int, int]], settings: Settings = GREEDY) -> dict[str, Array]:

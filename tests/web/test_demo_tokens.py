@@ -29,11 +29,12 @@ GENERATE = """async ([messages, maxTokens]) => {
 }"""
 
 
-@pytest.fixture(scope="module", params=["q4f16", "q4f32", "f32"])
+@pytest.fixture(scope="module", params=[("q4f16", "activation"), ("q4f32", "activation"), ("f32", "activation"), ("q4f16", "q8")])
 def endless_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The demo model with nothing that ends an answer, so that it goes on for all 64 tokens; float32 activations."""
-    path = tmp_path_factory.mktemp("demo") / request.param
-    compile_model(str(CHECKPOINT), path, CompileOptions(quantization=request.param, activations=("float32",)))
+    quantization, kv = request.param
+    path = tmp_path_factory.mktemp("demo") / f"{quantization}-{kv}"
+    compile_model(str(CHECKPOINT), path, CompileOptions(quantization=quantization, kv=kv, activations=("float32",)))
     manifest = json.loads((path / MANIFEST_FILE).read_text())
     manifest["spec"]["eos_token_ids"] = []
     (path / MANIFEST_FILE).write_text(json.dumps(manifest))

@@ -127,6 +127,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     quantization: "f32",
     context: 256,
     page_size: 16,
+    kv: "activation",
     activations: [{ dtype: "float32", needs: [] }],
     plan: {
       inputs: {

@@ -95,6 +95,15 @@ def test_inspect_counts_what_the_bundle_costs(tiny_bundle: Path, capsys: pytest.
     assert int(str(report["runtime_memory_bytes"])) > int(str(report["weight_bytes"])) + kv_bytes
 
 
+def test_inspect_counts_8_bit_keys_and_values(compile_tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = compile_tiny("qwen3", "q8f16", kv="q8")
+    report = run_json(capsys, "inspect", str(bundle), "--json")
+    # Three layers of 3 kv heads: 24 bytes and a scale for a key, and so for a value.
+    assert (report["kv"], report["kv_bytes_per_token"]) == ("q8", 3 * 3 * 2 * (24 + 4))
+    assert main(["inspect", str(bundle)]) == 0
+    assert "a token, q8" in capsys.readouterr().out
+
+
 def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tiny_bundle), "--verify"]) == 0
     printed = capsys.readouterr().out

@@ -38,7 +38,7 @@ from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
-from nearfar.compiler.ops import OPS, Array
+from nearfar.compiler.ops import OPS, Array, quantize_rows
 from nearfar.compiler.rope import rope_table
 from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 
@@ -402,6 +402,16 @@ def attention_cases() -> Iterator[Case]:
             options = replace((small, uneven)[index % 2], heads=facts.group)
             yield attention_case("decode", facts, decode=options)
             yield attention_case("split", facts, decode=replace(options, split=2 * options.tile))
+    for activation, num_heads, num_kv_heads, head_dim, norm in (
+        ("float32", 6, 3, 24, True),
+        ("float32", 4, 2, 64, False),
+        ("float16", 3, 1, 128, True),
+    ):
+        facts = Heads(num_heads, num_kv_heads, head_dim, 16, MAX_POSITIONS, activation, EPS if norm else None, "q8")
+        yield attention_case("plain", facts)
+        yield attention_case("tile", facts, tile=TileOptions(16))
+        yield attention_case("decode", facts, decode=replace(small, heads=facts.group, key_lanes=8))
+        yield attention_case("split", facts, decode=replace(uneven, heads=facts.group, split=32))
     facts = Heads(16, 2, 64, 16, MAX_POSITIONS, "float32", None)
     # A kv head's query heads in two workgroups, of which one writes; keys by one thread each and by eight; the options of real models.
     yield attention_case("decode", facts, decode=DecodeOptions(4, 128, 32, 4))
@@ -418,7 +428,7 @@ def attention_cases() -> Iterator[Case]:
 
 
 def attention_case(kind: str, facts: Heads, decode: DecodeOptions | None = None, tile: TileOptions | None = None) -> Case:
-    name = f"attention_{kind}_{facts.num_heads}_{facts.num_kv_heads}_{facts.head_dim}_{facts.page_size}_{facts.activation}"
+    name = f"attention_{kind}_{facts.num_heads}_{facts.num_kv_heads}_{facts.head_dim}_{facts.page_size}_{facts.activation}_{facts.kv}"
     if decode is not None:
         name += f"_{decode.heads}_{decode.threads}x{decode.tile}x{decode.key_lanes}"
 
@@ -439,12 +449,15 @@ def attention_run(facts: Heads, sequences: Sequence[tuple[int, int]]) -> Run:
     page_size, num_kv_heads, head_dim = facts.page_size, facts.num_kv_heads, facts.head_dim
     counts = [-(-(start + new) // page_size) for start, new in sequences]
     pages = rng.permutation(sum(counts) + 2)
-    kv = nothing((len(pages), 2, num_kv_heads, page_size, head_dim), facts.activation)
+    shape = (len(pages), 2, num_kv_heads, page_size)
+    # Of quantized pages the scales are NaN.
+    kv = np.full((*shape, head_dim // 4 + 1), 0x7FC00000, np.uint32) if facts.kv == "q8" else nothing((*shape, head_dim), facts.activation)
     chunks = []
     for index, (start, new) in enumerate(sequences):
         own = pages[sum(counts[:index]) : sum(counts[: index + 1])]
         for position in range(start):
-            kv[own[position // page_size], :, :, position % page_size] = rng.normal(size=(2, num_kv_heads, head_dim))
+            row = rng.normal(size=(2, num_kv_heads, head_dim))
+            kv[own[position // page_size], :, :, position % page_size] = quantize_rows(row) if facts.kv == "q8" else row
         chunks.append(Chunk([0] * new, start, [int(page) for page in own]))
     batch = make_batch(chunks, page_size)
     # Scores of some spread, so that the largest one changes from tile to tile.
@@ -458,7 +471,10 @@ def attention_run(facts: Heads, sequences: Sequence[tuple[int, int]]) -> Run:
     if facts.norm_eps is not None:
         arrays["qk_norm"] = rng.normal(1, 0.3, 2 * head_dim).astype(np.float32)
     after = kv.copy()
-    y = OPS["rope_attention"].run({**arrays, "kv": after}, {"eps": facts.norm_eps})
+    y = OPS["rope_attention"].run({**arrays, "kv": after}, {"eps": facts.norm_eps, "kv": facts.kv})
     assert y is not None
     before = {"kv": kv, "y": nothing(y.shape, facts.activation)}
-    return Run(batch.dims(len(pages)), {**arrays, **before}, {"kv": after, "y": y.astype(facts.activation)})
+    dims = batch.dims(len(pages))
+    # A runtime may hand in more than the longest context.
+    dims["T"] += 40
+    return Run(dims, {**arrays, **before}, {"kv": after, "y": y.astype(facts.activation)})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chunks
 from tiny_models import ARCHITECTURES, CHECKPOINTS, VOCAB_SIZE
-from tolerances import F32, OF_ACTIVATION, relative_error
+from tolerances import F16, F32, KV_Q8, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.batch import Chunk, Runner, make_batch
@@ -71,6 +71,39 @@ def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, 
         assert relative_error(mine, alone) < F32
         assert relative_error(mine, expected) < F32
     runner.close()
+
+
+@pytest.mark.parametrize("activation", ["float32", "float16"])
+def test_with_8_bit_keys_and_values_logits_are_those_of_the_reference_which_are_near_the_unquantized(
+    activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+) -> None:
+    bundle = open_bundle(compile_tiny("qwen3", "q8f16", kv="q8"))
+    expected = whole_and_in_chunks(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
+    runner = WebGPURunner(bundle, limits=ALL_ROWS, activation=activation)
+    for chunk in (75, 16, 1):
+        found = whole_and_in_chunks(runner, prompt_token_ids, chunk)
+        assert relative_error(found, expected) < F16, chunk
+    runner.close()
+    unquantized = ReferenceRunner(open_bundle(compile_tiny("qwen3", "q8f16")), activation=activation)
+    assert 0 < relative_error(expected, whole_and_in_chunks(unquantized, prompt_token_ids, 75)) < KV_Q8
+
+
+@pytest.mark.parametrize("checkpoint", ["llama", "qwen3"])
+def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(checkpoint: str, compile_tiny: CompileTiny) -> None:
+    bundle = open_bundle(compile_tiny(checkpoint, "f32", context=320))
+    token_ids = [(5 * i * i + 3 * i) % 509 for i in range(260)]
+    long, short = list(range(20)), list(range(20, 24))
+    # The long sequence up to 253 tokens, then both token by token: of the last steps, two with T up to 256 and four beyond.
+    runner = WebGPURunner(bundle, limits=Limits(tokens=64, sequences=2, rows=2, pages=24))
+    for start in range(0, 254, 64):
+        runner.forward(make_batch([Chunk(token_ids[start : min(start + 64, 254)], start, long)], 16))
+    found = []
+    for step in range(6):
+        chunks = [Chunk([token_ids[254 + step]], 254 + step, long, [0]), Chunk([token_ids[step]], step, short, [0])]
+        found.append(runner.forward(make_batch(chunks, 16)).logits)
+    runner.close()
+    expected = whole_and_in_chunks(ReferenceRunner(bundle), token_ids, 260)
+    assert relative_error(np.stack(found, axis=1), np.stack([expected[254:], expected[:6]])) < F32
 
 
 @pytest.mark.parametrize("quantization", ["q4f16", "q4f32", "f32"])

@@ -139,7 +139,7 @@ const entry =
   };
 
 const FILE = entry<FileEntry>({ file: text, size: int, sha256: text });
-const BUFFER = entry<BufferEntry>({ shape: list(expr), dtype: oneOf("float32", "int32", "activation") });
+const BUFFER = entry<BufferEntry>({ shape: list(expr), dtype: oneOf("float32", "int32", "uint32", "activation") });
 const ROPE = entry<RopeSpec>({
   theta: number,
   scaling: oneOf("none", "linear", "llama3"),
@@ -217,6 +217,7 @@ const MANIFEST = entry<Manifest>({
   quantization: text,
   context: int,
   page_size: int,
+  kv: oneOf("activation", "q8"),
   activations: list(entry<ActivationEntry>({ dtype: oneOf("float32", "float16"), needs: list(text) })),
   plan: PLAN,
   variants: table(list(VARIANT)),

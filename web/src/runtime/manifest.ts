@@ -67,7 +67,7 @@ export interface WeightEntry {
 /** An array that a runtime allocates. "activation" is the dtype of the chosen activation entry. */
 export interface BufferEntry {
   readonly shape: readonly Expr[];
-  readonly dtype: "float32" | "int32" | "activation";
+  readonly dtype: "float32" | "int32" | "uint32" | "activation";
 }
 
 /** An array that a runtime computes. "rope": cosine and sine of position * inverse_frequencies[i], (positions, D/2, 2) float32. */
@@ -175,7 +175,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype. */
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -185,6 +185,7 @@ export interface Manifest {
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
+  readonly kv: "activation" | "q8";
   readonly activations: readonly ActivationEntry[];
   readonly plan: PlanEntry;
   readonly variants: Readonly<Record<string, readonly VariantEntry[]>>;

@@ -1,0 +1,20 @@
+"""KV pages of activations  ->  KV pages of 8-bit integers, with a scale for each token and kv head: the one pass that changes results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..graph import Graph, Node, Value
+
+
+def quantize_kv(graph: Graph) -> Graph:
+    states = {name: Value(name, (*value.shape[:-1], row_words(value.shape[-1])), "uint32") for name, value in graph.states.items()}
+    nodes = [Node(node.op, node.inputs, node.outputs, {**node.attrs, "kv": "q8"}) if "kv" in node.inputs else node for node in graph.nodes]
+    return replace(graph, states=states, values={}).with_nodes(nodes)
+
+
+def row_words(head_dim: object) -> int:
+    """32-bit words of one token's key or value in one kv head: four elements each, then the scale."""
+    assert isinstance(head_dim, int), head_dim
+    assert head_dim % 4 == 0, head_dim
+    return head_dim // 4 + 1
