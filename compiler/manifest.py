@@ -111,7 +111,10 @@ class KernelEntry(Entry):
 
 
 class VariantEntry(Entry):
-    """One way to run a step: the first row that fits is taken. ``activation`` None fits both dtypes, ``when`` None every batch."""
+    """One way to run a step: the first row that fits is taken. ``activation`` None fits both dtypes, ``when`` None every batch.
+
+    ``needs`` names features of the device ("subgroups") and of its shading language ("subgroup_id").
+    """
 
     kernel: str
     activation: Literal["float32", "float16"] | None

@@ -90,7 +90,7 @@ def binding(role: str, access: str) -> BindingEntry:
 
 
 def entry(variant: Variant) -> VariantEntry:
-    return VariantEntry(kernel=variant.name, activation=variant.activation, needs=[], when=variant.when)  # type: ignore[arg-type]
+    return VariantEntry(kernel=variant.name, activation=variant.activation, needs=list(variant.needs), when=variant.when)  # type: ignore[arg-type]
 
 
 def list_name(row: tuple[Variant, ...]) -> str:

@@ -10,7 +10,7 @@ export interface DeviceOptions {
   readonly adapter?: GPUAdapter | undefined;
 }
 
-/** The caller destroys ``device``. */
+/** The caller destroys ``device``. ``features`` are what variants may need: the device's, and those of the browser's WGSL. */
 export interface OpenDevice {
   readonly device: GPUDevice;
   readonly activation: ActivationDtype;
@@ -42,10 +42,12 @@ export async function openDevice(
 ): Promise<OpenDevice> {
   const adapter = options.adapter ?? (await findAdapter(options.gpu));
   const activation = chooseActivation(manifest, adapter.features);
-  const features = new Set([...(manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? []), ...variantNeeds(manifest, adapter.features)]);
+  const known = new Set([...adapter.features, ...languageFeatures(options.gpu)]);
+  const features = new Set([...(manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? []), ...variantNeeds(manifest, known)]);
   const requiredLimits = limitsBeyondDefault(manifest, largestBuffer(activation), adapter.limits);
   try {
-    const device = await adapter.requestDevice({ label: "nearfar", requiredFeatures: [...features] as GPUFeatureName[], requiredLimits });
+    const requiredFeatures = [...features].filter((feature) => adapter.features.has(feature)) as GPUFeatureName[];
+    const device = await adapter.requestDevice({ label: "nearfar", requiredFeatures, requiredLimits });
     return { device, activation, features, adapter: describeAdapter(adapter.info) };
   } catch (error) {
     throw new DeviceError(`The WebGPU adapter gives no device (${messageOf(error)}); reload the page, or restart the browser`, {}, { cause: error });
@@ -65,8 +67,17 @@ export function chooseActivation(manifest: Manifest, features: ReadonlySet<strin
   );
 }
 
+/** What the browser's WGSL has beyond the first version. */
+function languageFeatures(given: GPU | undefined): Iterable<string> {
+  return findGpu(given)?.wgslLanguageFeatures ?? [];
+}
+
+function findGpu(given: GPU | undefined): GPU | undefined {
+  return given ?? (typeof navigator === "undefined" ? undefined : (navigator.gpu));
+}
+
 async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
-  const gpu = given ?? (typeof navigator === "undefined" ? undefined : (navigator.gpu));
+  const gpu = findGpu(given);
   if (gpu === undefined) {
     const reason =
       "isSecureContext" in globalThis && !globalThis.isSecureContext
