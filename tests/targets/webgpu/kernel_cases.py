@@ -51,6 +51,7 @@ VECTORS: dict[str, Callable[[Projection], Kernel]] = {
         VectorShape(128, 64, 4),
         VectorShape(256, 8, 1, 4),
         VectorShape(64, 8, 8),
+        VectorShape(64, 4, 4),
         VectorShape(64, 64, 2),
     )
 }
