@@ -225,7 +225,8 @@ class KernelBuilder:
     def finish(self) -> Kernel:
         self._frames.close()
         function = self._builder.get()
-        return Kernel(self.name, function, tuple(self._bindings), self._grid, self._workgroup_size, self._shared_bytes, self._subgroups)
+        size, shared = self._workgroup_size, self._shared_bytes
+        return Kernel(self.name, function, tuple(self._bindings), self._grid, size, shared, subgroups=self._subgroups)
 
 
 # --- values ------------------------------------------------------------------------------------------------------------------------

@@ -116,12 +116,12 @@ def projection_rows(facts: Projection, activation: str | None, *, f16: bool) -> 
     ]
     subgroup = SubgroupShape()
     kernel = partial(linear_subgroup, facts, subgroup)
-    rows.append(Variant(f"{facts.name}_{subgroup.name}", kernel, activation, few, ("subgroups", "subgroup_id")))
+    rows.append(Variant(f"{facts.name}_{subgroup.name}", kernel, activation, few, needs=("subgroups", "subgroup_id")))
     many: Condition = [">", facts.batch, MIN_WIDE_TILE_ROWS if facts.weight_rows >= WIDE else MIN_NARROW_TILE_ROWS]
     for tile, when in ((TileShape(64, 64, 16, 128), many), (TileShape(32, 32, 32, 64), None)):
         if f16:
             half = replace(tile, dtype="float16")
-            rows.append(Variant(f"{facts.name}_{half.name}", partial(linear_tile, facts, half), "float16", when, ("shader-f16",)))
+            rows.append(Variant(f"{facts.name}_{half.name}", partial(linear_tile, facts, half), "float16", when, needs=("shader-f16",)))
         rows.append(Variant(f"{facts.name}_{tile.name}", partial(linear_tile, facts, tile), activation, when))
     return rows
 
