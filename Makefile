@@ -2,6 +2,7 @@
 # make test   every check and test, likewise
 # make web    the TypeScript runtime and its page
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
+# make bench-kernels   the projection kernels on this machine's GPU
 # make demo-model   train the demo model again (about 15 minutes on one core)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -16,7 +17,7 @@ SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web bench demo-model chromium vulkan clean
+.PHONY: demo test check web bench bench-kernels demo-model chromium vulkan clean
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -35,6 +36,9 @@ web: web/dist/.built
 
 bench: .venv/.dev web/dist/.built
 	$(BIN)/python tests/bench/bench_compile.py
+
+bench-kernels: .venv/.dev web/node_modules/.installed
+	$(BIN)/python tests/bench/bench_kernels.py
 
 demo-model: .venv/.dev
 	$(BIN)/python -m nearfar.compiler.demo.train

@@ -117,7 +117,8 @@ class KernelEntry(Entry):
 
 class VariantEntry(Entry):
     """One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an
-    alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch.
+    alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the
+    device ("subgroups") and of its shading language ("subgroup_id").
     """
 
     kernels: list[str]

@@ -17,7 +17,7 @@ from .projection import Projection, ProjectionArguments, guard_below
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """``rows`` input rows by ``outputs`` weight rows a workgroup (multiples of 4), ``depth`` columns at a time (a divisor of 32), ``threads``.
+    """``rows`` input rows by ``outputs`` weight rows a workgroup (multiples of 4), ``depth`` columns at a time (a divisor of 32).
 
     ``dtype`` is that of the weights in workgroup memory, and of the input where it is float16 anyway and no norm follows, which could
     take it beyond float16's range.

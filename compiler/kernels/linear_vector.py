@@ -88,9 +88,9 @@ def fold_lanes(kernel: KernelBuilder, thread: Scalar, threads: int, lanes: int, 
         index = i * threads + thread
         plane, group = index // groups, index % groups
         with kernel.when(guard_below(index, count, threads)):
-            for quad in range(0, lanes, 4):
-                four = vector(*(partial[plane, group, quad + k] for k in range(4)))
-                total[0] = total[0] + four if quad else four
+            total[0] = 0
+            with kernel.loop("quad", lanes // 4) as quad:
+                total[0] = total[0] + vector(*(partial[plane, group, quad * 4 + k] for k in range(4)))
             totals[plane, group] = sum_lanes(total[0])
     kernel.barrier()
     return totals

@@ -1,4 +1,4 @@
-"""What the matrix-vector kernels have in common: the input's tile in workgroup memory, and the dot products of blocks of weights with it."""
+"""What matrix-vector kernels have in common: the input's tile in workgroup memory, and the dot products of blocks of weights with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ class InputTile:
     neighbouring blocks read neighbouring memory, and global memory is read in its own order.
     """
 
-    def __init__(self, kernel: KernelBuilder, arguments: ProjectionArguments, thread: Scalar, threads: int, blocks: int, steps: int) -> None:
+    def __init__(
+        self, kernel: KernelBuilder, arguments: ProjectionArguments, thread: Scalar, threads: int, blocks: int, steps: int
+    ) -> None:
         self._kernel, self._arguments = kernel, arguments
         self._thread, self._threads = thread, threads
         self.quads = arguments.facts.weight.block_columns // 4

@@ -44,7 +44,7 @@ def for_naga(code: str) -> str:
 
 
 def features_of(names: Collection[str]) -> set[str]:
-    """What variants may need, of an adapter or a device with wgpu's features ``names``; wgpu's "subgroup" has the numbers of subgroups too."""
+    """What variants may need, of a device with wgpu's features ``names``; wgpu's "subgroup" has the numbers of subgroups too."""
     return {*names, *(("subgroups", "subgroup_id") if "subgroup" in names else ())}
 
 

@@ -101,7 +101,8 @@ def binding(role: str, access: str) -> BindingEntry:
 
 
 def entry(variant: Variant) -> VariantEntry:
-    return VariantEntry(kernels=list(variant.kernels), activation=variant.activation, needs=[], when=variant.when)  # type: ignore[arg-type]
+    kernels, needs = list(variant.kernels), list(variant.needs)
+    return VariantEntry(kernels=kernels, activation=variant.activation, needs=needs, when=variant.when)  # type: ignore[arg-type]
 
 
 def list_name(row: tuple[Variant, ...]) -> str:

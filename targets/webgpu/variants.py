@@ -8,7 +8,7 @@ sizes are preferences. To add a faster kernel, write its template in `compiler/k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -20,8 +20,9 @@ from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.embed import embed
+from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
-from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector
+from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
@@ -33,8 +34,13 @@ from nearfar.compiler.plan import Plan, Step
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec
 
-# Up to this many rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for 32 rows.
+# Up to this many rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for 32 or 64 rows.
 MAX_VECTOR_ROWS = 4
+# Large tiles read weights less often, small ones give more workgroups. A matrix of so many rows has enough for most GPUs at few input rows,
+# a smaller one at many.
+WIDE = 2048
+MIN_WIDE_TILE_ROWS = 16
+MIN_NARROW_TILE_ROWS = 256
 # Every sequence has one new token, for none has none.
 DECODE: Condition = ["==", "S", "B"]
 # Up to this many keys one workgroup a kv head takes less time than ranges in parallel and one dispatch more.
@@ -51,12 +57,16 @@ Build: TypeAlias = Callable[[], Kernel]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once. ``before`` are kernels that run first."""
+    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once. ``before`` are kernels that run first.
+
+    ``needs``: WebGPU features, or language features of WGSL.
+    """
 
     name: str
     build: Build
     activation: str | None
     when: Condition = None
+    needs: tuple[str, ...] = ()
     before: Mapping[str, Build] = field(default_factory=dict)
 
     @property
@@ -117,29 +127,43 @@ def projection_variants(step: Step, context: Context) -> tuple[Variant, ...]:
             width=step.attrs.get("columns", 0),
         )
         projections[activation] = facts
-    same = len(set(projections.values())) == 1
-    rows: list[Variant] = []
-    for activation, facts in list(projections.items())[: 1 if same else None]:
-        rows += projection_rows(facts, None if same else activation)
-    return tuple(rows)
+    if len(set(projections.values())) == 1:
+        return tuple(projection_rows(facts, None, f16="float16" in context.activations))
+    return tuple(
+        row for activation, facts in projections.items() for row in projection_rows(facts, activation, f16=activation == "float16")
+    )
 
 
-def projection_rows(facts: Projection, activation: str | None) -> list[Variant]:
+def projection_rows(facts: Projection, activation: str | None, *, f16: bool) -> list[Variant]:
+    """The kernels of one projection. ``f16``: tiles of float16 too, for float16 activations."""
     few: Condition = ["<=", facts.batch, MAX_VECTOR_ROWS]
-    rows = []
-    for vector in vector_shapes(facts):
-        rows.append(Variant(f"{facts.name}_{vector.name}", partial(linear_vector, facts, vector), activation, few))
-    for tile, when in tile_shapes(facts):
+    rows = [
+        Variant(f"{facts.name}_{vector.name}", partial(linear_vector, facts, vector), activation, few) for vector in vector_shapes(facts)
+    ]
+    subgroup = SubgroupShape()
+    kernel = partial(linear_subgroup, facts, subgroup)
+    rows.append(Variant(f"{facts.name}_{subgroup.name}", kernel, activation, few, needs=("subgroups", "subgroup_id")))
+    many: Condition = [">", facts.batch, MIN_WIDE_TILE_ROWS if facts.weight_rows >= WIDE else MIN_NARROW_TILE_ROWS]
+    for tile, when in ((TileShape(64, 64, 16, 128), many), (TileShape(32, 32, 32, 64), None)):
+        if f16:
+            half = replace(tile, dtype="float16")
+            rows.append(Variant(f"{facts.name}_{half.name}", partial(linear_tile, facts, half), "float16", when, needs=("shader-f16",)))
         rows.append(Variant(f"{facts.name}_{tile.name}", partial(linear_tile, facts, tile), activation, when))
     return rows
 
 
 def vector_shapes(facts: Projection) -> tuple[VectorShape, ...]:
-    return (VectorShape(rows=2),)
-
-
-def tile_shapes(facts: Projection) -> tuple[tuple[TileShape, Condition], ...]:
-    return ((TileShape(32, 32, 32, 64), None),)
+    """Matrix-vector kernels, best first: 32 threads along the columns, more rows a workgroup where there are rows enough for every core."""
+    fmt = facts.weight
+    blocks = -(-facts.columns // fmt.block_columns)
+    lanes = min(32, max(8, power_of_two(blocks)))
+    # The smaller a block's part of a row, the more of them a thread has on their way.
+    unroll = min(32 // fmt.block_columns, 4, -(-blocks // lanes))
+    rows = 4 if facts.weight_rows >= 8192 and not facts.gated else 2
+    return (
+        VectorShape(128, lanes, rows, unroll),
+        VectorShape(64, lanes // 2, 4, unroll),
+    )
 
 
 def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:

@@ -62,6 +62,7 @@ VECTORS: dict[str, Callable[[Projection], Kernel]] = {
         VectorShape(128, 64, 4),
         VectorShape(256, 8, 1, 4),
         VectorShape(64, 8, 8),
+        VectorShape(64, 4, 4),
         VectorShape(64, 64, 2),
     )
 }
@@ -162,7 +163,8 @@ def projection_case(template: str, quantization: str, columns: int, outputs: int
     name = f"{facts.name}_{template}_{quantization}"
     batches = TILE_BATCHES if template in TILES else BATCHES
     dtype = "float16" if template.endswith("f16") else None
-    return Case(name, lambda: TEMPLATES[template](facts), lambda: [projection_run(name, facts, quantization, size) for size in batches], dtype)
+    runs = lambda: [projection_run(name, facts, quantization, size) for size in batches]  # noqa: E731
+    return Case(name, lambda: TEMPLATES[template](facts), runs, dtype)
 
 
 def projection_run(name: str, facts: Projection, quantization: str, size: int) -> Run:

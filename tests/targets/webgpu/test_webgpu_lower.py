@@ -80,6 +80,19 @@ def test_float32_kernels_need_no_f16(compile_tiny: Callable[..., Path]) -> None:
             assert "f16;" not in (bundle.path / manifest.kernels[name].file).read_text()
 
 
+def test_kernels_with_subgroups_say_what_they_need(compile_tiny: Callable[..., Path]) -> None:
+    manifest = (bundle := open_bundle(compile_tiny("qwen3", "q4f16"))).manifest
+    found = set()
+    for variant in (variant for row in manifest.variants.values() for variant in row):
+        codes = [(bundle.path / manifest.kernels[name].file).read_text() for name in variant.kernels]
+        for code in codes:
+            needs = {"subgroups", "subgroup_id"} if "subgroup" in code else set()
+            assert needs <= set(variant.needs), variant
+            assert code.startswith("enable subgroups;") == bool(needs), variant
+            found |= needs
+    assert found
+
+
 @pytest.mark.parametrize("quantization", quant.NAMES)
 @pytest.mark.parametrize("limit", [128 << 20, 40_000])
 def test_kernels_of_one_name_are_equal_and_lowering_is_deterministic(

@@ -22,7 +22,7 @@ from nearfar.compiler.generate import generate
 from nearfar.compiler.reference import ReferenceRunner
 from nearfar.compiler.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, Sampler, Settings
 from nearfar.targets.webgpu import lower
-from nearfar.targets.webgpu.device import choose_activation
+from nearfar.targets.webgpu.device import choose_activation, features_of
 from nearfar.targets.webgpu.runner import Limits, WebGPURunner
 
 CompileTiny = Callable[..., Path]
@@ -197,6 +197,11 @@ def test_a_device_without_f16_takes_float32_where_the_bundle_offers_it(compile_t
     assert choose_activation(manifest, {"shader-f16"}, None, path).dtype == "float16"
     assert choose_activation(manifest, set(), None, path).dtype == "float32"
     assert choose_activation(manifest, {"shader-f16"}, "float32", path).dtype == "float32"
+
+
+def test_a_device_of_wgpu_with_subgroups_has_what_variants_need() -> None:
+    assert {"subgroups", "subgroup_id"} <= features_of({"subgroup"})
+    assert features_of({"shader-f16"}) == {"shader-f16"}
 
 
 def test_a_device_without_f16_is_named_when_the_bundle_has_nothing_else(compile_tiny: CompileTiny) -> None:

@@ -10,7 +10,7 @@ export interface DeviceOptions {
   readonly adapter?: GPUAdapter | undefined;
 }
 
-/** The caller destroys ``device``. */
+/** The caller destroys ``device``. ``features`` are what variants may need: the device's, and those of the browser's WGSL. */
 export interface OpenDevice {
   readonly device: GPUDevice;
   readonly activation: ActivationDtype;
@@ -49,10 +49,12 @@ export async function openDevice(
   const adapter = options.adapter ?? (await findAdapter(options.gpu));
   const activation = chooseActivation(manifest, adapter.features, without);
   const needs = manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? [];
-  const features = new Set([...needs, ...variantNeeds(manifest, adapter.features), ...(adapter.features.has(TIMESTAMPS) ? [TIMESTAMPS] : [])]);
+  const known = new Set([...adapter.features, ...languageFeatures(options.gpu)]);
+  const features = new Set([...needs, ...variantNeeds(manifest, known), ...(adapter.features.has(TIMESTAMPS) ? [TIMESTAMPS] : [])]);
   const requiredLimits = limitsBeyondDefault(manifest, largestBuffer(activation), adapter.limits);
   try {
-    const device = await adapter.requestDevice({ label: "nearfar", requiredFeatures: [...features] as GPUFeatureName[], requiredLimits });
+    const requiredFeatures = [...features].filter((feature) => adapter.features.has(feature)) as GPUFeatureName[];
+    const device = await adapter.requestDevice({ label: "nearfar", requiredFeatures, requiredLimits });
     return { device, activation, features, adapter: describeAdapter(adapter.info), adapterEntry: adapterEntry(adapter.info) };
   } catch (error) {
     throw new DeviceError(`The WebGPU adapter gives no device (${messageOf(error)}); reload the page, or restart the browser`, {}, { cause: error });
@@ -81,9 +83,18 @@ export function adapterEntry({ vendor, architecture, device, description }: GPUA
   return { vendor, architecture, device, description };
 }
 
+/** What the browser's WGSL has beyond the first version. */
+function languageFeatures(given: GPU | undefined): Iterable<string> {
+  return findGpu(given)?.wgslLanguageFeatures ?? [];
+}
+
+function findGpu(given: GPU | undefined): GPU | undefined {
+  return given ?? (typeof navigator === "undefined" ? undefined : (navigator.gpu));
+}
+
 /** Throws DeviceError that says why there is none. */
 export async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
-  const gpu = given ?? (typeof navigator === "undefined" ? undefined : (navigator.gpu));
+  const gpu = findGpu(given);
   if (gpu === undefined) {
     const reason =
       "isSecureContext" in globalThis && !globalThis.isSecureContext

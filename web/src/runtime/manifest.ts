@@ -114,7 +114,7 @@ export interface KernelEntry {
   readonly workgroup_size: number;
 }
 
-/** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. */
+/** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the device ("subgroups") and of its shading language ("subgroup_id"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
   readonly activation: "float32" | "float16" | null;

@@ -48,6 +48,26 @@ test("only the features and limits that the bundle needs are asked for, and the 
   ]);
 });
 
+test("a variant may need a feature of WGSL itself, which is not asked for", async () => {
+  const needs = ["subgroups", "subgroup_id"];
+  const { manifest } = lettersBundle({ variants: { linear: [{ kernels: ["fast"], activation: null, needs, when: null }] } });
+  const asked: GPUDeviceDescriptor[] = [];
+  const adapter = {
+    features: new Set(["subgroups"]),
+    limits: {},
+    info: { description: "any" },
+    requestDevice: (descriptor: GPUDeviceDescriptor) => {
+      asked.push(descriptor);
+      return Promise.resolve({});
+    },
+  } as unknown as GPUAdapter;
+  const known = { wgslLanguageFeatures: new Set(["subgroup_id"]) } as unknown as GPU;
+  const unknown = { wgslLanguageFeatures: new Set() } as unknown as GPU;
+  expect((await openDevice(manifest, { adapter, gpu: known }, () => 0)).features).toEqual(new Set(needs));
+  expect((await openDevice(manifest, { adapter, gpu: unknown }, () => 0)).features).toEqual(new Set(["subgroups"]));
+  expect(asked.map(({ requiredFeatures }) => requiredFeatures)).toEqual([["subgroups"], ["subgroups"]]);
+});
+
 test("a limit beyond the device's is a DeviceError that names it", async () => {
   const gpu = dawn("backend=null");
   const opening = openDevice(lettersBundle().manifest, { gpu }, () => 2 ** 50);

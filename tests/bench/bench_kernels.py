@@ -1,0 +1,108 @@
+"""Projection kernels on this machine's GPU, through Dawn: time, bytes a second, and how much of the device's own copy speed that is.
+
+``make bench-kernels`` runs it, prints a table and writes ``build/bench/kernels.json``. It is meant for GPUs: a CPU driver's numbers say
+nothing about them. Every dispatch reads a copy of the weights that no cache still holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from nearfar.compiler import quant
+from nearfar.compiler.expr import evaluate, holds
+from nearfar.compiler.kernels.packed import WeightFormat
+from nearfar.compiler.kernels.projection import Projection
+from nearfar.targets.webgpu.lower import wgsl
+from nearfar.targets.webgpu.runner import round_up, spread
+from nearfar.targets.webgpu.variants import Variant, projection_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+# The projections of a layer of Qwen3-0.6B, and its head.
+SHAPES = ("4096x1024", "1024x2048", "6144x1024", "1024x3072", "151936x1024")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="NxK", help="weight rows by columns")
+    parser.add_argument("--rows", nargs="+", type=int, default=(1, 64, 512), metavar="S", help="input rows")
+    parser.add_argument("--quantization", choices=quant.NAMES, default="q4f16")
+    parser.add_argument("--cold-megabytes", type=int, default=256, help="weights that dispatches take in turn; more than the largest cache")
+    parser.add_argument("--milliseconds", type=int, default=50, help="how long one measurement lasts")
+    parser.add_argument("--only", default="", help="a regular expression that kernels' names match")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where requests and results go")
+    options = parser.parse_args()
+    node = shutil.which("node")
+    if node is None:
+        parser.error("Node.js was not found; install Node.js 20 or newer")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    request, answer = options.folder / "kernels.request.json", options.folder / "kernels.json"
+    cases = [
+        case
+        for shape in options.shapes
+        for size in options.rows
+        for case in cases_of(shape, size, options.quantization)
+        if re.search(options.only, case["name"])
+    ]
+    settings = {"coldBytes": options.cold_megabytes << 20, "milliseconds": options.milliseconds}
+    request.write_text(json.dumps({**settings, "cases": cases}))
+    subprocess.run([node, str(Path(__file__).with_suffix(".mjs")), str(request), str(answer)], check=True)
+    print_results(json.loads(answer.read_text()), cases, options.quantization)
+
+
+def cases_of(shape: str, size: int, quantization: str) -> list[dict[str, Any]]:
+    """The rows of a norm and projection that a batch of ``size`` rows may take."""
+    outputs, columns = map(int, shape.split("x"))
+    fmt = quant.by_name(quantization)
+    planes = {plane.name: plane for plane in fmt.planes(columns)}
+    weight = WeightFormat(fmt.kind, planes["s"].dtype if "s" in planes else "")
+    facts = Projection("S", columns, outputs, weight, "float32", "float32", norm_eps=1e-6)
+    sizes = {"x": 4 * size * columns, "norm": 4 * columns, "y": 4 * size * outputs}
+    sizes |= {f"weight.{name}": outputs * plane.row_bytes for name, plane in planes.items()}
+    rows = [row for row in projection_rows(facts, None, f16=True) if holds(row.when, {"S": size})]
+    return [case_of(row, {"S": size}, sizes, 2 * size * outputs * columns) for row in rows]
+
+
+def case_of(row: Variant, dims: dict[str, int], sizes: dict[str, int], operations: int) -> dict[str, Any]:
+    kernel = wgsl(row.build())
+    roles = [f"{binding.role}.{binding.plane}" if binding.plane else binding.role for binding in kernel.bindings]
+    x, y = (evaluate(expr, dims) for expr in kernel.grid)
+    return {
+        "name": kernel.name,
+        "rows": dims["S"],
+        "code": kernel.text,
+        "entry": kernel.entry,
+        "needs": row.needs,
+        "bindings": [{"size": round_up(sizes[role], 16), "cold": role.startswith("weight.")} for role in roles],
+        "uniforms": [evaluate(expr, dims) for expr in kernel.uniforms],
+        "grid": spread(x, y),
+        "bytes": sum(sizes[role] for role in roles),
+        "operations": operations,
+    }
+
+
+def print_results(answer: dict[str, Any], cases: list[dict[str, Any]], quantization: str) -> None:
+    copy = answer["copyBytesPerSecond"]
+    table = Table(title=f"{quantization} on {answer['adapter']}, which copies (reads and writes) {copy / 1e9:.1f} GB/s")
+    for column in ("kernel", "rows", "microseconds", "GB/s", "of copy", "GFLOP/s"):
+        table.add_column(column, justify="left" if column == "kernel" else "right", no_wrap=True)
+    for case, seconds in zip(cases, answer["seconds"], strict=True):
+        if seconds is None:
+            table.add_row(case["name"], str(case["rows"]), f"needs {', '.join(case['needs'])}")
+            continue
+        rate = case["bytes"] / seconds
+        figures = (f"{seconds * 1e6:.1f}", f"{rate / 1e9:.1f}", f"{rate / copy:.0%}", f"{case['operations'] / seconds / 1e9:.0f}")
+        table.add_row(case["name"], str(case["rows"]), *figures)
+    Console(width=170).print(table)
+
+
+if __name__ == "__main__":
+    main()
