@@ -106,9 +106,9 @@ export class Engine {
     report({});
     const opened = await openBundle(source, signal);
     const { manifest } = opened;
+    let downloads = stored === null || (await stored.begin(manifest)) > 0;
     const device = await openDevice(manifest, options, (activation) => largestBuffer(manifest, activation));
     const totalBytes = [...manifest.shards, ...manifest.files].reduce((sum, { size }) => sum + size, 0);
-    let downloads = stored === null || (await stored.begin(manifest)) > 0;
     const onBytes: OnBytes = (count, origin) => {
       if (origin === "network") downloads = true;
       const loadedBytes = progress.loadedBytes + count;
