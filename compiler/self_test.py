@@ -6,9 +6,9 @@ prompt runs once with float32 and once with float16 activations, and the distanc
 * float16: four times that distance, because a GPU may round towards zero, which is twice as far and always to the same side, and because
   the roundings of a GPU and of numpy need not cancel. Never less than `FLOAT16_LEAST`, what tests allow tiny models (tests/tolerances.py).
   Never more than `FLOAT16_MOST`: a model that float16 changes by so much is wrong in float16, however right its kernels are.
-* float32: rounding is 2^13 times finer here, so no model comes near `FLOAT32_LEAST`, which is ten times what tests allow tiny models, for more
-  layers and longer sums; unless keys and values are integers, where the finest difference may take a value to the next integer. So where
-  the distance is larger, it counts, up to `FLOAT32_MOST`.
+* float32: rounding is 2^13 times finer here, so no model comes near `FLOAT32_LEAST`, which is ten times what tests allow tiny models, for
+  more layers and longer sums; unless keys and values are integers, where the finest difference may take a value to the next integer. So
+  where the distance is larger, it counts, up to `FLOAT32_MOST`.
 
 A wrong kernel is far above both: on tiny models, attention scores that are 2 % too large move the logits by 0.02, a projection that forgets
 its last column by 0.16 and more.

@@ -45,12 +45,6 @@ interface BundleRecord {
   readonly older: readonly FileReference[];
 }
 
-/** ``missingBytes`` have to come over the network. */
-export interface BegunLoad {
-  readonly isNew: boolean;
-  readonly missingBytes: number;
-}
-
 export class BundleStore {
   private constructor(
     private readonly root: Folder,
@@ -124,41 +118,40 @@ export class BundleStore {
   /** The manifest that was last loaded to its end, or null. */
   async manifest(url: string): Promise<Bytes | null> {
     const hash = (await this.record(url))?.manifest ?? null;
-    if (hash === null) return null;
-    const { bytes, complete } = await this.file(hash).part();
-    return complete ? new Uint8Array(await bytes.arrayBuffer()) : null;
+    return hash === null ? null : this.readSound(hash);
   }
 
-  /** Note that a bundle is being loaded, so that its files stay, and say what of it is missing. Throws StorageError where that has no room. */
-  async begin(url: string, manifest: Manifest, manifestBytes: Bytes): Promise<BegunLoad> {
+  /** Note that a bundle is being loaded, so that its files stay. Gives the bytes that are missing; throws StorageError where they have no room. */
+  async begin(url: string, manifest: Manifest, manifestBytes: Bytes): Promise<number> {
     const files = await referencesOf(manifest, manifestBytes);
     const known = new Set(files.map(({ sha256 }) => sha256));
-    const isNew = await this.withIndex(async () => {
+    await this.withIndex(async () => {
       const record = await this.record(url);
       const older = record === null ? [] : [...record.files, ...record.older].filter(({ sha256 }) => !known.has(sha256));
       await this.write({ url, model: manifest.model, lastUsed: Date.now(), manifest: record?.manifest ?? null, files, older });
-      return record === null;
     });
     // The first is the manifest, which has come already.
     const missing = files.slice(1).map(async (file) => Math.max(0, (file.size ?? 0) - (await this.part(file)).bytes.size));
     const missingBytes = sum(await Promise.all(missing));
     await requireRoom(this.files, missingBytes);
-    return { isNew, missingBytes };
+    return missingBytes;
   }
 
-  /** Note that a load came to its end: from now on the bundle loads without a network. Throws StorageError. */
-  async finish(url: string, manifestBytes: Bytes): Promise<void> {
+  /** Note that a load came to its end: from now on the bundle loads without a network. True for the first time. Throws StorageError. */
+  async finish(url: string, manifestBytes: Bytes): Promise<boolean> {
     const manifest = await sha256(manifestBytes);
     const stored = this.file(manifest);
     await this.whileAlone(manifest, new AbortController().signal, async () => {
-      if ((await stored.part()).complete) return;
+      if ((await this.readSound(manifest)) !== null) return;
       await stored.restart(null);
       await stored.append(0, manifestBytes);
       await stored.complete();
     });
-    await this.withIndex(async () => {
+    return this.withIndex(async () => {
       const record = await this.record(url);
-      if (record !== null) await this.write({ ...record, manifest, lastUsed: Date.now() });
+      if (record === null) return false;
+      await this.write({ ...record, manifest, lastUsed: Date.now() });
+      return record.manifest === null;
     });
   }
 
@@ -204,6 +197,12 @@ export class BundleStore {
     const before = await Promise.all(older.map((file) => this.part(file)));
     const complete = files.every(({ size }, index) => size === null || parts[index]?.complete) && files.some(({ sha256 }) => sha256 === manifest);
     return { url, model, bytes: sum([...parts, ...before].map(({ bytes }) => bytes.size)), complete, lastUsed: new Date(lastUsed) };
+  }
+
+  private async readSound(hash: string): Promise<Bytes | null> {
+    const { bytes, complete } = await this.file(hash).part();
+    const read = new Uint8Array(await bytes.arrayBuffer());
+    return complete && (await sha256(read)) === hash ? read : null;
   }
 
   private async part({ sha256 }: FileReference): Promise<StoredPart> {

@@ -2,7 +2,7 @@
 
 import { StorageError, messageOf } from "../errors.js";
 import type { Bytes } from "../runtime/source.js";
-import { isQuotaError, noRoom } from "./quota.js";
+import { hasRoom, noRoom } from "./quota.js";
 
 export type Folder = FileSystemDirectoryHandle;
 
@@ -43,7 +43,8 @@ export async function writeFile(folder: Folder, name: string, content: Bytes | s
       throw error;
     }
   } catch (error) {
-    if (isQuotaError(error)) throw await noRoom(folder, content.length, { cause: error });
+    // Chromium says of a write that goes beyond the quota now that, now that a pipe broke.
+    if (!(await hasRoom(folder, content.length))) throw await noRoom(folder, content.length, { cause: error });
     throw new StorageError(
       `This browser's storage cannot be written (${messageOf(error)}); load the page again, or load with store: false, which keeps nothing`,
       { file: name },

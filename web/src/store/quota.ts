@@ -11,7 +11,27 @@ const HALVINGS = 10;
 
 /** Throws StorageError unless so many bytes more can be stored. */
 export async function requireRoom(folder: Folder, neededBytes: number): Promise<void> {
-  if (!(await fits(folder, neededBytes))) throw await noRoom(folder, neededBytes);
+  if (!(await hasRoom(folder, neededBytes))) throw await noRoom(folder, neededBytes);
+}
+
+/** False where the browser says that so many bytes are too many. Any other trouble shows when files are written. */
+export async function hasRoom(folder: Folder, bytes: number): Promise<boolean> {
+  if (bytes === 0) return true;
+  // Other tabs may be trying at the same time.
+  const name = `room-${crypto.randomUUID()}`;
+  try {
+    const writer = await (await folder.getFileHandle(name, { create: true })).createWritable();
+    try {
+      await writer.truncate(bytes);
+    } finally {
+      await writer.abort().catch(() => undefined);
+    }
+    return true;
+  } catch (error) {
+    return !isQuotaError(error);
+  } finally {
+    await folder.removeEntry(name).catch(() => undefined);
+  }
 }
 
 /** The error for bytes that did not fit. */
@@ -33,33 +53,13 @@ async function roomBelow(folder: Folder, bytes: number): Promise<number> {
   let [low, high] = [0, bytes];
   for (let halving = 0; halving < HALVINGS; halving++) {
     const middle = Math.floor((low + high) / 2);
-    if (await fits(folder, middle)) low = middle;
+    if (await hasRoom(folder, middle)) low = middle;
     else high = middle;
   }
   return low;
 }
 
-/** False where the browser says that so many bytes are too many. Any other trouble shows when files are written. */
-async function fits(folder: Folder, bytes: number): Promise<boolean> {
-  if (bytes === 0) return true;
-  // Other tabs may be trying at the same time.
-  const name = `room-${crypto.randomUUID()}`;
-  try {
-    const writer = await (await folder.getFileHandle(name, { create: true })).createWritable();
-    try {
-      await writer.truncate(bytes);
-    } finally {
-      await writer.abort().catch(() => undefined);
-    }
-    return true;
-  } catch (error) {
-    return !isQuotaError(error);
-  } finally {
-    await folder.removeEntry(name).catch(() => undefined);
-  }
-}
-
-export function isQuotaError(error: unknown): boolean {
+function isQuotaError(error: unknown): boolean {
   return error instanceof DOMException && error.name === "QuotaExceededError";
 }
 

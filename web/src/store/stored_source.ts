@@ -22,6 +22,7 @@ export async function storedSource(source: Source, store: boolean | BundleStore,
 export class StoredSource implements Source {
   #manifest: Bytes = new Uint8Array();
   #isNewest = false;
+  readonly #reading = new Set<Promise<unknown>>();
 
   constructor(
     private readonly source: Source,
@@ -38,6 +39,33 @@ export class StoredSource implements Source {
   }
 
   async read(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+    const reading = this.readAny(expected, signal, onBytes);
+    this.#reading.add(reading);
+    return reading.finally(() => this.#reading.delete(reading));
+  }
+
+  /** The bytes that have to come over the network. Throws StorageError where there is no room for them. */
+  async begin(manifest: Manifest): Promise<number> {
+    return this.store.begin(this.location, manifest, this.#manifest);
+  }
+
+  /** All that this device needs of the bundle was read. */
+  async finish(): Promise<void> {
+    const isFirst = await this.store.finish(this.location, this.#manifest);
+    // Once for each bundle: some browsers put the question to the user.
+    if (isFirst) askToPersist();
+  }
+
+  /** Let others delete the bundle again. */
+  async close(): Promise<void> {
+    // Of a load that failed, other files are just writing what has come of them.
+    await Promise.allSettled(this.#reading);
+    await this.release();
+    // Without a network an older version may have been loaded, while a part of the newest is there already.
+    if (this.#isNewest) await this.store.prune(this.location);
+  }
+
+  private async readAny(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
     if (expected.file === MANIFEST_FILE) return (this.#manifest = await this.readManifest(signal, onBytes));
     if (expected.sha256 === undefined) return readFile(this.source, expected, signal, onBytes);
     const stored = this.store.file(expected.sha256);
@@ -47,26 +75,6 @@ export class StoredSource implements Source {
       // Another tab may have fetched it meanwhile.
       return (await readStored(stored, expected, onBytes)) ?? (await this.fetchSound(stored, expected, signal, onBytes));
     });
-  }
-
-  /** The bytes that have to come over the network. Throws StorageError where there is no room for them. */
-  async begin(manifest: Manifest): Promise<number> {
-    const { isNew, missingBytes } = await this.store.begin(this.location, manifest, this.#manifest);
-    // Once for each bundle: some browsers put the question to the user.
-    if (isNew) askToPersist();
-    return missingBytes;
-  }
-
-  /** All that this device needs of the bundle was read. */
-  async finish(): Promise<void> {
-    await this.store.finish(this.location, this.#manifest);
-  }
-
-  /** Let others delete the bundle again. */
-  async close(): Promise<void> {
-    await this.release();
-    // Without a network an older version may have been loaded, while a part of the newest is there already.
-    if (this.#isNewest) await this.store.prune(this.location);
   }
 
   /** The server's manifest, and without a network the stored one. */

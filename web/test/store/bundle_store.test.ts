@@ -48,8 +48,7 @@ test("begin says what is missing: nothing of a shard that another bundle has, an
   await load(A, "shared shard", "shard of a");
   await store.file(await sha256(bytesOf("shard of b"))).append(0, bytesOf("shard"));
   const manifest = await manifestOf("shared shard", "shard of b");
-  expect(await store.begin(B, manifest, bytesOf("{}"))).toEqual({ isNew: true, missingBytes: " of b".length });
-  expect(await store.begin(B, manifest, bytesOf("{}"))).toMatchObject({ isNew: false });
+  expect(await store.begin(B, manifest, bytesOf("{}"))).toBe(" of b".length);
 });
 
 test("a load for which there is no room is a StorageError before anything is fetched", async () => {
@@ -65,7 +64,8 @@ test("a bundle is complete once it was loaded to its end, and only then has a ma
   await put("shard");
   expect(await store.list()).toMatchObject([{ url: A, model: "letters", bytes: 5, complete: false }]);
   expect(await store.manifest(A)).toBeNull();
-  await store.finish(A, bytesOf("{}"));
+  expect(await store.finish(A, bytesOf("{}"))).toBe(true);
+  expect(await store.finish(A, bytesOf("{}"))).toBe(false);
   expect(await store.list()).toMatchObject([{ url: A, bytes: 7, complete: true }]);
   expect(await store.manifest(A)).toEqual(bytesOf("{}"));
 });
@@ -123,6 +123,16 @@ test("an old version that another tab is just loading stays", async () => {
   await release();
   await store.prune(A);
   expect(await has("old shard")).toBe(false);
+});
+
+test("a stored manifest that the disk damaged is none, until it comes again", async () => {
+  await load(A, "shard");
+  const manifest = await store.manifest(A);
+  const path = `nearfar/files/${await sha256(manifest ?? new Uint8Array())}/0`;
+  disk.files.set(path, bytesOf("{}"));
+  expect(await store.manifest(A)).toBeNull();
+  await load(A, "shard");
+  expect(await store.manifest(A)).toEqual(manifest);
 });
 
 test("a record whose writing was cut off counts as none", async () => {

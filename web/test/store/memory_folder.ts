@@ -6,6 +6,8 @@ import type { Folder } from "../../src/store/opfs.js";
 export interface MemoryDisk {
   readonly root: Folder;
   capacity: number;
+  /** What a write is told that goes beyond it; a truncate is always told the truth. */
+  fullError: string;
   /** All files by path. */
   readonly files: Map<string, Uint8Array<ArrayBuffer>>;
 }
@@ -13,7 +15,7 @@ export interface MemoryDisk {
 export function memoryDisk(): MemoryDisk {
   const files = new Map<string, Uint8Array<ArrayBuffer>>();
   const folders = new Set<string>();
-  const disk = { capacity: Infinity, files, root: undefined as unknown as Folder };
+  const disk = { capacity: Infinity, fullError: "QuotaExceededError", files, root: undefined as unknown as Folder };
 
   const used = (): number => [...files.values()].reduce((sum, bytes) => sum + bytes.length, 0);
   const missing = (path: string): DOMException => new DOMException(`${path} is not here`, "NotFoundError");
@@ -27,15 +29,15 @@ export function memoryDisk(): MemoryDisk {
     },
     createWritable: () => {
       let written = new Uint8Array();
-      const grow = (bytes: Uint8Array<ArrayBuffer>): Promise<void> => {
+      const grow = (bytes: Uint8Array<ArrayBuffer>, fullError = "QuotaExceededError"): Promise<void> => {
         const room = disk.capacity - used() + (files.get(path)?.length ?? 0);
-        if (bytes.length > room) return Promise.reject(new DOMException("no room", "QuotaExceededError"));
+        if (bytes.length > room) return Promise.reject(new DOMException("no room", fullError));
         written = bytes;
         return Promise.resolve();
       };
       return Promise.resolve({
         write: (content: Uint8Array | string) =>
-          grow(typeof content === "string" ? new Uint8Array(new TextEncoder().encode(content)) : new Uint8Array(content)),
+          grow(typeof content === "string" ? new Uint8Array(new TextEncoder().encode(content)) : new Uint8Array(content), disk.fullError),
         truncate: (length: number) => grow(new Uint8Array(length)),
         abort: () => Promise.resolve(),
         close: () => {

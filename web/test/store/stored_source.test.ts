@@ -99,6 +99,21 @@ test("an abort keeps what has come", async () => {
   expect(await read()).toMatchObject({ result: BYTES, store: 100 });
 });
 
+test("a load is closed when what has come of its files is written, and not before may it be deleted", async () => {
+  const controller = new AbortController();
+  const stored = await storedSource(server, store, controller.signal);
+  await stored?.begin({ ...lettersBundle().manifest, shards: [{ file: "shard", size: BYTES.length, sha256: EXPECTED.sha256 ?? "" }] });
+  const reading = stored?.read(EXPECTED, controller.signal, () => {
+    controller.abort();
+  });
+  const closed = stored?.close();
+  await expect(store.delete(server.location)).rejects.toHaveProperty("code", "storage_error");
+  await closed;
+  await expect(reading).rejects.toHaveProperty("name", "AbortError");
+  expect(await store.delete(server.location)).toBe(true);
+  expect(disk.files.size).toBe(0);
+});
+
 test("a server without ranges, and a source without offsets, start again", async () => {
   server.faults = [["cut", 230]];
   server.ranges = false;
