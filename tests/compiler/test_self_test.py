@@ -96,6 +96,7 @@ def test_rounding_activations_to_float16_is_well_within_its_tolerance(bundle: Bu
     tolerances = self_test_of(bundle).tolerances
     assert 0 < 4 * relative_error(half, exact) <= tolerances["float16"]
     assert 10 * F32 <= tolerances["float32"] < F16 <= tolerances["float16"]
+    assert relative_error(half, exact) <= tolerances["float32"], "integers in the KV pages may round like float16"
 
 
 def forget_a_column(inputs: Inputs) -> Inputs:
@@ -139,7 +140,7 @@ def test_faults_of_kernels_are_beyond_the_widest_tolerance(
     assert distance(bundle, exact) > 2 * max(self_test_of(bundle).tolerances.values())
 
 
-def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerance(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     right = ops.OPS["attention"]
 
     def too_large(inputs: Mapping[str, np.ndarray], attrs: Mapping[str, object]) -> np.ndarray | None:
@@ -147,7 +148,7 @@ def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerance(bundle: Bun
         return None if result is None else result * np.float32(1e6)
 
     monkeypatch.setitem(ops.OPS, "attention", dataclasses.replace(right, run=too_large))
-    assert make_self_test(bundle).tolerances["float16"] == 0.25
+    assert make_self_test(bundle).tolerances == {"float32": 0.005, "float16": 0.25}
 
 
 def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
