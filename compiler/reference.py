@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from .batch import Batch, Output
@@ -47,23 +45,18 @@ class ReferenceRunner:
         return f"numpy {np.__version__} ({self.activation})"
 
     def forward(self, batch: Batch) -> Output:
-        values = self.values(batch)
+        values: dict[str, Array] = {**batch.arrays(), **self._states, **self._constants}
         for step in self._manifest.plan.steps:
-            self.run(step, values, self._weight)
+            self._run(step, values)
         outputs = self._manifest.plan.outputs
         return Output(values[outputs["logits"]].astype(np.float32), values[outputs["next_token_ids"]])
 
     def close(self) -> None:
         self._weights.clear()
 
-    def values(self, batch: Batch) -> dict[str, Array]:
-        """What the first step finds, by name; each step adds what it computes."""
-        return {**batch.arrays(), **self._states, **self._constants}
-
-    def run(self, step: StepEntry, values: dict[str, Array], weight: Callable[[str], FloatArray]) -> None:
-        """One step. ``weight`` gives a weight by its name."""
+    def _run(self, step: StepEntry, values: dict[str, Array]) -> None:
         op = OPS[step.op]
-        inputs = {role: values[name] if name in values else weight(name) for role, name in step.inputs.items()}
+        inputs = {role: values[name] if name in values else self._weight(name) for role, name in step.inputs.items()}
         result = op.run(inputs, step.attrs)
         if op.result is not None and result is not None:
             name = step.outputs[op.result]

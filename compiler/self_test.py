@@ -16,15 +16,17 @@ its last column by 0.16 and more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Chunk, make_batch
+from .batch import Batch, Chunk, make_batch
 from .bundle import Bundle
 from .errors import CheckpointError
-from .manifest import ActivationEntry, SelfTestEntry, SelfTestRow
+from .manifest import ActivationEntry, SelfTestEntry, SelfTestRow, StepEntry
+from .ops import Array
+from .quant.base import FloatArray
 from .reference import ReferenceRunner
 from .row_blocks import row_blocks
 from .tokenizer import Tokenizer
@@ -88,6 +90,23 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+class BlockRunner(ReferenceRunner):
+    """The reference, given the weights of each part of a step."""
+
+    block: Mapping[str, FloatArray]
+
+    def start(self, batch: Batch) -> dict[str, Array]:
+        """What the first step finds, by name; each part adds what it computes."""
+        return {**batch.arrays(), **self._states, **self._constants}
+
+    def run_part(self, part: StepEntry, values: dict[str, Array], weights: Mapping[str, FloatArray]) -> None:
+        self.block = weights
+        self._run(part, values)
+
+    def _weight(self, name: str) -> FloatArray:
+        return self.block[name]
+
+
 def reference_logits(
     bundle: Bundle, prompt: list[int], progress: Callable[[int, int], None]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -97,8 +116,8 @@ def reference_logits(
     manifest = bundle.manifest
     pages = range(manifest.pages_for(len(prompt)))
     batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], manifest.page_size)
-    runners = [ReferenceRunner(bundle, num_pages=len(pages), activation=entry.dtype) for entry in both]
-    values = [runner.values(batch) for runner in runners]
+    runners = [BlockRunner(bundle, num_pages=len(pages), activation=entry.dtype) for entry in both]
+    values = [runner.start(batch) for runner in runners]
     logits = manifest.plan.outputs["logits"]
     steps = manifest.plan.steps
     # What follows the logits chooses tokens.
@@ -109,7 +128,7 @@ def reference_logits(
             for runner, found in zip(runners, values, strict=True):
                 # Beyond float16's range is infinity, which makes the distance infinite too.
                 with np.errstate(over="ignore", invalid="ignore"):
-                    runner.run(part, found, weights.__getitem__)
+                    runner.run_part(part, found, weights)
     progress(last + 1, last + 1)
     exact, half = (found[logits].astype(np.float32) for found in values)
     return exact, half
