@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -45,10 +45,10 @@ class ReferenceRunner:
         return f"numpy {np.__version__} ({self.activation})"
 
     def forward(self, batch: Batch) -> Output:
-        values = self.values(batch)
-        dims = self.dims(batch)
+        values: dict[str, Array] = {**batch.arrays(), **self._states, **self._constants}
+        dims = batch.dims(self._num_pages, self._num_slots)
         for step in self._manifest.plan.steps:
-            self.run(step, values, dims, self._weight)
+            self._run(step, values, dims)
         outputs = {role: values[name] for role, name in self._manifest.plan.outputs.items()}
         logits = outputs.pop("logits")
         return Output(**outputs, read_logits=lambda: logits)
@@ -59,17 +59,9 @@ class ReferenceRunner:
     def close(self) -> None:
         self._weights.clear()
 
-    def dims(self, batch: Batch) -> dict[str, int]:
-        return batch.dims(self._num_pages, self._num_slots)
-
-    def values(self, batch: Batch) -> dict[str, Array]:
-        """What the first step finds, by name; each step adds what it computes."""
-        return {**batch.arrays(), **self._states, **self._constants}
-
-    def run(self, step: StepEntry, values: dict[str, Array], dims: Mapping[str, int], weight: Callable[[str], FloatArray]) -> None:
-        """One step. ``weight`` gives a weight by its name."""
+    def _run(self, step: StepEntry, values: dict[str, Array], dims: Mapping[str, int]) -> None:
         op, buffers = OPS[step.op], self._manifest.plan.buffers
-        inputs = {role: values[name] if name in values else weight(name) for role, name in step.inputs.items()}
+        inputs = {role: values[name] if name in values else self._weight(name) for role, name in step.inputs.items()}
         more = {role: self._zeros(buffers[name], dims) for role, name in step.outputs.items() if role != op.result}
         values |= {step.outputs[role]: array for role, array in more.items()}
         result = op.run({**inputs, **more}, step.attrs)

@@ -6,9 +6,9 @@ prompt runs once with float32 and once with float16 activations, and the distanc
 * float16: four times that distance, because a GPU may round towards zero, which is twice as far and always to the same side, and because
   the roundings of a GPU and of numpy need not cancel. Never less than `FLOAT16_LEAST`, what tests allow tiny models (tests/tolerances.py).
   Never more than `FLOAT16_MOST`: a model that float16 changes by so much is wrong in float16, however right its kernels are.
-* float32: rounding is 2^13 times finer here, so no model comes near `FLOAT32_LEAST`, which is ten times what tests allow tiny models, for
-  more layers and longer sums; unless keys and values are integers, where the finest difference may take a value to the next integer. So
-  where the distance is larger, it counts, up to `FLOAT32_MOST`.
+* float32: rounding is 2^13 times finer here, so no model comes near `FLOAT32_LEAST`, ten times what tests allow tiny models, for more
+  layers and longer sums; unless keys and values are integers, where the finest difference may take a value to the next one. So where the
+  distance is larger, it counts, up to `FLOAT32_MOST`.
 
 A wrong kernel is far above both: on tiny models, attention scores that are 2 % too large move the logits by 0.02, a projection that forgets
 its last column by 0.16 and more.
@@ -16,15 +16,17 @@ its last column by 0.16 and more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Chunk, make_batch
+from .batch import Batch, Chunk, make_batch
 from .bundle import Bundle
 from .errors import CheckpointError
-from .manifest import ActivationEntry, SelfTestEntry, SelfTestRow
+from .manifest import ActivationEntry, SelfTestEntry, SelfTestRow, StepEntry
+from .ops import Array
+from .quant.base import FloatArray
 from .reference import ReferenceRunner
 from .row_blocks import row_blocks
 from .tokenizer import Tokenizer
@@ -88,6 +90,25 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+class BlockRunner(ReferenceRunner):
+    """The reference, given the weights of each part of a step."""
+
+    block: Mapping[str, FloatArray]
+    sizes: Mapping[str, int]
+
+    def start(self, batch: Batch) -> dict[str, Array]:
+        """What the first step finds, by name; each part adds what it computes."""
+        self.sizes = batch.dims(self._num_pages, self._num_slots)
+        return {**batch.arrays(), **self._states, **self._constants}
+
+    def run_part(self, part: StepEntry, values: dict[str, Array], weights: Mapping[str, FloatArray]) -> None:
+        self.block = weights
+        self._run(part, values, self.sizes)
+
+    def _weight(self, name: str) -> FloatArray:
+        return self.block[name]
+
+
 def reference_logits(
     bundle: Bundle, prompt: list[int], progress: Callable[[int, int], None]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -97,9 +118,8 @@ def reference_logits(
     manifest = bundle.manifest
     pages = range(manifest.pages_for(len(prompt)))
     batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], manifest.page_size)
-    runners = [ReferenceRunner(bundle, num_pages=len(pages), activation=entry.dtype) for entry in both]
-    values = [runner.values(batch) for runner in runners]
-    dims = runners[0].dims(batch)
+    runners = [BlockRunner(bundle, num_pages=len(pages), activation=entry.dtype) for entry in both]
+    values = [runner.start(batch) for runner in runners]
     logits = manifest.plan.outputs["logits"]
     steps = manifest.plan.steps
     # What follows the logits chooses tokens.
@@ -110,7 +130,7 @@ def reference_logits(
             for runner, found in zip(runners, values, strict=True):
                 # Beyond float16's range is infinity, which makes the distance infinite too.
                 with np.errstate(over="ignore", invalid="ignore"):
-                    runner.run(part, found, dims, weights.__getitem__)
+                    runner.run_part(part, found, weights)
     progress(last + 1, last + 1)
     exact, half = (found[logits].astype(np.float32) for found in values)
     return exact, half
