@@ -8,9 +8,13 @@ from ..graph import Graph, Node, Value
 
 
 def quantize_kv(graph: Graph) -> Graph:
-    states = {name: Value(name, (*value.shape[:-1], row_words(value.shape[-1])), "uint32") for name, value in graph.states.items()}
+    states = {name: quantized(value) if value.shape[0] == "P" else value for name, value in graph.states.items()}
     nodes = [Node(node.op, node.inputs, node.outputs, {**node.attrs, "kv": "q8"}) if "kv" in node.inputs else node for node in graph.nodes]
     return replace(graph, states=states, values={}).with_nodes(nodes)
+
+
+def quantized(pages: Value) -> Value:
+    return Value(pages.name, (*pages.shape[:-1], row_words(pages.shape[-1])), "uint32")
 
 
 def row_words(head_dim: object) -> int:

@@ -22,7 +22,7 @@ export type { LoadOptions, LoadProgress } from "./load.js";
 export type { Session, SessionOptions } from "./session.js";
 export type { MemoryPlan } from "./runtime/memory_plan.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";
-export { BundleError, DeviceError, NearfarError, RequestError, StorageError, WorkerError, errorFromJson } from "./errors.js";
+export { BundleError, DeviceError, NearfarError, RequestError, StorageError, WorkerError } from "./errors.js";
 export type { AdapterEntry, TunedRow, TuningEntry } from "./runtime/manifest.js";
 export type { Notes } from "./runtime/notes.js";
 export type { Bytes, Expected, OnBytes, Part, Source } from "./runtime/source.js";

@@ -47,7 +47,7 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL, op
   });
   worker.postMessage({ nearfar: "connect", connection } satisfies Greeting, [port2]);
   watch(worker, connection, over.signal, fail);
-  const address = new URL(bundle, typeof location === "undefined" ? undefined : location.href).href;
+  const address = new URL(bundle, typeof document === "undefined" ? undefined : document.baseURI).href;
   const disconnect = (message: string): void => {
     over.abort();
     // Not every browser tells the worker that the port was closed.
