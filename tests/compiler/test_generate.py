@@ -11,8 +11,9 @@ import pytest
 from tiny_models import CHECKPOINTS
 from tolerances import F32, relative_error
 
+from nearfar.compiler.batch import Batch, Output
 from nearfar.compiler.bundle import Bundle, open_bundle
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.generate import Timings, generate, score
 from nearfar.compiler.reference import ReferenceRunner
 from nearfar.compiler.sampling import Sampler
@@ -101,6 +102,15 @@ def test_a_prompt_and_an_answer_may_fill_the_context(runner: ReferenceRunner) ->
 def test_a_request_out_of_range_is_refused(prompt: list[int], max_tokens: int, message: str, runner: ReferenceRunner) -> None:
     with pytest.raises(RequestError, match=message):
         next(generate(runner, prompt, max_tokens, Sampler()))
+
+
+def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(tiny_bundle: Path) -> None:
+    class Broken(ReferenceRunner):
+        def forward(self, batch: Batch) -> Output:
+            return replace(super().forward(batch), next_token_ids=np.full(len(batch.sample_rows), -1, np.int32))
+
+    with pytest.raises(DeviceError, match="computed logits that are not numbers; try --runner numpy"):
+        next(generate(Broken(open_bundle(tiny_bundle)), [1, 2], 1, Sampler()))
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_seed_another(runner: ReferenceRunner) -> None:

@@ -275,6 +275,22 @@ def test_an_answer_goes_on_from_copied_pages_and_from_pages_that_were_saved(runn
     assert cleared != copied
 
 
+def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(runner_page: Page) -> None:
+    script = """async () => {
+        const { runner } = window;
+        const page = await runner.readPages([3]);
+        runner.writePages([3], new Uint8Array(page.length).fill(0xff));
+        const spoilt = runner.submit(window.batch([7], 1, [3], { slot: 0, temperature: 0 })).catch((error) => error.toJSON());
+        runner.writePages([3], page);
+        const sound = runner.submit(window.batch([7], 1, [3], { slot: 0, temperature: 0 }));
+        return [await spoilt, (await sound).tokenIds[0]];
+    }"""
+    error, token = runner_page.evaluate(script)
+    assert error["code"] == "device_error"
+    assert error["message"].startswith("The device computed logits that are not numbers;")
+    assert 0 <= token < VOCAB_SIZE
+
+
 def test_the_page_answers_offline_with_the_text_that_python_decodes(context: BrowserContext, address: str, tiny_bundle: Path) -> None:
     from nearfar.compiler.bundle import open_bundle
     from nearfar.compiler.tokenizer import Tokenizer

@@ -221,7 +221,7 @@ export class Runner {
     };
   }
 
-  /** The logits after each sampled row, (R, V) row by row. */
+  /** The logits after each sampled row, (R, V) row by row. Tokens are sampled as well: a row of slot -1 leaves no trace of it. */
   async forwardLogits(batch: Batch): Promise<Float32Array> {
     return new Float32Array(await this.run(batch, false, this.#logits, [this.results.logits]));
   }
