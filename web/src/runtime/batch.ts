@@ -17,20 +17,6 @@ export interface Batch {
   readonly sample_rows: readonly number[];
 }
 
-/** New tokens of one sequence that follow ``start`` cached ones and lie in ``pages``; with ``sample``, the token after the last is wanted. */
-export function sequenceBatch(tokenIds: readonly number[], start: number, pages: readonly number[], pageSize: number, sample: boolean): Batch {
-  const positions = tokenIds.map((_, index) => start + index);
-  return {
-    token_ids: tokenIds,
-    positions,
-    slots: positions.map((position) => (pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize)),
-    seq_starts: [0, tokenIds.length],
-    page_indptr: [0, pages.length],
-    page_ids: pages,
-    sample_rows: sample ? [tokenIds.length - 1] : [],
-  };
-}
-
 /** The dims of a batch on a pool of ``numPages`` pages. */
 export function dimsOf(batch: Batch, numPages: number): Dims {
   return {

@@ -3,10 +3,10 @@
 // Every variant takes part in a trial of the prompt, many of them at a time: first what the device would run by itself, then round after round
 // the next row of every list. A round that is off is halved until the variant is found that is off by itself.
 
-import { sequenceBatch } from "./batch.js";
 import type { Batch } from "./batch.js";
 import type { Choices, Front } from "./choices.js";
 import type { SelfTestEntry, SelfTestRow } from "./manifest.js";
+import { sequenceBatch } from "./sequence_batch.js";
 
 /** What the test needs of a runner. */
 export interface TestedRunner {
