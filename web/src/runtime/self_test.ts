@@ -159,7 +159,8 @@ class Trials {
   private nextPages(): readonly number[] {
     const { numPages } = this.runner;
     const first = this.#count++;
-    return Array.from({ length: Math.ceil(this.test.prompt_ids.length / this.test.pageSize) }, (_, index) => (first + numPages - (index % numPages)) % numPages);
+    const count = Math.ceil(this.test.prompt_ids.length / this.test.pageSize);
+    return Array.from({ length: count }, (_, index) => (first + numPages - (index % numPages)) % numPages);
   }
 }
 

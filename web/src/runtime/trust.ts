@@ -80,15 +80,18 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     const rest = tries === 0 ? runnerOptions : { ...runnerOptions, onBytes: nothing, onKernel: nothing };
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
     const remembered = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
-    const untrusted = remembered === null ? [...without.keys()] : manifest.activations.map(({ dtype }) => dtype).filter((dtype) => dtype !== remembered.activation);
-    const device = await openDevice(manifest, { gpu: options.gpu, adapter }, (activation) => largestBuffer(manifest, activation), new Set(untrusted));
+    const dtypes = manifest.activations.map(({ dtype }) => dtype);
+    const untrusted = new Set(dtypes.filter((dtype) => (remembered === null ? without.has(dtype) : dtype !== remembered.activation)));
+    const device = await openDevice(manifest, { gpu: options.gpu, adapter }, (dtype) => largestBuffer(manifest, dtype), untrusted);
     const { activation } = device;
     const tuningNote = note(`tuning ${activation}`);
     const tuning = (await rememberedTuning(tuningNote, device)) ?? shippedTuning(manifest.tuning, device);
     const wantsTuning = tuning === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
     const before: Choices = { off: new Set(remembered?.switchedOff), front: tuning?.variants ?? {} };
     const complete = wantsTuning || (alternatives && remembered === null);
-    const isLast = manifest.activations.every(({ dtype, needs }) => dtype === activation || without.has(dtype) || needs.some((need) => !adapter.features.has(need)));
+    const isLast = manifest.activations.every(
+      ({ dtype, needs }) => dtype === activation || without.has(dtype) || needs.some((need) => !adapter.features.has(need)),
+    );
     let runner: Runner;
     try {
       runner = await Runner.create(bundle, device, { ...rest, choices: before, alternatives: complete });
@@ -134,7 +137,9 @@ async function verdictOf(
   const variants = new Map([...runner.rows].map(([list, rows]) => [list, [...new Set(rows.map(variantName))]]));
   try {
     const tolerance = test.tolerances[activation];
-    if (tolerance === undefined) throw new BundleError(`manifest.json: self_test.tolerances has none for ${activation}; compile the bundle again`, { activation });
+    if (tolerance === undefined) {
+      throw new BundleError(`manifest.json: self_test.tolerances has none for ${activation}; compile the bundle again`, { activation });
+    }
     return await selfTest(testable(runner), { ...test, tolerance, variants, front, pageSize, signal });
   } catch (error) {
     runner.destroy();
