@@ -48,22 +48,6 @@ export function settingsRow(settings: SampleSettings): readonly number[] {
   return [temperature, topK, topP, minP, draw, repetitionPenalty, frequencyPenalty, presencePenalty];
 }
 
-/** New tokens of one sequence that follow ``start`` cached ones and lie in ``pages``; with ``sample``, the likeliest token after the last is wanted. */
-export function sequenceBatch(tokenIds: readonly number[], start: number, pages: readonly number[], pageSize: number, sample: boolean): Batch {
-  const positions = tokenIds.map((_, index) => start + index);
-  return {
-    token_ids: tokenIds,
-    positions,
-    slots: positions.map((position) => (pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize)),
-    seq_starts: [0, tokenIds.length],
-    page_indptr: [0, pages.length],
-    page_ids: pages,
-    sample_rows: sample ? [tokenIds.length - 1] : [],
-    sample_slots: sample ? [-1, 0] : [],
-    sample_settings: sample ? settingsRow({}) : [],
-  };
-}
-
 /** The dims of a batch on a runner of this capacity, ``alternatives`` being wanted or not. Throws RequestError for a sequence without a new token. */
 export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dims {
   // Kernels take S = B as one new token of every sequence.

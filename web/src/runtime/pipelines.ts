@@ -16,8 +16,13 @@ export interface CompiledKernel {
 // Browsers fetch about this many files of a host at once.
 const FETCHES = 6;
 
+/** ``refused``: those that the device does not take, with its reason. */
+export interface CompiledKernels {
+  readonly kernels: ReadonlyMap<string, CompiledKernel>;
+  readonly refused: ReadonlyMap<string, DeviceError>;
+}
+
 /** Fetch, check and compile the kernels with these names. ``onKernel`` is told of each one done. */
-/** Throws DeviceError where the device refuses the kernel. */
 export async function compileKernels(
   device: GPUDevice,
   manifest: Manifest,
@@ -25,24 +30,30 @@ export async function compileKernels(
   source: Source,
   signal: AbortSignal,
   onKernel: () => void,
-): Promise<ReadonlyMap<string, CompiledKernel>> {
+): Promise<CompiledKernels> {
   const kernels = new Map<string, CompiledKernel>();
+  const refused = new Map<string, DeviceError>();
   const compiling: Promise<void>[] = [];
   await inParallel(names, FETCHES, async (name) => {
     const entry = manifest.kernels[name];
     if (entry === undefined) throw new BundleError(`manifest.json: kernel '${name}' is not in kernels; compile the bundle again`, { kernel: name });
     const code = new TextDecoder().decode(await readFile(source, entry, signal));
-    const done = compileKernel(device, name, entry, code).then((kernel) => {
-      kernels.set(name, kernel);
-      onKernel();
-    });
+    const done = compileKernel(device, name, entry, code)
+      .then(
+        (kernel) => kernels.set(name, kernel),
+        (error: unknown) => {
+          if (!(error instanceof DeviceError)) throw error;
+          refused.set(name, error);
+        },
+      )
+      .then(onKernel);
     // Awaited below, all together; until then a failure must not count as unhandled.
     done.catch(() => undefined);
     compiling.push(done);
   });
   await Promise.all(compiling);
   signal.throwIfAborted();
-  return kernels;
+  return { kernels, refused };
 }
 
 /** Throws DeviceError where the device refuses the kernel. */

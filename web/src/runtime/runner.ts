@@ -9,7 +9,7 @@ import type { Batch } from "./batch.js";
 import { dimsOf } from "./batch.js";
 import type { Bundle } from "./bundle.js";
 import type { Choices } from "./choices.js";
-import { NO_CHOICES } from "./choices.js";
+import { NO_CHOICES, variantName } from "./choices.js";
 import type { OpenDevice } from "./device.js";
 import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
@@ -27,7 +27,7 @@ import type { OnBytes } from "./source.js";
 import type { Piece } from "./staging.js";
 import { Staging } from "./staging.js";
 import { Stopwatch } from "./stopwatch.js";
-import { selectRows } from "./variants.js";
+import { rowsWithout, selectRows } from "./variants.js";
 import { allocateWeights, loadWeights, planeKey } from "./weights.js";
 
 export interface RunnerOptions extends MemoryOptions {
@@ -108,6 +108,8 @@ export class Runner {
     readonly manifest: Manifest,
     /** By list, the variants that are ready to run. */
     readonly rows: ReadonlyMap<string, readonly VariantEntry[]>,
+    /** Variants with a kernel that the device does not take. */
+    readonly refused: readonly string[],
     private readonly open: OpenDevice,
     private readonly allocator: Allocator,
     private readonly arena: Arena,
@@ -159,8 +161,8 @@ export class Runner {
     const { manifest, source } = bundle;
     const { device, activation, features } = open;
     const { choices = NO_CHOICES, alternatives = false } = options;
-    const rows = selectRows(manifest, activation, features, alternatives ? null : choices);
-    const names = kernelNames(rows);
+    const wanted = selectRows(manifest, activation, features, alternatives ? null : choices);
+    const names = kernelNames(wanted);
     const uniforms = new Map<string, readonly Expr[]>(names.map((name) => [name, manifest.kernels[name]?.uniforms ?? []]));
     const capacity = capacityOf(manifest, poolWithin(manifest, activation, options));
 
@@ -175,7 +177,7 @@ export class Runner {
 
     let compiled = 0;
     options.onKernel?.(compiled, names.length);
-    const [kernels] = await Promise.all([
+    const [{ kernels, refused }] = await Promise.all([
       compileKernels(device, manifest, names, source, signal, () => {
         compiled++;
         options.onKernel?.(compiled, names.length);
@@ -188,12 +190,14 @@ export class Runner {
       const buffer = memory.buffers.get(name) ?? weights.get(planeKey(name, plane ?? "w"));
       return buffer === undefined ? arena.input(name) : { buffer };
     };
+    const rows = rowsWithout(wanted, refused);
+    const refusedVariants = [...new Set([...wanted].flatMap(([list, all]) => all.filter((row) => !rows.get(list)?.includes(row)).map(variantName)))];
     const schedule = new Schedule(device, manifest, rows, kernels, find, (kernel) => arena.uniform(kernel));
     schedule.choose(choices);
     const sizes = { kernels: names.length, weightBytes, stateBytes: memory.stateBytes };
     const pages = new KvPages(allocator, manifest, activation, capacity, memory.buffers);
     const slotStates = new SlotStates(allocator, manifest, capacity, memory.buffers);
-    return new Runner(manifest, rows, open, allocator, arena, schedule, results, pages, slotStates, capacity, sizes);
+    return new Runner(manifest, rows, refusedVariants, open, allocator, arena, schedule, results, pages, slotStates, capacity, sizes);
   }
 
   /**

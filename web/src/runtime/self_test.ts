@@ -3,10 +3,10 @@
 // Every variant takes part in a trial of the prompt, many of them at a time: first what the device would run by itself, then round after round
 // the next row of every list. A round that is off is halved until the variant is found that is off by itself.
 
-import { sequenceBatch } from "./batch.js";
 import type { Batch } from "./batch.js";
 import type { Choices, Front } from "./choices.js";
 import type { SelfTestEntry, SelfTestRow } from "./manifest.js";
+import { sequenceBatch } from "./sequence_batch.js";
 
 /** What the test needs of a runner. */
 export interface TestedRunner {
@@ -159,7 +159,8 @@ class Trials {
   private nextPages(): readonly number[] {
     const { numPages } = this.runner;
     const first = this.#count++;
-    return Array.from({ length: Math.ceil(this.test.prompt_ids.length / this.test.pageSize) }, (_, index) => (first + numPages - (index % numPages)) % numPages);
+    const count = Math.ceil(this.test.prompt_ids.length / this.test.pageSize);
+    return Array.from({ length: count }, (_, index) => (first + numPages - (index % numPages)) % numPages);
   }
 }
 

@@ -8,7 +8,7 @@ import type { Choices } from "./choices.js";
 import { variantName } from "./choices.js";
 import type { DeviceOptions, OpenDevice } from "./device.js";
 import { adapterEntry, findAdapter, openDevice } from "./device.js";
-import type { AdapterEntry, Manifest, TuningEntry } from "./manifest.js";
+import type { AdapterEntry, Manifest, SelfTestEntry, TuningEntry } from "./manifest.js";
 import { largestBuffer } from "./memory.js";
 import { poolWithin } from "./memory_plan.js";
 import type { Notes } from "./notes.js";
@@ -32,7 +32,7 @@ export interface TrustOptions extends DeviceOptions {
 export interface SelfTestInfo {
   /** "untested": the bundle has no self-test, or it was not to run. */
   readonly state: "passed" | "passed-with-switched-off" | "untested";
-  /** Variants that compute wrongly on this device, and "float16" where all of them do with float16 activations. They do not run. */
+  /** Variants that this device computes wrongly or refuses, and "float16" where no way is right with float16 activations. They do not run. */
   readonly switchedOff: readonly string[];
   /** How far a logit was off at most, relative to the largest; null where nothing was tested. */
   readonly largestDeviation: number | null;
@@ -71,56 +71,81 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
   const { manifest } = bundle;
   const { selfTest: when = "first-load", notes = browserNotes() } = options;
   const test = when === "never" ? null : manifest.self_test;
-  const signal = runnerOptions.signal ?? new AbortController().signal;
+  // Activation dtypes that are wrong here, by how much.
   const without = new Map<ActivationDtype, number>();
-  let rest = runnerOptions;
-  for (;;) {
-    // A device takes its adapter with it, so each try has its own.
-    const adapter = without.size === 0 && options.adapter !== undefined ? options.adapter : await findAdapter(options.gpu);
+  let trustsNotes = when === "first-load" && test !== null;
+  let alternatives = test !== null;
+  for (let tries = 0; ; tries++) {
+    // A device takes its adapter with it, so each try has its own. Bytes that come again have been counted.
+    const adapter = tries === 0 && options.adapter !== undefined ? options.adapter : await findAdapter(options.gpu);
+    const rest = tries === 0 ? runnerOptions : { ...runnerOptions, onBytes: nothing, onKernel: nothing };
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
-    const remembered = when === "first-load" && test !== null && without.size === 0 ? asRemembered(await note("self-test").read(), manifest) : null;
-    const untrusted = new Set(remembered === null ? without.keys() : manifest.activations.map(({ dtype }) => dtype).filter((dtype) => dtype !== remembered.activation));
-    const largest = (activation: ActivationDtype): number => largestBuffer(manifest, activation, poolWithin(manifest, activation, runnerOptions));
+    const remembered = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
+    const dtypes = manifest.activations.map(({ dtype }) => dtype);
+    const untrusted = new Set(dtypes.filter((dtype) => (remembered === null ? without.has(dtype) : dtype !== remembered.activation)));
+    const largest = (dtype: ActivationDtype): number => largestBuffer(manifest, dtype, poolWithin(manifest, dtype, runnerOptions));
     const device = await openDevice(manifest, { gpu: options.gpu, adapter }, largest, untrusted);
-    const tuningNote = note(`tuning ${device.activation}`);
+    const { activation } = device;
+    const tuningNote = note(`tuning ${activation}`);
     const tuning = (await rememberedTuning(tuningNote, device)) ?? shippedTuning(manifest.tuning, device);
     const wantsTuning = tuning === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
     const before: Choices = { off: new Set(remembered?.switchedOff), front: tuning?.variants ?? {} };
-    const all = wantsTuning || (test !== null && remembered === null);
-    const runner = await Runner.create(bundle, device, { ...rest, choices: before, alternatives: all });
+    const complete = wantsTuning || (alternatives && remembered === null);
+    const isLast = manifest.activations.every(
+      ({ dtype, needs }) => dtype === activation || without.has(dtype) || needs.some((need) => !adapter.features.has(need)),
+    );
+    let runner: Runner;
+    try {
+      runner = await Runner.create(bundle, device, { ...rest, choices: before, alternatives: complete });
+    } catch (error) {
+      const isRefusal = error instanceof DeviceError && "kernel" in error.details;
+      if (!isRefusal || (complete && isLast)) throw error;
+      // The one way that was to run is refused, as by a driver that the notes know nothing of: others may be taken. Or all ways of a dtype are.
+      if (complete) without.set(activation, Infinity);
+      trustsNotes = false;
+      alternatives = true;
+      continue;
+    }
     const opened = { runner, device, tuning, tuningNote: wantsTuning ? tuningNote : null };
-    if (test === null) return { ...opened, choices: before, selfTest: UNTESTED };
+    if (test === null) return { ...opened, choices: before, selfTest: { ...UNTESTED, switchedOff: runner.refused } };
     if (remembered !== null) return { ...opened, choices: before, selfTest: infoOf(remembered, true) };
 
     onTest();
     const start = performance.now();
-    const tolerance = test.tolerances[device.activation];
-    if (tolerance === undefined) throw new BundleError(`manifest.json: self_test.tolerances has none for ${device.activation}; compile the bundle again`);
-    let verdict: Verdict;
-    try {
-      const variants = new Map([...runner.rows].map(([list, rows]) => [list, [...new Set(rows.map(variantName))]]));
-      verdict = await selfTest(testable(runner), { ...test, tolerance, variants, front: before.front, pageSize: manifest.page_size, signal });
-    } catch (error) {
-      runner.destroy();
-      throw error;
-    }
+    const verdict = await verdictOf(opened, test, before, runnerOptions.signal ?? new AbortController().signal);
     if (verdict.passed) {
-      const found: Remembered = {
-        activation: device.activation,
-        switchedOff: [...without.keys(), ...verdict.off],
-        largestDeviation: verdict.deviation,
-        durationMs: performance.now() - start,
-      };
+      const off = new Set([...verdict.off, ...runner.refused]);
+      const switchedOff = [...without.keys(), ...off];
+      const found: Remembered = { activation, switchedOff, largestDeviation: verdict.deviation, durationMs: performance.now() - start };
       await note("self-test").write(found);
-      return { ...opened, choices: { off: verdict.off, front: before.front }, selfTest: infoOf(found, false) };
+      return { ...opened, choices: { off, front: before.front }, selfTest: infoOf(found, false) };
     }
     runner.destroy();
-    without.set(device.activation, verdict.deviation);
-    if (manifest.activations.every(({ dtype, needs }) => without.has(dtype) || needs.some((need) => !adapter.features.has(need)))) {
-      throw wrongDevice(device, without, test.tolerances);
+    without.set(activation, verdict.deviation);
+    if (isLast) throw wrongDevice(device, without, test.tolerances);
+    trustsNotes = false;
+  }
+}
+
+/** Frees the runner where the test cannot end. */
+async function verdictOf(
+  { runner, device }: Pick<TrustedRunner, "runner" | "device">,
+  test: SelfTestEntry,
+  { front }: Choices,
+  signal: AbortSignal,
+): Promise<Verdict> {
+  const { activation } = device;
+  const { page_size: pageSize } = runner.manifest;
+  const variants = new Map([...runner.rows].map(([list, rows]) => [list, [...new Set(rows.map(variantName))]]));
+  try {
+    const tolerance = test.tolerances[activation];
+    if (tolerance === undefined) {
+      throw new BundleError(`manifest.json: self_test.tolerances has none for ${activation}; compile the bundle again`, { activation });
     }
-    // The bytes that come again have been counted.
-    rest = { signal };
+    return await selfTest(testable(runner), { ...test, tolerance, variants, front, pageSize, signal });
+  } catch (error) {
+    runner.destroy();
+    throw error;
   }
 }
 
@@ -165,4 +190,8 @@ function wrongDevice({ adapter }: OpenDevice, without: ReadonlyMap<ActivationDty
     `${adapter}: this device computes the model wrongly (${found.join("; ")}); update the browser and the graphics driver, or use another device`,
     { adapter, activations: [...without.keys()], largestDeviation: Number.isFinite(largestDeviation) ? largestDeviation : null },
   );
+}
+
+function nothing(): void {
+  // What was counted stays.
 }

@@ -4,13 +4,13 @@
 // short, so that answers and the page's own drawing come in between.
 
 import type { Batch } from "./batch.js";
-import { sequenceBatch } from "./batch.js";
 import type { Choices } from "./choices.js";
 import { arrange, structural, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
 import { holds } from "./expr.js";
 import type { Condition, Manifest, TunedRow, VariantEntry } from "./manifest.js";
 import { PREFILL_CHUNK } from "./memory.js";
+import { sequenceBatch } from "./sequence_batch.js";
 import { chooseRow } from "./variants.js";
 
 /** What tuning needs of a runner. */

@@ -1,6 +1,7 @@
 // Which kernel runs a step. The manifest's rows, the chosen activation dtype and the device's features flow in; the rows that can run flow out,
 // and for one batch the first of them whose condition holds.
 
+import type { DeviceError } from "../errors.js";
 import { BundleError } from "../errors.js";
 import type { Choices } from "./choices.js";
 import { arrange, variantName } from "./choices.js";
@@ -38,6 +39,21 @@ export function selectRows(
       const wanted = choices === null ? rows : arrange(rows, list, choices);
       const names = new Set(wanted.map(variantName));
       return [list, rows.filter((row) => names.has(variantName(row)))] as const;
+    }),
+  );
+}
+
+/** The rows of which no kernel was refused. Throws the refusal where it leaves a list without any. */
+export function rowsWithout(
+  rows: ReadonlyMap<string, readonly VariantEntry[]>,
+  refused: ReadonlyMap<string, DeviceError>,
+): ReadonlyMap<string, readonly VariantEntry[]> {
+  return new Map(
+    [...rows].map(([list, all]) => {
+      const taken = all.filter(({ kernels }) => !kernels.some((name) => refused.has(name)));
+      const refusal = taken.length > 0 ? undefined : all.flatMap(({ kernels }) => kernels.flatMap((name) => refused.get(name) ?? []))[0];
+      if (refusal !== undefined) throw refusal;
+      return [list, taken] as const;
     }),
   );
 }

@@ -25,7 +25,7 @@ const SLOW = EMBED.replace(
   "y[g.y * 8u",
   "var walk = l.x; for (var i = 0; i < 400000; i++) { walk = (walk * 5u + 3u) & 1023u; }\n  if (walk == 4096u) { return; }\n  y[g.y * 8u",
 );
-const KERNELS = { embed_wrong: WRONG, embed_nan: NOT_A_NUMBER, embed_slow: SLOW };
+const KERNELS = { embed_wrong: WRONG, embed_refused: EMBED.replace("fn main", "fn nowhere"), embed_nan: NOT_A_NUMBER, embed_slow: SLOW };
 
 const row = (name: string, rest: Partial<VariantEntry> = {}): VariantEntry => ({ kernels: [name], activation: null, needs: [], when: null, ...rest });
 
@@ -84,6 +84,22 @@ withGpu.each([
 ])("%s that is wrong is switched off, and answers are right", async (_, embed) => {
   const found = await selfTestOf(bundleOf(embed));
   expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["embed_wrong"], ids: RIGHT });
+});
+
+withGpu("a variant that the device refuses is switched off, where there is another", async () => {
+  const bundle = bundleOf([row("embed_refused"), row("embed_many")]);
+  const notes = new MemoryNotes();
+  for (const remembered of [false, true]) {
+    const found = await selfTestOf(bundle, { notes });
+    expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["embed_refused"], ids: RIGHT, remembered });
+  }
+  // A note of another driver, which took it.
+  const note = { ...([...notes.kept.values()][0] as object), switchedOff: [] };
+  const outdated: Notes = { read: () => Promise.resolve(note), write: () => Promise.resolve() };
+  expect(await selfTestOf(bundle, { notes: outdated })).toMatchObject({ switchedOff: ["embed_refused"], ids: RIGHT, remembered: false });
+  const untested = await selfTestOf(bundle, { selfTest: "never" });
+  expect(untested).toMatchObject({ state: "untested", switchedOff: ["embed_refused"], ids: RIGHT });
+  await expect(load(bundleOf([row("embed_refused")]))).rejects.toMatchObject({ code: "device_error", details: { kernel: "embed_refused" } });
 });
 
 withGpu("what the self-test found is remembered: the next load runs no test and makes no kernel that does not run", async () => {
@@ -150,6 +166,11 @@ withGpu("where all float16 rows are wrong, the bundle is loaded again with float
     expect(await answer(engine)).toEqual(RIGHT);
     engine.destroy();
   }
+});
+
+withGpu("where the device refuses all float16 rows, float32 takes their place", async () => {
+  const found = await selfTestOf(bundleOf([row("embed_refused", HALF), row("embed_many", FULL)], BOTH));
+  expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["float16"], ids: RIGHT });
 });
 
 withGpu("where float16 and float32 are both wrong, the error says how far each is off", async () => {

@@ -91,9 +91,11 @@ test("it writes to the page that it may write to, and reads pages of the pool", 
 });
 
 test("a slice is short, and a variant that is hopeless at first is not measured again", async () => {
-  const runner = new FakeRunner({ few: () => 0.1, "few 2": () => 0.001, tile: () => 30, "argmax 2": () => 6 });
+  const times: Readonly<Record<string, number>> = { few: 0.1, "few 2": 0.001, "argmax 2": 6 };
+  const runner = new FakeRunner({ ...Object.fromEntries(Object.entries(times).map(([name, ms]) => [name, () => ms])), tile: () => 30 });
   await tune(runner, options());
-  for (const { name, count } of runner.asked) expect([name, count * ({ few: 0.1, "few 2": 0.001, tile: 0, "argmax 2": 6 }[name] ?? 1)]).toEqual([name, expect.toSatisfy((ms: number) => ms <= 10)]);
+  const slices = runner.asked.filter(({ name }) => name !== "tile").map(({ name, count }) => count * (times[name] ?? 1));
+  expect(Math.max(...slices)).toBeLessThanOrEqual(10);
   expect(runner.asked.filter(({ name, batch }) => name === "tile" && tokensOf(batch) === 1).length).toBe(1);
   expect(runner.asked.filter(({ name }) => name === "argmax 2").length).toBe(1);
 });

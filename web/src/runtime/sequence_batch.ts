@@ -1,0 +1,20 @@
+// A batch of one sequence, for what the runtime asks of itself: self-test and tuning. Tokens and their place flow in, a batch flows out.
+
+import type { Batch } from "./batch.js";
+import { settingsRow } from "./batch.js";
+
+/** New tokens of one sequence that follow ``start`` cached ones and lie in ``pages``; with ``sample``, the token after the last is wanted. */
+export function sequenceBatch(tokenIds: readonly number[], start: number, pages: readonly number[], pageSize: number, sample: boolean): Batch {
+  const positions = tokenIds.map((_, index) => start + index);
+  return {
+    token_ids: tokenIds,
+    positions,
+    slots: positions.map((position) => (pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize)),
+    seq_starts: [0, tokenIds.length],
+    page_indptr: [0, pages.length],
+    page_ids: pages,
+    sample_rows: sample ? [tokenIds.length - 1] : [],
+    sample_slots: sample ? [-1, 0] : [],
+    sample_settings: sample ? settingsRow({}) : [],
+  };
+}
