@@ -87,6 +87,11 @@ export function errorFromJson({ code, message, details }: ErrorJson): NearfarErr
   return new (classes satisfies Record<ErrorCode, unknown>)[code](message, details);
 }
 
+/** Whether an error is of this tree, by its shape: the files of the package each have their own copy of the classes. */
+export function isNearfarError(error: unknown): error is NearfarError {
+  return error instanceof Error && "toJSON" in error && "details" in error && "code" in error;
+}
+
 /** The message of whatever was thrown. */
 export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);

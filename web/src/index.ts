@@ -18,7 +18,7 @@ export type { FinishReason } from "./engine/generate_tokens.js";
 export type { EngineInfo, GenerateOptions, GenerationEvent, LoadOptions, LoadProgress, Timings } from "./engine.js";
 export { Engine } from "./engine.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";
-export { BundleError, DeviceError, NearfarError, RequestError, WorkerError, errorFromJson } from "./errors.js";
+export { BundleError, DeviceError, NearfarError, RequestError, WorkerError } from "./errors.js";
 export type { Source } from "./runtime/source.js";
 export { httpSource } from "./runtime/source.js";
 export type { Message } from "./text/chat_template.js";

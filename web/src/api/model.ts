@@ -12,12 +12,15 @@ export interface TextCodec extends Decoder {
   tokenBytes(id: number): Uint8Array | null;
 }
 
-/** What an answer may be. A grammar is in GBNF. */
+/** What an answer may be. */
 export type GrammarSpec =
   | { readonly kind: "json_object" }
-  | { readonly kind: "json_schema"; readonly schema: Readonly<Record<string, unknown>> }
+  | { readonly kind: "json_schema"; readonly schema: unknown }
   | { readonly kind: "regex"; readonly pattern: string }
-  | { readonly kind: "grammar"; readonly grammar: string };
+  /** EBNF, from its rule ``root``. */
+  | { readonly kind: "ebnf"; readonly grammar: string }
+  /** JSON of a schema between two texts: one of ``tags``, or, with a separator, any number of them. */
+  | { readonly kind: "tags"; readonly tags: readonly { readonly begin: string; readonly schema: unknown; readonly end: string }[]; readonly separator: string | null };
 
 export interface GrammarProvider {
   /** A fresh state for one answer of at most ``maxTokens``. Throws RequestError for a text that is no schema, pattern or grammar. */

@@ -39,14 +39,14 @@ function grammarSpec(format: ResponseFormat): GrammarSpec | null {
     case "json_schema": {
       const schema: unknown = (format.json_schema as Partial<typeof format.json_schema> | undefined)?.schema;
       if (typeof schema !== "object" || schema === null) throw refused("response_format", "of type json_schema needs json_schema.schema, an object");
-      return { kind: "json_schema", schema: schema as Readonly<Record<string, unknown>> };
+      return { kind: "json_schema", schema };
     }
     case "regex":
       if (typeof format.pattern !== "string") throw refused("response_format", "of type regex needs pattern, a string");
       return { kind: "regex", pattern: format.pattern };
     case "grammar":
       if (typeof format.grammar !== "string") throw refused("response_format", "of type grammar needs grammar, a string");
-      return { kind: "grammar", grammar: format.grammar };
+      return { kind: "ebnf", grammar: format.grammar };
     default:
       throw refused("response_format", `has type ${shown((format satisfies never as ResponseFormat).type)}, it must be text, json_object, json_schema, regex or grammar`);
   }

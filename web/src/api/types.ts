@@ -91,7 +91,7 @@ export type FunctionTool = Required<ChatCompletionTool> & { readonly type: "func
 
 export type ChatCompletionToolChoiceOption = "none" | "auto" | "required" | { readonly type: string; readonly function?: { readonly name: string } };
 
-/** The last two are extensions: a regular expression, and a grammar in GBNF. */
+/** The last two are extensions: a regular expression, and a grammar in EBNF, from its rule root. */
 export type ResponseFormat =
   | { readonly type: "text" }
   | { readonly type: "json_object" }

@@ -2,7 +2,7 @@
 // which are written down here and made again on the other side; streams and ports are transferred.
 
 import type { ErrorJson } from "../errors.js";
-import { NearfarError, errorFromJson, messageOf } from "../errors.js";
+import { errorFromJson, isNearfarError, messageOf } from "../errors.js";
 
 export type ToWorker =
   | { readonly type: "call"; readonly id: number; readonly path: readonly string[]; readonly args: readonly unknown[] }
@@ -72,7 +72,7 @@ export function transferables(value: unknown): readonly Transferable[] {
 }
 
 export function packError(error: unknown): WireError {
-  if (error instanceof NearfarError) return { kind: "nearfar", json: error.toJSON() };
+  if (isNearfarError(error)) return { kind: "nearfar", json: error.toJSON() };
   if (error instanceof DOMException) return { kind: "dom", name: error.name, message: error.message };
   return { kind: "error", name: error instanceof Error ? error.name : "Error", message: messageOf(error) };
 }

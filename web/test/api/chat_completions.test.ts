@@ -314,7 +314,7 @@ test.each([
   [{ type: "json_object" }, { kind: "json_object" }],
   [{ type: "json_schema", json_schema: { name: "n", schema: { type: "string" } } }, { kind: "json_schema", schema: { type: "string" } }],
   [{ type: "regex", pattern: "a+" }, { kind: "regex", pattern: "a+" }],
-  [{ type: "grammar", grammar: 'root ::= "a"' }, { kind: "grammar", grammar: 'root ::= "a"' }],
+  [{ type: "grammar", grammar: 'root ::= "a"' }, { kind: "ebnf", grammar: 'root ::= "a"' }],
 ] as const)("response_format %j gives each choice a constraint of its own, and frees them all", async (format, spec) => {
   const { completions, specs, source, open } = withTools("x");
   await completions.create({ messages, response_format: format, n: 2 });

@@ -1,0 +1,176 @@
+"""The examples of web/README.md as they stand, and engines in workers: headless Chromium on the page server, under the page's own
+content security policy."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from conftest import ROOT
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from nearfar.compiler.browser import page_server
+from nearfar.compiler.browser.chromium import FLAGS
+from nearfar.compiler.browser.page_server import PageServer
+from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.demo import CHECKPOINT
+
+SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js")
+# SwiftShader takes its time over pipelines, and this machine may be busy.
+TIMEOUT_MS = 180_000
+CONNECT = """
+import * as client from "./client.js";
+window.client = client;
+window.startWorker = () => new Worker("./engine_worker.js", { type: "module" });
+document.body.dataset.state = "ready";
+"""
+MESSAGES = [{"role": "user", "content": "what is 27 + 58?"}]
+
+
+@pytest.fixture(scope="module")
+def address(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+    """The package's files, each example of the README as a script and a page with it, and the demo's bundle."""
+    site, bundle = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("bundle") / "demo"
+    compile_model(str(CHECKPOINT), bundle, CompileOptions(quantization="q4f32"))
+    for name in SCRIPTS:
+        shutil.copy(page_server.PAGE.parent / name, site)
+    shutil.copy(page_server.PAGE / "icon.svg", site)
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy"[^>]*>', (page_server.PAGE / "index.html").read_text())
+    assert policy is not None
+    examples = dict(re.findall(r"```js (\w+)\.js\n(.*?)```", (ROOT / "web/README.md").read_text(), flags=re.DOTALL))
+    for name, script in {**examples, "index": CONNECT}.items():
+        (site / f"{name}.js").write_text(script)
+        head = f'<!doctype html>{policy[0]}<link rel="icon" href="icon.svg"><title>{name}</title>'
+        (site / f"{name}.html").write_text(f'{head}<body><p>{name}</p><script type="module" src="{name}.js"></script>')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_server, "PAGE", site)
+        with PageServer(bundle) as server:
+            yield server.url
+
+
+# Not for the session: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context()
+    context.set_default_timeout(TIMEOUT_MS)
+    yield context.new_page()
+    context.close()
+
+
+@pytest.mark.parametrize(
+    ("example", "says"),
+    [
+        ("openai", "streamed: 27 + 58 = 85"),
+        ("language_model", "used:"),
+        ("as_webllm", "message: 27 + 58 = 85"),
+        ("in_worker", "from the worker: 27 + 58 = 85"),
+    ],
+)
+def test_an_example_of_the_readme_runs_as_it_stands(page: Page, address: str, example: str, says: str) -> None:
+    printed = run_example(page, f"{address}{example}.html", says)
+    if example == "language_model":
+        assert "prompted: 27 + 58 = 85" in "\n".join(printed)
+        assert printed[0] == "downloadable"
+        assert "100 %" in printed
+
+
+def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_its_engine(page: Page, address: str) -> None:
+    run_example(page, f"{address}in_service_worker.html", "from the service worker: 27 + 58 = 85")
+    other = page.context.new_page()
+    other.goto(f"{address}index.html")
+    other.wait_for_selector("body[data-state=ready]")
+    phases, answer = other.evaluate(
+        """async (messages) => {
+            const { active } = await navigator.serviceWorker.ready;
+            const phases = [];
+            const onProgress = ({ phase }) => phases.push(phase);
+            const engine = await window.client.connectEngine(active, "./bundle/", { onProgress });
+            const answer = await engine.chat.completions.create({ messages, temperature: 0 });
+            return [phases, answer.choices[0].message.content];
+        }""",
+        MESSAGES,
+    )
+    # It is given what is loaded already.
+    assert phases == []
+    assert answer.startswith("27 + 58 = 85")
+
+
+def test_an_engine_in_a_worker_is_left_aborted_and_outlived(page: Page, address: str) -> None:
+    page.goto(f"{address}index.html")
+    page.wait_for_selector("body[data-state=ready]")
+    found = page.evaluate(
+        """async (messages) => {
+            const { connectEngine } = window.client;
+            const worker = window.startWorker();
+            const engine = await connectEngine(worker, "./bundle/");
+            const ask = () => engine.chat.completions.create({ messages, temperature: 0, stream: true });
+            const found = { model: engine.info.model, tokens: await engine.countTokens("27") };
+            for await (const chunk of await ask()) if (chunk.choices[0].delta.content) break;
+            const controller = new AbortController();
+            const aborted = engine.chat.completions.create({ messages, temperature: 0 }, { signal: controller.signal });
+            setTimeout(() => controller.abort(), 20);
+            found.aborted = await aborted.catch((error) => error.name);
+            const refused = engine.chat.completions.create({ messages, audio: {} });
+            found.refused = await refused.catch((error) => [error.name, error.status, error.param]);
+            const answer = await engine.chat.completions.create({ messages, temperature: 0 });
+            found.answer = answer.choices[0].message.content;
+            const start = performance.now();
+            try {
+                for await (const chunk of await ask()) worker.terminate();
+            } catch (error) {
+                found.died = [error.name, error.code, error instanceof window.client.WorkerError];
+            }
+            found.late = await engine.countTokens("a").catch((error) => error.code);
+            found.seconds = (performance.now() - start) / 1000;
+            return found;
+        }""",
+        MESSAGES,
+    )
+    assert found["model"]
+    assert found["tokens"] > 0
+    assert found["aborted"] == "AbortError"
+    assert found["refused"] == ["RequestError", 400, "audio"]
+    assert found["answer"].startswith("27 + 58 = 85")
+    assert found["died"] == ["WorkerError", "worker_error", True]
+    assert found["late"] == "worker_error"
+    # The lock that the worker held tells at once; the ping would take 35 seconds.
+    assert found["seconds"] < 20
+
+
+def test_what_loading_throws_in_a_worker_is_thrown_on_the_page(page: Page, address: str) -> None:
+    page.goto(f"{address}index.html")
+    page.wait_for_selector("body[data-state=ready]")
+    found = page.evaluate(
+        """async () => {
+            const { connectEngine, BundleError, WorkerError } = window.client;
+            const missing = await connectEngine(window.startWorker(), "./nowhere/").catch((error) => error);
+            const broken = await connectEngine(new Worker("./nowhere.js", { type: "module" }), "./bundle/").catch((error) => error);
+            return [missing instanceof BundleError, missing.message, missing.details.status, broken instanceof WorkerError];
+        }"""
+    )
+    assert found == [True, found[1], 404, True]
+    assert f"{address}nowhere/manifest.json answers 404" in found[1]
+
+
+def run_example(page: Page, url: str, says: str) -> list[str]:
+    """What the page prints until a line that starts so, or fail with what it prints instead."""
+    printed: list[str] = []
+    # A script that does not run ends the wait as well.
+    page.add_init_script(
+        "for (const type of ['error', 'unhandledrejection']) addEventListener(type, (e) => console.error(e.message ?? e.reason))"
+    )
+    page.on("console", lambda message: printed.append(message.text))
+    with page.expect_console_message(lambda message: message.text.startswith(says) or message.type == "error"):
+        page.goto(url)
+    assert printed[-1].startswith(says), printed
+    return printed
