@@ -3,6 +3,7 @@
 import type { EngineApi } from "../api/engine_api.js";
 import type { LoadOptions } from "../load.js";
 import { WorkerError } from "../errors.js";
+import { hold, whenGone } from "./liveness.js";
 import { Remote } from "./remote.js";
 import type { Greeting } from "./wire.js";
 
@@ -21,7 +22,7 @@ const MISSED_PINGS = 6;
 
 /**
  * Load the bundle in a worker whose script calls serveEngine. ``bundle`` is relative to the page. Throws what Engine.load throws, and WorkerError
- * where the worker's script does not start; calls that are under way when a worker dies throw WorkerError, within half a minute at the latest.
+ * where the worker's script does not start; calls that are under way when a worker dies throw WorkerError, at once where the browser has Web Locks.
  */
 export async function connectEngine(worker: WorkerLike, bundle: string | URL, options: ConnectOptions = {}): Promise<EngineApi> {
   options.signal?.throwIfAborted();
@@ -42,9 +43,11 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL, op
     },
     { signal: over.signal },
   );
-  port1.addEventListener("close", () => {
+  const gone = (): void => {
     fail("The worker is gone; start it again and connect again");
-  });
+  };
+  port1.addEventListener("close", gone);
+  await hold(connection, "page", over.signal);
   worker.postMessage({ nearfar: "connect", connection } satisfies Greeting, [port2]);
   watch(worker, connection, over.signal, fail);
   const address = new URL(bundle, typeof document === "undefined" ? undefined : document.baseURI).href;
@@ -55,6 +58,8 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL, op
     remote.close(new WorkerError(message));
   };
   try {
+    await remote.call(["hello"], [{ signal: options.signal }]);
+    whenGone(connection, "worker", over.signal, gone);
     const info = (await remote.call(["load"], [address, options])) as EngineApi["info"];
     isLoaded = true;
     return remoteEngine(remote, info, () => {
@@ -83,7 +88,7 @@ function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => vo
   };
 }
 
-/** Asks again and again whether the worker still knows the connection: nothing else tells that a worker was terminated, or started anew. */
+/** Asks again and again whether the worker still knows the connection, for browsers without locks; it keeps a service worker from being stopped, too. */
 function watch(worker: WorkerLike, connection: string, over: AbortSignal, fail: (message: string) => void): void {
   let missed = 0;
   const timer = setInterval(() => {

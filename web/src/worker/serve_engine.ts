@@ -5,6 +5,7 @@ import { anySignal } from "../api/stream.js";
 import type { LoadOptions } from "../load.js";
 import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
+import { hold, whenGone } from "./liveness.js";
 import { serve } from "./serve.js";
 import type { LoadEngine, Loan } from "./shared_engines.js";
 import { SharedEngines } from "./shared_engines.js";
@@ -21,10 +22,12 @@ const KEEP_ALIVE_MS = 120_000;
 /** What a page calls: see connectEngine. */
 class Connection {
   #loan: Loan | null = null;
-  readonly #over = new AbortController();
 
   constructor(
     private readonly engines: SharedEngines,
+    private readonly over: AbortSignal,
+    /** Resolves when the page can wait for this end's lock. */
+    readonly hello: () => Promise<void>,
     /** Ends the connection. */
     readonly disconnect: () => void,
   ) {}
@@ -35,12 +38,11 @@ class Connection {
   }
 
   async load(bundle: string, options: LoadOptions): Promise<EngineApi["info"]> {
-    this.#loan = await this.engines.borrow(bundle, { ...options, signal: anySignal(options.signal, this.#over.signal) });
+    this.#loan = await this.engines.borrow(bundle, { ...options, signal: anySignal(options.signal, this.over) });
     return this.#loan.engine.info;
   }
 
   release(): void {
-    this.#over.abort();
     this.#loan?.release();
     this.#loan = null;
   }
@@ -55,16 +57,20 @@ export function serveEngine(scope: WorkerScope, load: LoadEngine = Engine.load.b
   const connections = new Set<string>();
 
   const connect = (connection: string, port: MessagePort): void => {
+    const over = new AbortController();
     const disconnect = (): void => {
+      over.abort();
       stop();
       target.release();
       connections.delete(connection);
     };
-    const target = new Connection(engines, disconnect);
+    const held = hold(connection, "worker", over.signal);
+    const target = new Connection(engines, over.signal, () => held, disconnect);
     const stop = serve(port, target);
     connections.add(connection);
-    // Fired where the page is gone.
+    // Either tells, or neither: browsers differ.
     port.addEventListener("close", disconnect);
+    whenGone(connection, "page", over.signal, disconnect);
   };
 
   scope.addEventListener("message", (event) => {

@@ -158,6 +158,7 @@ test("a worker that answers nothing any more is given up after half a minute", a
   vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
   const connecting = connectEngine({ postMessage: () => undefined, addEventListener: () => undefined }, BUNDLE);
   connecting.catch(() => undefined);
+  await pause(1);
   vi.advanceTimersByTime(30_000);
   expect(await Promise.race([connecting.catch(() => "failed"), pause(1).then(() => "waits")])).toBe("waits");
   vi.advanceTimersByTime(5000);
