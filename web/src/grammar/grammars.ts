@@ -1,0 +1,39 @@
+// One engine's grammars: what an answer may be flows in, constraints flow out. The compiler, with the wasm in it, loads when it is first asked for.
+
+import type { GrammarCompiler, GrammarConstraint } from "./index.js";
+import type { GrammarSource } from "./source.js";
+import { readVocabulary } from "./vocabulary.js";
+
+export class Grammars {
+  #compiler: Promise<GrammarCompiler> | null = null;
+
+  /** ``tokenizerJson`` is the text of the bundle's tokenizer.json. */
+  constructor(
+    private readonly tokenizerJson: string,
+    private readonly spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },
+  ) {}
+
+  /** See GrammarCompiler.constraint. Each grammar is compiled once. */
+  async constraint(source: GrammarSource, maxTokens?: number): Promise<GrammarConstraint> {
+    this.#compiler ??= this.load();
+    try {
+      return await (await this.#compiler).constraint(source, maxTokens);
+    } catch (error) {
+      // A chunk that did not load may at the next try.
+      if (!(await settled(this.#compiler))) this.#compiler = null;
+      throw error;
+    }
+  }
+
+  private async load(): Promise<GrammarCompiler> {
+    const { GrammarCompiler } = await import("./index.js");
+    return new GrammarCompiler(readVocabulary(this.tokenizerJson, this.spec));
+  }
+}
+
+async function settled(promise: Promise<unknown>): Promise<boolean> {
+  return promise.then(
+    () => true,
+    () => false,
+  );
+}
