@@ -5,6 +5,9 @@ export type { EngineInfo, GenerateOptions, GenerationEvent, LoadOptions, LoadPro
 export { Engine } from "./engine.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";
 export { BundleError, DeviceError, NearfarError, RequestError } from "./errors.js";
+export type { GrammarConstraint } from "./grammar/constraint.js";
+export { Grammars } from "./grammar/grammars.js";
+export type { GrammarSource, TagSource } from "./grammar/source.js";
 export type { Source } from "./runtime/source.js";
 export { httpSource } from "./runtime/source.js";
 export type { Message } from "./text/chat_template.js";

@@ -24,7 +24,7 @@ interface State {
   readonly next: readonly number[];
 }
 
-const MOST_STATES = 4000;
+const MOST_STATES = 1500;
 const MOST_ENDINGS = 200;
 const JSON_ESCAPED: Ranges = [
   [0, 0x1f],
@@ -150,7 +150,7 @@ class Nfa {
   }
 
   private state(): number {
-    if (this.#edges.length > 20 * MOST_STATES) throw tooLarge(this.where);
+    if (this.#edges.length > 4 * MOST_STATES) throw tooLarge(this.where);
     this.#epsilon.push([]);
     return this.#edges.push([]) - 1;
   }

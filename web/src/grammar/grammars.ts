@@ -26,7 +26,7 @@ export class Grammars {
   }
 
   private async load(): Promise<GrammarCompiler> {
-    const { GrammarCompiler } = await import("./index.js");
+    const { GrammarCompiler } = await import("../grammar/index.js");
     return new GrammarCompiler(readVocabulary(this.tokenizerJson, this.spec));
   }
 }

@@ -25,7 +25,7 @@ export function pick(constraint: GrammarConstraint, maxTokens: number, seed: num
   const draw = mulberry32(seed);
   const bytes: number[] = [];
   for (let tokens = 0; ; tokens++) {
-    const text = (): string => new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(bytes));
+    const text = (): string => new TextDecoder().decode(Uint8Array.from(bytes));
     if (constraint.finished) return { text: text(), tokens, finishReason: "stop" };
     if (tokens === maxTokens) return { text: text(), tokens, finishReason: "length" };
     const mask = constraint.mask();
