@@ -128,8 +128,8 @@ class Nfa {
     };
     idOf(new Set([start]));
     const states: State[] = [];
-    for (let id = 0; id < sets.length; id++) {
-      const members = sets[id] ?? [];
+    // The list grows while it is gone through.
+    for (const members of sets) {
       const targets = atoms.map(() => new Set<number>());
       for (const member of members) {
         for (const { set, to } of this.#edges[member] ?? []) {

@@ -7,8 +7,8 @@
 import { RequestError } from "../errors.js";
 import type { Completion, Shortener } from "./completion.js";
 import { findCompletion, pendingBytes } from "./completion.js";
-import type { GrammarConstraint } from "./constraint.js";
-import { MatcherConstraint, hasBit, setBit } from "./constraint.js";
+import type { GrammarConstraint, MatcherConstraint } from "./constraint.js";
+import { hasBit, setBit } from "./constraint.js";
 
 // At most this many tokens are tried one by one each time, the shortest ones first; each costs up to TRIALS characters.
 const MOST_TRIED = 48;
@@ -97,7 +97,11 @@ export class BoundedConstraint implements GrammarConstraint {
     const [next] = tokens;
     if (next !== undefined && afterwards >= 0) setBit(few, next);
     // A text that leaves the matcher as it is leaves the completion as it is.
-    if (afterwards >= tokens.length && this.takesAnyText(all)) for (let word = 0; word < few.length; word++) few[word] = (few[word] ?? 0) | ((all[word] ?? 0) & (this.shapes.plain[word] ?? 0));
+    if (afterwards >= tokens.length && this.takesAnyText(all)) {
+      this.shapes.plain.forEach((plain, word) => {
+        few[word] = (few[word] ?? 0) | ((all[word] ?? 0) & plain);
+      });
+    }
     let tried = 0;
     for (const id of this.shapes.shortestFirst) {
       if (!hasBit(all, id) || hasBit(few, id)) continue;

@@ -5,7 +5,8 @@ import type { Vocabulary } from "./vocabulary.js";
 import type { GrammarMatcher } from "./wasm.js";
 
 // What closes something first, then what keeps things short: of a JSON text this order finds nearly the shortest.
-const CLOSERS = [...'}]",:0123456789ntf-{[', ...printable()];
+const FIRST = '}]",:0123456789ntf-{[';
+const CLOSERS = [...Array.from(FIRST), ...printable()];
 // Lengths of texts tried one after another, with how many characters may be tried each time. JSON goes straight, others may have to go back.
 const ROUNDS: readonly (readonly [number, number])[] = [
   [2, 250],
@@ -182,5 +183,5 @@ function runLength(text: string): number {
 
 function printable(): readonly string[] {
   const letters = Array.from({ length: 95 }, (_, offset) => String.fromCharCode(0x20 + offset)).reverse();
-  return [...letters.filter((character) => !'}]",:0123456789ntf-{['.includes(character)), "\n", "\t"];
+  return [...letters.filter((character) => !FIRST.includes(character)), "\n", "\t"];
 }

@@ -75,7 +75,7 @@ class SchemaRules {
     if ($ref !== undefined) {
       const others = { ...schema };
       delete others.$ref;
-      if (Object.keys(others).length === 0) return this.reference(String($ref), where, open);
+      if (Object.keys(others).length === 0) return this.reference($ref as string, where, open);
       return this.of(merge(this.expand({ $ref }, where), others, where), where, open);
     }
     if (allOf !== undefined) {
@@ -127,7 +127,7 @@ class SchemaRules {
 
   /** Each reference has one rule, so that schemas may hold themselves. */
   private reference(ref: string, where: string, open: readonly string[]): string | null {
-    if (open.includes(ref)) throw new RequestError(`${where}: $ref '${ref}' leads to itself with nothing between`);
+    if (open.includes(ref)) throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} leads to itself with nothing between`);
     const known = this.#refs.get(ref);
     if (known !== undefined) return known;
     const target = resolve(this.root, ref, where);
@@ -142,7 +142,7 @@ class SchemaRules {
   private expand(schema: Schema, where: string): Schema {
     let target = schema;
     for (let steps = 0; typeof target !== "boolean" && target.$ref !== undefined; steps++) {
-      if (steps > MAX_DEPTH) throw new RequestError(`${where}: $ref '${String(target.$ref)}' leads to itself with nothing between`);
+      if (steps > MAX_DEPTH) throw new RequestError(`${where}: $ref ${JSON.stringify(target.$ref)} leads to itself with nothing between`);
       const { $ref, ...rest } = assertions(target, where);
       target = merge(resolve(this.root, $ref, where), rest, where);
     }
@@ -233,7 +233,7 @@ class SchemaRules {
     const named = this.record(schema.properties, `${where}.properties`);
     const patterns = Object.entries(this.record(schema.patternProperties, `${where}.patternProperties`));
     const required = new Set(this.list(schema.required, `${where}.required`).map(String));
-    const further = schema.additionalProperties ?? (Object.keys(named).length === 0 && patterns.length === 0 && required.size === 0);
+    const further = schema.additionalProperties ?? (schema.properties === undefined && patterns.length === 0 && required.size === 0);
     let additional: string | null;
     const [pattern] = patterns;
     if (pattern === undefined) {
@@ -287,7 +287,7 @@ class SchemaRules {
     if (cached !== undefined) return cached;
     const after = (rests: readonly string[]): string => {
       if (rests.length === 0) return `${PLAIN}* "\\""`;
-      const heads = [...new Set(rests.flatMap((rest) => [...rest].slice(0, 1)))];
+      const heads = [...new Set(rests.flatMap((rest) => Array.from(rest).slice(0, 1)))];
       const ascii = heads.reduce<Ranges>((set, head) => subtract(set, single(head)), PLAIN_ASCII);
       return alternatives([
         ...(rests.includes("") ? [] : ['"\\""']),
