@@ -240,6 +240,8 @@ function writeRules(book: RuleBook, states: readonly State[], atoms: Ranges, enc
 /** The shortest text from each state to an end, of the first few states. */
 function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, encoding: Encoding): void {
   const distance = distances(states);
+  // A character has at most six bytes where JSON escapes it.
+  book.longestEnds = Math.max(book.longestEnds, 6 * Math.max(...distance));
   for (let id = 0; id < states.length && book.endings.size < MOST_ENDINGS; id++) {
     let text = "";
     for (let at = id; (distance[at] ?? 0) > 0; ) {

@@ -11,8 +11,10 @@ import type { GrammarConstraint, MatcherConstraint } from "./constraint.js";
 import { hasBit, setBit } from "./constraint.js";
 
 // At most this many tokens are tried one by one each time, the shortest ones first; each costs up to TRIALS characters.
-const MOST_TRIED = 48;
-const TRIALS = 2000;
+const MOST_TRIED = 24;
+const TRIALS = 600;
+// Where a completion has to be found anew, which is rare.
+const TRIALS_AGAIN = 4000;
 // Characters of many kinds: where a matcher takes them all and is as before, any text without escapes leaves it so.
 const PROBE = "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\u{1f600}".repeat(2);
 
@@ -70,7 +72,7 @@ export class BoundedConstraint implements GrammarConstraint {
     this.#left--;
     this.#mask = null;
     this.#pending = this.pendingAfter(tokenId);
-    this.#completion = this.completionAfter(tokenId, this.#pending, Infinity);
+    this.#completion = this.completionAfter(tokenId, this.#pending, TRIALS_AGAIN);
   }
 
   get complete(): boolean {

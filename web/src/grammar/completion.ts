@@ -17,6 +17,8 @@ const ROUNDS: readonly (readonly [number, number])[] = [
 // The first round tells whether one goes straight; a character more often than this in a row is a loop.
 const STRAIGHT_TRIALS = 10_000;
 const LONGEST_RUN = 40;
+// Longer tokens are rarely what shortens a text.
+const LONGEST_TOKEN = 24;
 
 /** What completes an answer: tokens that end its last character, then a text. */
 export interface Completion {
@@ -139,7 +141,7 @@ export class Shortener {
 
   constructor(vocabulary: Vocabulary) {
     vocabulary.tokens.forEach((bytes, id) => {
-      if (bytes.length === 0 || bytes.length > 64) return;
+      if (bytes.length === 0 || bytes.length > LONGEST_TOKEN) return;
       this.#ids.set(String.fromCharCode(...bytes), id);
       this.#longest = Math.max(this.#longest, bytes.length);
     });

@@ -15,6 +15,7 @@ export const PAST_ASCII: Ranges = subtract(ANY, [[0, 0x7f]]);
 
 // Characters past ASCII that are written out one by one.
 const MOST_SINGLE = 2000;
+export const STRING_LITERAL = /"((?:[^"\\]|\\.)*)"/g;
 // Past this, compiling takes seconds.
 const MAX_SIZE = 400_000;
 
@@ -22,6 +23,8 @@ const MAX_SIZE = 400_000;
 export class RuleBook {
   /** Texts that may complete what has no end in sight, for the search of completions. */
   readonly endings = new Set<string>();
+  /** The most bytes that any of the automata needs to its end. */
+  longestEnds = 0;
   readonly #rules = new Map<string, string>();
   #size = 0;
 
@@ -52,9 +55,20 @@ export class RuleBook {
     return name;
   }
 
+  /** The bytes of the literals in rules other than the automata's. */
+  get literalBytes(): number {
+    return [...this.#rules].reduce((sum, [name, body]) => sum + (name.startsWith("state_") ? 0 : literalBytes(body)), 0);
+  }
+
   toString(): string {
     return [...this.#rules].map(([name, body]) => `${name} ::= ${body}\n`).join("");
   }
+}
+
+/** How many bytes the string literals of some EBNF have at most. */
+export function literalBytes(body: string): number {
+  const literals = [...body.matchAll(STRING_LITERAL)].map(([, inner = ""]) => inner.replace(/\\U.{8}/g, (code) => (Number.parseInt(code.slice(2), 16) < 0x80 ? "x" : "xxxx")));
+  return literals.join("").length;
 }
 
 export function literal(text: string): string {

@@ -9,7 +9,7 @@ import { Shortener } from "./completion.js";
 import type { GrammarConstraint } from "./constraint.js";
 import { MatcherConstraint, setBit } from "./constraint.js";
 import { RequestError } from "../errors.js";
-import { RuleBook, alternatives, literal } from "./ebnf.js";
+import { RuleBook, STRING_LITERAL, alternatives, literal, literalBytes } from "./ebnf.js";
 import { parseSchema, schemaExpression } from "./json_schema.js";
 import { parseRegex } from "./regex.js";
 import type { GrammarSource } from "./source.js";
@@ -22,13 +22,16 @@ export type { Vocabulary } from "./vocabulary.js";
 
 /** Compiled grammars kept; the oldest goes first. */
 const MOST_KEPT = 32;
-const STRING_LITERAL = /"((?:[^"\\]|\\.)*)"/g;
+// What a token can open of nested JSON is a few bytes for each of its own.
+const LEAST_RESERVE = 64;
 
 /** A source as xgrammar reads it. */
 export interface Rules {
   readonly text: string;
   /** Texts that may complete an answer. */
   readonly endings: readonly string[];
+  /** At least how many tokens one token can add to the shortest completion. */
+  readonly reserve: number;
 }
 
 interface Compiled {
@@ -83,9 +86,8 @@ export class GrammarCompiler {
   }
 
   private async compile(source: GrammarSource): Promise<Compiled> {
-    const { text, endings } = ebnf(source);
+    const { text, endings, reserve } = ebnf(source);
     if (this.#wasm === null || this.#wasm.broken) this.#wasm = await GrammarWasm.load(this.vocabulary);
-    const reserve = 64 + [...text.matchAll(STRING_LITERAL)].reduce((sum, [, inner = ""]) => sum + inner.replace(/\\U.{8}/g, "x").length, 0);
     return { wasm: this.#wasm, grammar: this.#wasm.compile(text), endings, reserve };
   }
 }
@@ -105,7 +107,11 @@ export function ebnf(source: GrammarSource): Rules {
       return rooted(book, rule);
     }
     case "ebnf":
-      return { text: source.grammar, endings: [...source.grammar.matchAll(STRING_LITERAL)].map(([, inner = ""]) => inner) };
+      return {
+        text: source.grammar,
+        endings: longestFirst([...source.grammar.matchAll(STRING_LITERAL)].map(([, inner = ""]) => inner)),
+        reserve: LEAST_RESERVE + literalBytes(source.grammar),
+      };
     case "tags": {
       const tags = source.tags.map(({ begin, schema, end }) => book.add("way", `${literal(begin)} ${schemaExpression(book, parseSchema(schema))} ${literal(end)}`));
       const one = book.add("tag", alternatives(tags));
@@ -117,7 +123,13 @@ export function ebnf(source: GrammarSource): Rules {
 }
 
 function rooted(book: RuleBook, expression: string): Rules {
-  return { text: `root ::= ${expression}\n${book.toString()}`, endings: [...book.endings] };
+  const reserve = LEAST_RESERVE + literalBytes(expression) + book.literalBytes + book.longestEnds;
+  return { text: `root ::= ${expression}\n${book.toString()}`, endings: longestFirst([...book.endings]), reserve };
+}
+
+/** A short one may be a piece of anything that repeats, where a long one ends it. */
+function longestFirst(endings: readonly string[]): readonly string[] {
+  return [...endings].sort((a, b) => b.length - a.length);
 }
 
 function tokenShapes({ tokens }: Vocabulary): TokenShapes {

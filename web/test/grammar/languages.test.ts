@@ -31,7 +31,7 @@ function takes(source: Parameters<typeof ebnf>[0], texts: readonly string[]): bo
 
 const PATTERNS = [
   "a*b|c+", "(ab|a)(bc|c)?", "[^a-c]x?", "\\d{2,3}[.,]?", "(a|b)*abb", "x{0,2}y{1,}", "\\w\\W", "(?:a(?<n>b)?)+", "a.c", "[\\]\\-a]+", "\\u0061\\x62\\u{63}", "",
-  "^a$|b", "(a|\u00e9|\u4e2d)b", "-(1|12|123)\\.5|1\\.5|12\\.55", "[\\s\\d]+", "(ab){2}|(abab)*c",
+  "^a$|b", "^(\u00e9|\u4e2d|a)+$", "-(1|12|123)\\.5|1\\.5|12\\.55", "[\\s\\d]+", "(ab){2}|(abab)*c",
 ]; // prettier-ignore
 
 test.each(PATTERNS)("the grammar of /%s/ takes what the expression matches as a whole", (pattern) => {
@@ -77,7 +77,7 @@ test.each([
   [{ kind: "ebnf", grammar: 'root ::= "move " [a-h] [1-8] (" to " [a-h] [1-8])? "\\n"' }, /^move [a-h][1-8]( to [a-h][1-8])?\n$/],
   [{ kind: "ebnf", grammar: 'root ::= item+ "."\nitem ::= "(" item* ")"' }, /^[()]+\.$/],
 ] as const)("%j: every answer is one of it, also where maxTokens ends it", async (source, expected) => {
-  for (const [seed, maxTokens] of [12, 14, 20, 60].entries()) {
+  for (const [seed, maxTokens] of [16, 18, 24, 60].entries()) {
     const constraint = await grammars.constraint(source, maxTokens);
     const { text, tokens } = pick(constraint, maxTokens, seed);
     constraint.dispose();
@@ -135,7 +135,7 @@ test("the vocabulary of each kind of tokenizer is its tokens' bytes, without spe
 test("where the page forbids WebAssembly, the error says which word its policy lacks", async () => {
   const { instantiate } = WebAssembly;
   const refusal = new WebAssembly.CompileError("WebAssembly.instantiate(): Refused to compile or instantiate WebAssembly module because 'unsafe-eval' is not an allowed source");
-  WebAssembly.instantiate = () => Promise.reject(refusal);
+  WebAssembly.instantiate = (): Promise<never> => Promise.reject(refusal);
   try {
     await expect(GrammarWasm.load(VOCABULARY)).rejects.toBeInstanceOf(DeviceError);
     await expect(GrammarWasm.load(VOCABULARY)).rejects.toThrow("add 'wasm-unsafe-eval' to its script-src");

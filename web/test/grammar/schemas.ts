@@ -90,6 +90,19 @@ export const SCHEMAS: Readonly<Record<string, unknown>> = {
     required: ["home"],
     definitions: { address: { type: "object", properties: { street: { type: "string" }, zip: { type: "string", pattern: "^\\d{5}$" } }, required: ["street", "zip"] } },
   },
+  "formats, patterns and numbers in one": {
+    type: "object",
+    properties: {
+      name: { type: "string" },
+      age: { type: "integer", minimum: 0, maximum: 150 },
+      email: { type: "string", format: "email" },
+      site: { type: "string", format: "uri" },
+      since: { type: "string", format: "date-time" },
+      code: { type: "string", pattern: "x+y" },
+      motto: { type: "string", minLength: 12 },
+    },
+    required: ["name", "age", "motto"],
+  },
   "a tree": { $ref: "#/$defs/node", $defs: { node: { type: "object", properties: { v: { type: "integer" }, kids: { type: "array", items: { $ref: "#/$defs/node" } } }, required: ["v", "kids"] } } },
   "a linked list": { type: "object", properties: { value: { type: "string" }, next: { anyOf: [{ $ref: "#" }, { type: "null" }] } }, required: ["value", "next"] },
   "nested objects": {
