@@ -49,6 +49,7 @@ class ChatTemplate:
         for index, message in enumerate(values["messages"]):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise RequestError(f"messages[{index}] must be an object with a string 'role'", index=index)
+            _open_arguments(message, index)
         try:
             # transformers gives templates `documents` as well, and special tokens only where there are any.
             return self._template.render(documents=None, add_generation_prompt=add_generation_prompt, **values, **self._special_tokens)
@@ -142,6 +143,29 @@ def _plain_json(values: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"messages and tools must be plain JSON values: {error}") from error
     return plain
+
+
+def _open_arguments(message: dict[str, Any], index: int) -> None:
+    """Templates write the arguments of calls as JSON themselves, and put contents together; OpenAI's messages have text, and no content."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return
+    message["content"] = message.get("content") or ""
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except ValueError:
+                arguments = None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+            raise RequestError(
+                f'messages[{index}].tool_calls must be of {{type: "function", function: {{name, arguments}}}}, '
+                "with the JSON of an object for arguments",
+                index=index,
+            )
+        function["arguments"] = arguments
 
 
 def _template_line(error: BaseException) -> int | None:

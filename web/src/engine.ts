@@ -12,6 +12,7 @@ import { Tuner } from "./engine/tuner.js";
 import { DeviceError, RequestError } from "./errors.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
+import { Grammars } from "./grammar/grammars.js";
 import type { Loaded, LoadOptions } from "./load.js";
 import { load, plan } from "./load.js";
 import type { TuningEntry } from "./runtime/manifest.js";
@@ -24,6 +25,9 @@ import type { SessionOptions } from "./session.js";
 import { Session } from "./session.js";
 import type { Message } from "./text/chat_template.js";
 import type { Tokenizer } from "./text/tokenizer.js";
+import { ToolCallStream } from "./text/tool_call_stream.js";
+import type { ToolChoice } from "./text/tools.js";
+import { toolGrammar } from "./text/tools.js";
 
 export interface EngineInfo extends RunnerInfo {
   readonly model: string;
@@ -57,7 +61,15 @@ export class Engine implements EngineApi {
     const { vocab_size: vocabSize, eos_token_ids: endTokenIds } = manifest.spec;
     this.#tokens = new TokenEngine(trusted.runner, { vocabSize, endTokenIds }, () => this.replaceRunner());
     this.#tuner = new Tuner(trusted, this.#tokens);
-    const model: Model = { name: manifest.model, tokens: this, text: tokenizer };
+    const format = tokenizer.toolFormat;
+    const model: Model = {
+      name: manifest.model,
+      context: trusted.runner.limits.context,
+      tokens: this,
+      text: tokenizer,
+      grammar: new Grammars(loaded.tokenizerJson, manifest.spec),
+      tools: format === null ? undefined : { parser: () => new ToolCallStream(format), grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice) },
+    };
     this.chat = { completions: new ChatCompletions(model) };
     this.completions = new Completions(model);
   }

@@ -46,6 +46,8 @@ export interface Loaded {
   readonly id: string;
   readonly trusted: TrustedRunner;
   readonly tokenizer: Tokenizer;
+  /** The text of tokenizer.json. */
+  readonly tokenizerJson: string;
   /** Of weights and tokenizer. */
   readonly totalBytes: number;
   /** The bundle once more, on a new device, as after the old one was lost. Files come from the store where they are kept. */
@@ -127,15 +129,16 @@ async function loadFrom(source: Source, stored: StoredSource | null, signal: Abo
   ]);
   if (trusted.status === "fulfilled" && tokenizer.status === "fulfilled") {
     report({ phase: "ready" });
-    return { manifest, id: await bundleId(manifest), trusted: trusted.value, tokenizer: tokenizer.value, totalBytes };
+    return { manifest, id: await bundleId(manifest), trusted: trusted.value, ...tokenizer.value, totalBytes };
   }
   if (trusted.status === "fulfilled") trusted.value.runner.destroy();
   throw failed.signal.reason as Error;
 }
 
-async function loadTokenizer({ manifest, source }: Bundle, signal: AbortSignal, onBytes: OnBytes): Promise<Tokenizer> {
+async function loadTokenizer({ manifest, source }: Bundle, signal: AbortSignal, onBytes: OnBytes): Promise<Pick<Loaded, "tokenizer" | "tokenizerJson">> {
   const { file } = manifest.tokenizer;
   const entry = manifest.files.find((candidate) => candidate.file === file);
   if (entry === undefined) throw new BundleError(`manifest.json: tokenizer.file '${file}' is not in files; compile the bundle again`, { file });
-  return new Tokenizer(new TextDecoder().decode(await readFile(source, entry, signal, onBytes)), manifest.tokenizer);
+  const tokenizerJson = new TextDecoder().decode(await readFile(source, entry, signal, onBytes));
+  return { tokenizer: new Tokenizer(tokenizerJson, manifest.tokenizer), tokenizerJson };
 }

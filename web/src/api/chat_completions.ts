@@ -1,11 +1,12 @@
 // chat.completions.create: OpenAI's parameters flow in; chunks flow out, or the one answer that they add up to.
 
-import type { TokenRequest } from "../engine/request.js";
+import type { Constraint, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import { answerAll, costOf } from "./answers.js";
 import { encodeChat } from "./chat_prompt.js";
 import type { PlacedToken } from "./choice.js";
-import type { Model, ToolCallParser, ToolEvent } from "./model.js";
+import type { Model, ToolCallParser } from "./model.js";
+import type { ToolCallEvent } from "../text/tool_call_stream.js";
 import type { Given } from "./params.js";
 import { CHAT_PARAMS, readParams } from "./params.js";
 import { identity, requestsOf, stopsOf } from "./requests.js";
@@ -56,7 +57,9 @@ export class ChatCompletions {
     const { grammar, calls } = answerFormat(model, given);
     const promptIds = encodeChat(model.text, messages, { tools: calls?.tools, continueFinalMessage: given.continue_final_message });
     // A constraint belongs to an answer that runs, so this one only shows that the grammar can be had.
-    if (grammar !== null) (await grammar.provider.constraint(grammar.spec, maxTokens)).dispose();
+    const room = Math.max(1, model.context - promptIds.length + 1);
+    const constrain = async (): Promise<Constraint | undefined> => grammar?.provider.constraint(grammar.spec, Math.min(maxTokens ?? room, room));
+    (await constrain())?.dispose();
     const logprobs = given.logprobs === true ? (given.top_logprobs ?? 0) : undefined;
     const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs });
 
@@ -65,7 +68,7 @@ export class ChatCompletions {
       const requests: TokenRequest[] = [];
       try {
         for (const request of requestsNow) {
-          requests.push(grammar === null ? request : { ...request, constraint: await grammar.provider.constraint(grammar.spec, maxTokens) });
+          requests.push({ ...request, constraint: await constrain() });
         }
       } catch (error) {
         for (const { constraint } of requests) constraint?.dispose();
@@ -96,7 +99,7 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
   const choice = (index: number, delta: ChatCompletionDelta, rest: Partial<ChatCompletionChunkChoice> = {}): ChatCompletionChunk => {
     return { ...head, choices: [{ index, delta, logprobs: null, finish_reason: null, ...rest }] };
   };
-  function* deltas(index: number, events: readonly ToolEvent[], tokens: readonly PlacedToken[]): Generator<ChatCompletionChunk> {
+  function* deltas(index: number, events: readonly ToolCallEvent[], tokens: readonly PlacedToken[]): Generator<ChatCompletionChunk> {
     if (!started.has(index)) yield choice(index, { role: "assistant", content: "" });
     started.add(index);
     const content = tokens.map((token) => tokenLogprob(model, token));
@@ -104,7 +107,7 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
     const kept = events.filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0));
     if (kept.length === 0 && logprobs !== null) yield choice(index, { content: "" }, { logprobs });
     for (const [position, event] of kept.entries()) {
-      if (event.type === "call") called.add(index);
+      if (event.type === "tool_call") called.add(index);
       yield choice(index, deltaOf(event), position === 0 ? { logprobs } : {});
     }
   }
@@ -137,11 +140,11 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
   }
 }
 
-function deltaOf(event: ToolEvent): ChatCompletionDelta {
+function deltaOf(event: ToolCallEvent): ChatCompletionDelta {
   switch (event.type) {
     case "text":
       return { content: event.text };
-    case "call":
+    case "tool_call":
       return { tool_calls: [{ index: event.index, id: event.id, type: "function", function: { name: event.name, arguments: "" } }] };
     case "arguments":
       return { tool_calls: [{ index: event.index, function: { arguments: event.text } }] };

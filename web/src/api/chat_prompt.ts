@@ -23,7 +23,7 @@ export function encodeChat(text: TextCodec, messages: readonly ChatCompletionMes
   const last = read.at(-1);
   if (last?.role !== "assistant") throw refused("continue_final_message", "needs an assistant's message at the end");
   // The template ends with what opens an answer, so the answer's own start follows it.
-  return [...text.encodeChat(read.slice(0, -1), tools), ...text.encode(last.content, false)];
+  return [...text.encodeChat(read.slice(0, -1), tools), ...text.encode(last.content ?? "", false)];
 }
 
 function readMessage(message: ChatCompletionMessageParam, index: number): Message {

@@ -1,13 +1,14 @@
 // What an answer may be: response_format and tools flow in, a grammar and a reader of tool calls flow out.
 
 import { RequestError } from "../errors.js";
-import type { GrammarProvider, GrammarSpec, Model, ToolFormat } from "./model.js";
+import type { GrammarSource } from "../grammar/source.js";
+import type { GrammarProvider, Model, ToolFormat } from "./model.js";
 import type { Given } from "./params.js";
 import { shown } from "./params.js";
 import type { ChatCompletionCreateParamsBase, ChatCompletionTool, FunctionTool, ResponseFormat } from "./types.js";
 
 export interface AnswerFormat {
-  readonly grammar: { readonly provider: GrammarProvider; readonly spec: GrammarSpec } | null;
+  readonly grammar: { readonly provider: GrammarProvider; readonly spec: GrammarSource } | null;
   /** The tools that the prompt names, and how calls of them are read. */
   readonly calls: { readonly tools: readonly FunctionTool[]; readonly format: ToolFormat } | null;
 }
@@ -30,7 +31,7 @@ export function answerFormat(model: Model, params: Given<ChatCompletionCreatePar
   return { grammar: { provider: required(model.grammar, asked === null ? "tool_choice" : "response_format", "an engine with grammars"), spec }, calls };
 }
 
-function grammarSpec(format: ResponseFormat): GrammarSpec | null {
+function grammarSpec(format: ResponseFormat): GrammarSource | null {
   switch (format.type) {
     case "text":
       return null;

@@ -3,13 +3,34 @@
 import { Template } from "@huggingface/jinja";
 
 import { BundleError, RequestError, messageOf } from "../errors.js";
+import type { Tool, ToolFormat } from "./tools.js";
+import { checkTools, toolFormat } from "./tools.js";
 
+/** As in OpenAI's chat completions. */
 export interface Message {
   readonly role: string;
-  readonly content: string;
+  /** May be missing where there are tool_calls. */
+  readonly content?: string | null | undefined;
+  /** The calls that the assistant made; arguments as JSON's text, or as the object. */
+  readonly tool_calls?: readonly MessageToolCall[] | undefined;
+  /** Which call a message of role "tool" answers. */
+  readonly tool_call_id?: string | undefined;
+  readonly name?: string | undefined;
+}
+
+export interface MessageToolCall {
+  readonly id?: string | undefined;
+  readonly type: string;
+  readonly function?: { readonly name: string; readonly arguments: unknown } | undefined;
+}
+
+export interface RenderOptions {
+  readonly tools?: readonly Tool[] | undefined;
 }
 
 export class ChatTemplate {
+  /** How the template has the model write calls of tools; null where it has no tools. */
+  readonly toolFormat: ToolFormat | null;
   readonly #template: Template;
 
   /** Throws BundleError where the source is not valid Jinja. The package sets trim_blocks and lstrip_blocks, as transformers does. */
@@ -17,6 +38,7 @@ export class ChatTemplate {
     source: string,
     private readonly specialTokens: Readonly<Record<string, string>>,
   ) {
+    this.toolFormat = toolFormat(source);
     try {
       this.#template = new Template(source);
     } catch (error) {
@@ -24,18 +46,47 @@ export class ChatTemplate {
     }
   }
 
-  /** The prompt's text up to where the answer starts. Throws RequestError for messages that the template refuses. */
-  render(messages: readonly Message[]): string {
-    messages.forEach((message, index) => {
-      const parts: Partial<Record<keyof Message, unknown>> = message;
-      if (typeof parts.role !== "string" || typeof parts.content !== "string") {
-        throw new RequestError(`messages[${index}] must be an object with the strings 'role' and 'content'`, { index });
-      }
-    });
+  /** The prompt's text up to where the answer starts. Throws RequestError for messages or tools that the template refuses. */
+  render(messages: readonly Message[], { tools = [] }: RenderOptions = {}): string {
+    if (tools.length > 0) {
+      checkTools(tools);
+      if (this.toolFormat === null) throw new RequestError("This model's chat template has no tools, or has their calls written in a way that is not known here");
+    }
+    const plain = messages.map(plainMessage);
     try {
-      return this.#template.render({ messages, tools: null, documents: null, add_generation_prompt: true, ...this.specialTokens });
+      return this.#template.render({
+        messages: plain,
+        tools: tools.length > 0 ? tools : null,
+        documents: null,
+        add_generation_prompt: true,
+        ...this.specialTokens,
+      });
     } catch (error) {
       throw new RequestError(`the chat template refuses these messages: ${messageOf(error)}`, {}, { cause: error });
     }
   }
+}
+
+/** Templates write arguments as JSON themselves, and put contents together with other texts. */
+function plainMessage(message: Message, index: number): Message {
+  const { role, content, tool_calls: calls } = message as Partial<Record<keyof Message, unknown>>;
+  const hasCalls = Array.isArray(calls) && calls.length > 0;
+  if (typeof role !== "string" || !(typeof content === "string" || (hasCalls && (content ?? null) === null))) {
+    throw new RequestError(`messages[${index}] must be an object with the strings 'role' and 'content'`, { index });
+  }
+  if (!hasCalls) return message;
+  const tool_calls = (calls as readonly MessageToolCall[]).map((call) => ({ ...call, function: { name: call.function?.name ?? "", arguments: plainArguments(call, index) } }));
+  return { ...message, content: message.content ?? "", tool_calls };
+}
+
+function plainArguments(call: MessageToolCall, index: number): unknown {
+  const { name, arguments: given } = (call as Partial<MessageToolCall>).function ?? { name: undefined, arguments: undefined };
+  let value = given;
+  try {
+    if (typeof given === "string") value = JSON.parse(given === "" ? "{}" : given);
+  } catch {
+    value = undefined;
+  }
+  if (typeof name === "string" && typeof value === "object" && value !== null && !Array.isArray(value)) return value;
+  throw new RequestError(`messages[${index}].tool_calls must be of {type: "function", function: {name, arguments}}, with the JSON of an object for arguments`, { index });
 }

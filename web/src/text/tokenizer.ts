@@ -4,10 +4,11 @@ import { Tokenizer as Backend } from "@huggingface/tokenizers";
 
 import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { TokenizerEntry } from "../runtime/manifest.js";
-import type { Message } from "./chat_template.js";
+import type { Message, RenderOptions } from "./chat_template.js";
 import { ChatTemplate } from "./chat_template.js";
 import type { ByteSpelling } from "./token_bytes.js";
 import { byteSpelling, tokenBytes } from "./token_bytes.js";
+import type { ToolFormat } from "./tools.js";
 
 // How byte-fallback tokenizers name the token of a single byte.
 const BYTE_TOKEN = /^<0x[0-9A-Fa-f]{2}>$/;
@@ -40,6 +41,11 @@ export class Tokenizer {
     this.#chatTemplate = entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry));
   }
 
+  /** How this model writes calls of tools; null where it cannot call any. */
+  get toolFormat(): ToolFormat | null {
+    return this.#chatTemplate?.toolFormat ?? null;
+  }
+
   /** The token ids of a text. Special tokens that the text spells out become single tokens in either case. */
   encode(text: string, addSpecialTokens = true): readonly number[] {
     const { ids } = this.#backend.encode(text, { add_special_tokens: addSpecialTokens });
@@ -52,11 +58,11 @@ export class Tokenizer {
   }
 
   /** The token ids of a chat's prompt. The template writes all special tokens itself, so none are added. Throws RequestError. */
-  encodeChat(messages: readonly Message[]): readonly number[] {
+  encodeChat(messages: readonly Message[], options: RenderOptions = {}): readonly number[] {
     if (this.#chatTemplate === null) {
       throw new RequestError("This model has no chat template, so it cannot chat; give it plain text to continue, with raw: true");
     }
-    return this.encode(this.#chatTemplate.render(messages), false);
+    return this.encode(this.#chatTemplate.render(messages, options), false);
   }
 
   /** The text of token ids, without special tokens. Ids without a token, which a padded vocabulary has, give no text. */

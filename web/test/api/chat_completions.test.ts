@@ -1,7 +1,9 @@
 import { expect, test } from "vitest";
 
 import { ChatCompletions } from "../../src/api/chat_completions.js";
-import type { GrammarSpec, ToolCallParser, ToolEvent } from "../../src/api/model.js";
+import type { GrammarSource } from "../../src/grammar/source.js";
+import type { ToolCallParser } from "../../src/api/model.js";
+import type { ToolCallEvent } from "../../src/text/tool_call_stream.js";
 import type { ChatCompletionChunk, ChatCompletionCreateParamsNonStreaming, ChatCompletionTool } from "../../src/api/types.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import { FakeSource, fakeModel, modelOf, promptText } from "./fake_model.js";
@@ -231,7 +233,7 @@ function angleParser(): ToolCallParser {
   let name: string | null = null;
   return {
     feed: (text) =>
-      Array.from(text).flatMap((character): ToolEvent[] => {
+      Array.from(text).flatMap((character): ToolCallEvent[] => {
         if (character === "<") {
           [inside, name] = [true, ""];
           index++;
@@ -242,7 +244,7 @@ function angleParser(): ToolCallParser {
         } else if (name === null) {
           return [{ type: "arguments", index, text: character }];
         } else if (character === " ") {
-          const event: ToolEvent = { type: "call", index, id: `call_${index}`, name };
+          const event: ToolCallEvent = { type: "tool_call", index, id: `call_${index}`, name };
           name = null;
           return [event];
         } else {
@@ -255,7 +257,7 @@ function angleParser(): ToolCallParser {
 }
 
 function withTools(...answers: readonly string[]) {
-  const specs: GrammarSpec[] = [];
+  const specs: GrammarSource[] = [];
   let open = 0;
   const source = new FakeSource(answers);
   const model = modelOf(source, {

@@ -64,7 +64,7 @@ export function fakeModel(...answers: readonly (string | readonly number[])[]): 
 }
 
 export function modelOf(source: TokenSource, rest: Partial<Model> = {}): Model {
-  return { name: "fake", tokens: source, text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE }), ...rest };
+  return { name: "fake", context: 4096, tokens: source, text: new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, chat_template: TEMPLATE }), ...rest };
 }
 
 /** What a model was asked, as text. */

@@ -1,0 +1,280 @@
+// Regular languages as grammar rules. A language flows in; it becomes a minimal deterministic automaton over characters, of which each state is a rule.
+// Rules so made have one way to read any text: xgrammar 0.1.27 joins alternatives that begin or end alike wrongly.
+
+import { RequestError } from "../errors.js";
+import type { Ranges, RuleBook } from "./ebnf.js";
+import { ANY, alternatives, characters, intersect, literal, subtract, union } from "./ebnf.js";
+
+export type Language =
+  | { readonly kind: "set"; readonly set: Ranges }
+  | { readonly kind: "sequence" | "choice"; readonly parts: readonly Language[] }
+  | { readonly kind: "repeat"; readonly of: Language; readonly min: number; readonly max: number };
+
+/** How characters are written: as they are, or as the inside of a JSON string. */
+export type Encoding = "plain" | "json";
+
+interface Length {
+  readonly min: number;
+  readonly max: number;
+}
+
+interface State {
+  readonly accepting: boolean;
+  /** The next state of each atom; -1 for none. */
+  readonly next: readonly number[];
+}
+
+const MOST_STATES = 1500;
+const MOST_ENDINGS = 200;
+const JSON_ESCAPED: Ranges = [
+  [0, 0x1f],
+  [0x22, 0x22],
+  [0x5c, 0x5c],
+];
+
+export function literalLanguage(text: string): Language {
+  return { kind: "sequence", parts: Array.from(text, (character): Language => ({ kind: "set", set: [[codeOf(character), codeOf(character)]] })) };
+}
+
+/**
+ * Adds the rules of ``language`` to ``book``, and the shortest ends of its texts to the book's endings; returns its rule's name, or null where no text of the
+ * length is in it. Throws RequestError where it is too large; ``where`` names it.
+ */
+export function languageRule(book: RuleBook, language: Language, encoding: Encoding, where: string, length: Length = { min: 0, max: Infinity }): string | null {
+  const automaton = new Nfa(where);
+  const [start, end] = automaton.add(language);
+  const atoms = automaton.atoms();
+  const states = minimal(useful(ofLength(automaton.states(start, end, atoms), length, where)));
+  if (states.length === 0) return null;
+  return writeRules(book, states, atoms, encoding, where);
+}
+
+/** Thompson's construction. */
+class Nfa {
+  readonly #epsilon: number[][] = [];
+  readonly #edges: { readonly set: Ranges; readonly to: number }[][] = [];
+
+  constructor(private readonly where: string) {}
+
+  /** The start and the end of a part for the language. */
+  add(language: Language): [number, number] {
+    switch (language.kind) {
+      case "set": {
+        const [start, end] = [this.state(), this.state()];
+        this.#edges[start]?.push({ set: language.set, to: end });
+        return [start, end];
+      }
+      case "sequence": {
+        const start = this.state();
+        let end = start;
+        for (const part of language.parts) {
+          const [first, last] = this.add(part);
+          this.#epsilon[end]?.push(first);
+          end = last;
+        }
+        return [start, end];
+      }
+      case "choice": {
+        const [start, end] = [this.state(), this.state()];
+        for (const part of language.parts) {
+          const [first, last] = this.add(part);
+          this.#epsilon[start]?.push(first);
+          this.#epsilon[last]?.push(end);
+        }
+        return [start, end];
+      }
+      case "repeat": {
+        const start = this.state();
+        let end = start;
+        const stops: number[] = [];
+        const copies = language.max === Infinity ? Math.max(language.min, 1) : language.max;
+        for (let index = 0; index < copies; index++) {
+          if (index >= language.min) stops.push(end);
+          const [first, last] = this.add(language.of);
+          this.#epsilon[end]?.push(first);
+          if (language.max === Infinity && index === copies - 1) this.#epsilon[last]?.push(first);
+          end = last;
+        }
+        const final = this.state();
+        for (const stop of [...stops, end]) this.#epsilon[stop]?.push(final);
+        return [start, final];
+      }
+      default:
+        return language satisfies never;
+    }
+  }
+
+  /** Ranges of characters that no set tells apart. */
+  atoms(): Ranges {
+    const starts = new Set([0, 0x80, 0xd800, 0xe000]);
+    for (const edges of this.#edges) for (const { set } of edges) for (const [first, last] of set) starts.add(first).add(last + 1);
+    const sorted = [...starts].filter((start) => start <= 0x10ffff).sort((a, b) => a - b);
+    return sorted.map((start, index): [number, number] => [start, (sorted[index + 1] ?? 0x110000) - 1]).filter(([start]) => intersect(ANY, [[start, start]]).length > 0);
+  }
+
+  /** The subset construction; state 0 is the start. */
+  states(start: number, end: number, atoms: Ranges): State[] {
+    const ids = new Map<string, number>();
+    const sets: number[][] = [];
+    const idOf = (set: Set<number>): number => {
+      const members = this.closure(set);
+      const key = members.join();
+      const known = ids.get(key);
+      if (known !== undefined) return known;
+      if (sets.length >= MOST_STATES) throw tooLarge(this.where);
+      ids.set(key, sets.length);
+      sets.push(members);
+      return sets.length - 1;
+    };
+    idOf(new Set([start]));
+    const states: State[] = [];
+    // The list grows while it is gone through.
+    for (const members of sets) {
+      const targets = atoms.map(() => new Set<number>());
+      for (const member of members) {
+        for (const { set, to } of this.#edges[member] ?? []) {
+          atoms.forEach(([first], index) => {
+            if (set.some(([low, high]) => first >= low && first <= high)) targets[index]?.add(to);
+          });
+        }
+      }
+      states.push({ accepting: members.includes(end), next: targets.map((target) => (target.size === 0 ? -1 : idOf(target))) });
+    }
+    return states;
+  }
+
+  private closure(set: Set<number>): number[] {
+    const all = new Set(set);
+    for (const state of all) for (const to of this.#epsilon[state] ?? []) all.add(to);
+    return [...all].sort((a, b) => a - b);
+  }
+
+  private state(): number {
+    if (this.#edges.length > 4 * MOST_STATES) throw tooLarge(this.where);
+    this.#epsilon.push([]);
+    return this.#edges.push([]) - 1;
+  }
+}
+
+/** The texts of a length in characters. */
+function ofLength(states: readonly State[], { min, max }: Length, where: string): State[] {
+  if (min === 0 && max === Infinity) return [...states];
+  const most = max === Infinity ? min : max + 1;
+  if (states.length * (most + 1) > MOST_STATES) throw tooLarge(where);
+  // State (q, n) for n characters read, n up to the minimum, or one past the maximum.
+  return Array.from({ length: most + 1 }, (_, count) => count).flatMap((count) =>
+    states.map(({ accepting, next }) => ({
+      accepting: accepting && count >= min && count <= max,
+      next: next.map((to) => (to < 0 ? -1 : Math.min(count + 1, most) * states.length + to)),
+    })),
+  );
+}
+
+/** Without states from which no text ends; none where the start is such a one. */
+function useful(states: readonly State[]): State[] {
+  const distance = distances(states);
+  const reached = new Set<number>(distance[0] === Infinity ? [] : [0]);
+  for (const id of reached) for (const to of states[id]?.next ?? []) if (to >= 0 && distance[to] !== Infinity) reached.add(to);
+  const renamed = new Map([...reached].map((id, index) => [id, index]));
+  return [...reached].map((id) => ({ accepting: states[id]?.accepting === true, next: (states[id]?.next ?? []).map((to) => renamed.get(to) ?? -1) }));
+}
+
+/** How many characters end a text from each state. */
+function distances(states: readonly State[]): number[] {
+  const distance = states.map(({ accepting }) => (accepting ? 0 : Infinity));
+  for (let changed = true; changed; ) {
+    changed = false;
+    for (let id = states.length - 1; id >= 0; id--) {
+      for (const to of states[id]?.next ?? []) {
+        const through = 1 + (to < 0 ? Infinity : (distance[to] ?? Infinity));
+        if (through < (distance[id] ?? 0)) {
+          distance[id] = through;
+          changed = true;
+        }
+      }
+    }
+  }
+  return distance;
+}
+
+/** Moore's minimization; the start stays state 0. */
+function minimal(states: readonly State[]): State[] {
+  let block: number[] = states.map(({ accepting }) => (accepting ? 1 : 0));
+  for (let count = new Set(block).size; ; ) {
+    const ids = new Map<string, number>();
+    const refined = states.map(({ next }, id) => {
+      const key = `${block[id] ?? 0}:${next.map((to) => (to < 0 ? -1 : (block[to] ?? 0))).join()}`;
+      const known = ids.get(key) ?? ids.size;
+      ids.set(key, known);
+      return known;
+    });
+    block = refined;
+    if (ids.size === count) break;
+    count = ids.size;
+  }
+  const first = new Map<number, State>();
+  states.forEach((state, id) => first.set(block[id] ?? 0, first.get(block[id] ?? 0) ?? state));
+  return [...first].sort(([a], [b]) => a - b).map(([, { accepting, next }]) => ({ accepting, next: next.map((to) => (to < 0 ? -1 : (block[to] ?? -1))) }));
+}
+
+function writeRules(book: RuleBook, states: readonly State[], atoms: Ranges, encoding: Encoding, where: string): string {
+  const names = states.map(() => book.reserve("state"));
+  const written = (set: Ranges): readonly string[] => encode(set, encoding, where);
+  states.forEach(({ accepting, next }, id) => {
+    const sets = new Map<number, Ranges>();
+    next.forEach((to, index) => {
+      const atom = atoms[index];
+      if (to >= 0 && atom !== undefined) sets.set(to, union([...(sets.get(to) ?? []), atom]));
+    });
+    const own = sets.get(id);
+    sets.delete(id);
+    const onward = [...sets].map(([to, set]) => `${alternatives(written(set))} ${names[to] ?? ""}`);
+    const loop = own === undefined ? "" : `${alternatives(written(own))}* `;
+    const ways = [...(accepting ? ['""'] : []), ...onward];
+    book.define(names[id] ?? "", `${loop}${alternatives(ways)}`);
+  });
+  addEndings(book, states, atoms, encoding);
+  return names[0] ?? "";
+}
+
+/** The shortest text from each state to an end, of the first few states. */
+function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, encoding: Encoding): void {
+  const distance = distances(states);
+  // A character has at most six bytes where JSON escapes it.
+  book.longestEnds = Math.max(book.longestEnds, 6 * Math.max(...distance));
+  for (let id = 0; id < states.length && book.endings.size < MOST_ENDINGS; id++) {
+    let text = "";
+    for (let at = id; (distance[at] ?? 0) > 0; ) {
+      const next = states[at]?.next ?? [];
+      const nearer = next.flatMap((to, index) => (to >= 0 && distance[to] === (distance[at] ?? 0) - 1 ? [index] : []));
+      // Letters and digits read better than what comes first in ASCII.
+      const best = nearer.find((index) => /[a-z0-9]/i.test(String.fromCodePoint(atoms[index]?.[0] ?? 0))) ?? nearer[0] ?? 0;
+      const character = String.fromCodePoint(atoms[best]?.[0] ?? 0);
+      text += encoding === "json" ? JSON.stringify(character).slice(1, -1) : character;
+      at = next[best] ?? 0;
+    }
+    if (text !== "") book.endings.add(text);
+  }
+}
+
+function encode(set: Ranges, encoding: Encoding, where: string): readonly string[] {
+  const plain = characters(encoding === "json" ? subtract(set, JSON_ESCAPED) : set);
+  if (plain === null) {
+    throw new RequestError(`${where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them`);
+  }
+  const escaped: string[] = [];
+  if (encoding === "json") {
+    for (const [first, last] of intersect(set, JSON_ESCAPED)) {
+      for (let code = first; code <= last; code++) escaped.push(literal(JSON.stringify(String.fromCodePoint(code)).slice(1, -1)));
+    }
+  }
+  return [...plain, ...escaped];
+}
+
+function codeOf(character: string): number {
+  return character.codePointAt(0) ?? 0;
+}
+
+function tooLarge(where: string): RequestError {
+  return new RequestError(`${where}: is too large for a grammar; use smaller counts and fewer alternatives`);
+}

@@ -1,0 +1,56 @@
+// A grammar over one answer, as the engine's Constraint. Token ids flow in, masks of what may come next flow out.
+
+import type { Constraint } from "../engine/request.js";
+import { RequestError } from "../errors.js";
+import type { GrammarMatcher } from "./wasm.js";
+
+export interface GrammarConstraint extends Constraint {
+  /** Whether the answer so far is a whole text of the grammar. */
+  readonly complete: boolean;
+}
+
+export class MatcherConstraint implements GrammarConstraint {
+  #mask: Int32Array<ArrayBuffer> | null = null;
+
+  constructor(readonly matcher: GrammarMatcher) {}
+
+  /** Throws RequestError where no token of the vocabulary continues the text. */
+  mask(): Int32Array<ArrayBuffer> {
+    this.#mask ??= this.matcher.mask();
+    if (this.#mask.every((word) => word === 0)) throw new RequestError("No token of this model's vocabulary continues the answer; give another grammar");
+    return this.#mask;
+  }
+
+  /** Throws RequestError for a token that the mask does not hold. */
+  accept(tokenId: number): void {
+    if (!this.matcher.acceptToken(tokenId)) throw new RequestError(`Token ${tokenId} does not continue the grammar; choose one that mask() allows`, { tokenId });
+    this.#mask = null;
+  }
+
+  get complete(): boolean {
+    return this.matcher.complete();
+  }
+
+  get finished(): boolean {
+    if (!this.complete) return false;
+    const rest = this.mask().slice();
+    for (const id of this.matcher.vocabulary.eosTokenIds) clearBit(rest, id);
+    return rest.every((word) => word === 0);
+  }
+
+  dispose(): void {
+    this.matcher.dispose();
+  }
+}
+
+export function hasBit(mask: Int32Array, id: number): boolean {
+  return (((mask[id >> 5] ?? 0) >>> (id & 31)) & 1) === 1;
+}
+
+export function setBit(mask: Int32Array, id: number): void {
+  mask[id >> 5] = (mask[id >> 5] ?? 0) | (1 << (id & 31));
+}
+
+function clearBit(mask: Int32Array, id: number): void {
+  mask[id >> 5] = (mask[id >> 5] ?? 0) & ~(1 << (id & 31));
+}

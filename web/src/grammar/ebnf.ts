@@ -1,0 +1,144 @@
+// EBNF as xgrammar reads it: a book of rules, and the spelling of literals and of character classes.
+
+import { RequestError } from "../errors.js";
+
+/** Inclusive code point ranges, ascending and apart. */
+export type Ranges = readonly (readonly [number, number])[];
+
+/** What UTF-8 can hold: surrogates are no characters. */
+export const ANY: Ranges = [
+  [0, 0xd7ff],
+  [0xe000, 0x10ffff],
+];
+/** The characters of which xgrammar's classes can hold only all or none. */
+export const PAST_ASCII: Ranges = subtract(ANY, [[0, 0x7f]]);
+
+// Characters past ASCII that are written out one by one.
+const MOST_SINGLE = 2000;
+export const STRING_LITERAL = /"((?:[^"\\]|\\.)*)"/g;
+// Past this, compiling takes seconds.
+const MAX_SIZE = 400_000;
+
+/** Rules by name; ``root`` is where a text begins. */
+export class RuleBook {
+  /** Texts that may complete what has no end in sight, for the search of completions. */
+  readonly endings = new Set<string>();
+  /** The most bytes that any of the automata needs to its end. */
+  longestEnds = 0;
+  readonly #rules = new Map<string, string>();
+  #size = 0;
+
+  /** A name that no rule has yet. */
+  reserve(hint: string): string {
+    const name = `${hint}_${this.#rules.size}`;
+    this.#rules.set(name, "");
+    return name;
+  }
+
+  define(name: string, body: string): string {
+    this.#size += body.length;
+    if (this.#size > MAX_SIZE) throw new RequestError("The grammar is too large; make the schema smaller, or its optional parts fewer");
+    this.#rules.set(name, body);
+    return name;
+  }
+
+  add(hint: string, body: string): string {
+    return this.define(this.reserve(hint), body);
+  }
+
+  /** The name of a rule that is there once, made where it is missing. */
+  once(name: string, body: () => string): string {
+    if (!this.#rules.has(name)) {
+      this.#rules.set(name, "");
+      this.define(name, body());
+    }
+    return name;
+  }
+
+  /** The bytes of the literals in rules other than the automata's. */
+  get literalBytes(): number {
+    return [...this.#rules].reduce((sum, [name, body]) => sum + (name.startsWith("state_") ? 0 : literalBytes(body)), 0);
+  }
+
+  toString(): string {
+    return [...this.#rules].map(([name, body]) => `${name} ::= ${body}\n`).join("");
+  }
+}
+
+/** How many bytes the string literals of some EBNF have at most. */
+export function literalBytes(body: string): number {
+  const literals = [...body.matchAll(STRING_LITERAL)].map(([, inner = ""]) => inner.replace(/\\U.{8}/g, (code) => (Number.parseInt(code.slice(2), 16) < 0x80 ? "x" : "xxxx")));
+  return literals.join("").length;
+}
+
+export function literal(text: string): string {
+  return `"${Array.from(text, (character) => spell(character.codePointAt(0) ?? 0)).join("")}"`;
+}
+
+/** A class of ASCII characters. */
+export function charClass(ranges: Ranges): string {
+  return `[${ranges.map(([first, last]) => (first === last ? spell(first) : `${spell(first)}-${spell(last)}`)).join("")}]`;
+}
+
+/**
+ * Alternatives that together are a set of characters. xgrammar 0.1.27 reads ranges past ASCII as bytes, so those are all characters past ASCII, or
+ * each by itself. Null where that is too many.
+ */
+export function characters(set: Ranges): readonly string[] | null {
+  const ascii = intersect(set, [[0, 0x7f]]);
+  const past = subtract(set, [[0, 0x7f]]);
+  const parts = ascii.length === 0 ? [] : [charClass(ascii)];
+  if (past.length === 0) return parts;
+  if (subtract(PAST_ASCII, past).length === 0) return [...parts, "[^\\U00000000-\\U0000007f]"];
+  if (past.reduce((sum, [first, last]) => sum + last - first + 1, 0) > MOST_SINGLE) return null;
+  for (const [first, last] of past) for (let code = first; code <= last; code++) parts.push(literal(String.fromCodePoint(code)));
+  return parts;
+}
+
+export function alternatives(parts: readonly string[]): string {
+  return parts.length === 1 ? (parts[0] ?? "") : `(${parts.join(" | ")})`;
+}
+
+/** ``expression`` from ``min`` to ``max`` times. */
+export function repeat(expression: string, min: number, max: number): string {
+  if (max === 0) return '""';
+  const times = max === Infinity ? (min === 0 ? "*" : min === 1 ? "+" : `{${min},}`) : min === 0 && max === 1 ? "?" : min === max ? `{${min}}` : `{${min},${max}}`;
+  return min === 1 && max === 1 ? expression : `(${expression})${times}`;
+}
+
+export function union(ranges: Ranges): Ranges {
+  const merged: [number, number][] = [];
+  for (const [first, last] of [...ranges].sort((a, b) => a[0] - b[0])) {
+    const previous = merged.at(-1);
+    if (previous !== undefined && first <= previous[1] + 1) previous[1] = Math.max(previous[1], last);
+    else merged.push([first, last]);
+  }
+  return merged;
+}
+
+export function intersect(left: Ranges, right: Ranges): Ranges {
+  return union(
+    left.flatMap(([a, b]) => right.map(([c, d]): [number, number] => [Math.max(a, c), Math.min(b, d)])).filter(([first, last]) => first <= last),
+  );
+}
+
+export function subtract(from: Ranges, taken: Ranges): Ranges {
+  const inverse: [number, number][] = [];
+  let next = 0;
+  for (const [first, last] of union(taken)) {
+    if (first > next) inverse.push([next, first - 1]);
+    next = last + 1;
+  }
+  inverse.push([next, 0x10ffff]);
+  return intersect(from, inverse);
+}
+
+export function single(character: string): Ranges {
+  const code = character.codePointAt(0) ?? 0;
+  return [[code, code]];
+}
+
+function spell(code: number): string {
+  const character = String.fromCodePoint(code);
+  return /[A-Za-z0-9_ ]/.test(character) ? character : `\\U${code.toString(16).padStart(8, "0")}`;
+}

@@ -1,0 +1,47 @@
+// One engine's grammars: what an answer may be flows in, constraints flow out. The compiler, with the wasm in it, loads when it is first asked for.
+
+import { DeviceError, NearfarError, errorFromJson, isNearfarError, messageOf } from "../errors.js";
+import type { GrammarCompiler, GrammarConstraint } from "./index.js";
+import type { GrammarSource } from "./source.js";
+import { readVocabulary } from "./vocabulary.js";
+
+export class Grammars {
+  #compiler: Promise<GrammarCompiler> | null = null;
+
+  /** ``tokenizerJson`` is the text of the bundle's tokenizer.json. */
+  constructor(
+    private readonly tokenizerJson: string,
+    private readonly spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },
+  ) {}
+
+  /** See GrammarCompiler.constraint. Each grammar is compiled once. */
+  async constraint(source: GrammarSource, maxTokens?: number): Promise<GrammarConstraint> {
+    this.#compiler ??= this.load();
+    try {
+      return await (await this.#compiler).constraint(source, maxTokens);
+    } catch (error) {
+      // A chunk that did not load may at the next try.
+      if (!(await settled(this.#compiler))) this.#compiler = null;
+      // The compiler's file has error classes of its own.
+      throw isNearfarError(error) && !(error instanceof NearfarError) ? errorFromJson(error) : error;
+    }
+  }
+
+  private async load(): Promise<GrammarCompiler> {
+    const { GrammarCompiler } = await import("../grammar/index.js").catch((error: unknown) => {
+      throw new DeviceError(
+        `The grammar compiler cannot be loaded (${messageOf(error)}); serve grammar.js beside the package's other files; service workers cannot load it`,
+        {},
+        { cause: error },
+      );
+    });
+    return new GrammarCompiler(readVocabulary(this.tokenizerJson, this.spec));
+  }
+}
+
+async function settled(promise: Promise<unknown>): Promise<boolean> {
+  return promise.then(
+    () => true,
+    () => false,
+  );
+}

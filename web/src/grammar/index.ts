@@ -1,0 +1,149 @@
+// The compiler of grammars, a chunk of its own with the wasm in it. What an answer may be flows in as a source, constraints flow out.
+
+import type { Handle } from "xgrammar-wasm";
+
+import { languageRule } from "./automaton.js";
+import type { TokenShapes } from "./bounded.js";
+import { BoundedConstraint } from "./bounded.js";
+import { Shortener } from "./completion.js";
+import type { GrammarConstraint } from "./constraint.js";
+import { MatcherConstraint, setBit } from "./constraint.js";
+import { RequestError } from "../errors.js";
+import { RuleBook, STRING_LITERAL, alternatives, literal, literalBytes } from "./ebnf.js";
+import { parseSchema, schemaExpression } from "./json_schema.js";
+import { parseRegex } from "./regex.js";
+import type { GrammarSource } from "./source.js";
+import type { Vocabulary } from "./vocabulary.js";
+import { GrammarWasm } from "./wasm.js";
+
+export type { GrammarConstraint } from "./constraint.js";
+export type { GrammarSource, TagSource } from "./source.js";
+export type { Vocabulary } from "./vocabulary.js";
+
+/** Compiled grammars kept; the oldest goes first. */
+const MOST_KEPT = 32;
+// What a token can open of nested JSON is a few bytes for each of its own.
+const LEAST_RESERVE = 64;
+
+/** A source as xgrammar reads it. */
+export interface Rules {
+  readonly text: string;
+  /** Texts that may complete an answer. */
+  readonly endings: readonly string[];
+  /** At least how many tokens one token can add to the shortest completion. */
+  readonly reserve: number;
+}
+
+interface Compiled {
+  readonly wasm: GrammarWasm;
+  readonly grammar: Handle;
+  readonly endings: readonly string[];
+  /** At least how many tokens one token can add to the shortest completion. */
+  readonly reserve: number;
+}
+
+export class GrammarCompiler {
+  readonly #compiled = new Map<string, Promise<Compiled>>();
+  #wasm: GrammarWasm | null = null;
+  #shortener: Shortener | null = null;
+  #shapes: TokenShapes | null = null;
+
+  constructor(private readonly vocabulary: Vocabulary) {}
+
+  /**
+   * A constraint for one answer of at most ``maxTokens``, which is then a whole text of the grammar when it ends there; without maxTokens it may be
+   * cut off. Throws RequestError for a grammar that is wrong or that no answer so short can meet, DeviceError where the page may not run wasm.
+   */
+  async constraint(source: GrammarSource, maxTokens?: number): Promise<GrammarConstraint> {
+    const { wasm, grammar, endings, reserve } = await this.compiled(source);
+    const inner = new MatcherConstraint(wasm.matcher(grammar));
+    if (maxTokens === undefined) return inner;
+    this.#shortener ??= new Shortener(this.vocabulary);
+    this.#shapes ??= tokenShapes(this.vocabulary);
+    try {
+      return new BoundedConstraint(inner, { maxTokens, reserve, endings }, this.#shortener, this.#shapes);
+    } catch (error) {
+      inner.dispose();
+      throw error;
+    }
+  }
+
+  private compiled(source: GrammarSource): Promise<Compiled> {
+    const key = JSON.stringify(source);
+    const known = this.#compiled.get(key);
+    if (known !== undefined) return known;
+    for (const [oldest, compiled] of this.#compiled) {
+      if (this.#compiled.size < MOST_KEPT) break;
+      this.#compiled.delete(oldest);
+      void compiled.then(({ grammar }) => {
+        grammar.delete();
+      });
+    }
+    const compiled = this.compile(source);
+    this.#compiled.set(key, compiled);
+    compiled.catch(() => this.#compiled.delete(key));
+    return compiled;
+  }
+
+  private async compile(source: GrammarSource): Promise<Compiled> {
+    const { text, endings, reserve } = ebnf(source);
+    if (this.#wasm === null || this.#wasm.broken) this.#wasm = await GrammarWasm.load(this.vocabulary);
+    return { wasm: this.#wasm, grammar: this.#wasm.compile(text), endings, reserve };
+  }
+}
+
+/** A source's rules, as text. Throws RequestError. */
+export function ebnf(source: GrammarSource): Rules {
+  const book = new RuleBook();
+  switch (source.kind) {
+    case "json_object":
+      return rooted(book, schemaExpression(book, { type: "object" }));
+    case "json_schema":
+      return rooted(book, schemaExpression(book, parseSchema(source.schema)));
+    case "regex": {
+      const where = "The regular expression";
+      const rule = languageRule(book, parseRegex(source.pattern, where), "plain", where);
+      if (rule === null) throw new RequestError(`${where} matches no text`);
+      return rooted(book, rule);
+    }
+    case "ebnf":
+      return {
+        text: source.grammar,
+        endings: longestFirst([...source.grammar.matchAll(STRING_LITERAL)].map(([, inner = ""]) => inner)),
+        reserve: LEAST_RESERVE + literalBytes(source.grammar),
+      };
+    case "tags": {
+      const tags = source.tags.map(({ begin, schema, end }) => book.add("way", `${literal(begin)} ${schemaExpression(book, parseSchema(schema))} ${literal(end)}`));
+      const one = book.add("tag", alternatives(tags));
+      return rooted(book, source.separator === null ? one : `${one} (${literal(source.separator)} ${one})*`);
+    }
+    default:
+      return source satisfies never;
+  }
+}
+
+function rooted(book: RuleBook, expression: string): Rules {
+  const reserve = LEAST_RESERVE + literalBytes(expression) + book.literalBytes + book.longestEnds;
+  return { text: `root ::= ${expression}\n${book.toString()}`, endings: longestFirst([...book.endings]), reserve };
+}
+
+/** A short one may be a piece of anything that repeats, where a long one ends it. */
+function longestFirst(endings: readonly string[]): readonly string[] {
+  return [...endings].sort((a, b) => b.length - a.length);
+}
+
+function tokenShapes({ tokens }: Vocabulary): TokenShapes {
+  const plain = new Int32Array(Math.ceil(tokens.length / 32));
+  const decoder = new TextDecoder("utf-8", { fatal: true });
+  tokens.forEach((bytes, id) => {
+    if (bytes.length === 0 || bytes.some((byte) => byte < 0x20 || byte === 0x22 || byte === 0x5c || byte === 0x7f)) return;
+    try {
+      decoder.decode(bytes);
+      setBit(plain, id);
+    } catch {
+      // A part of a character: what it leads to depends on the rest.
+    }
+  });
+  const shortestFirst = [...tokens.keys()].filter((id) => (tokens[id]?.length ?? 0) > 0).sort((a, b) => (tokens[a]?.length ?? 0) - (tokens[b]?.length ?? 0) || a - b);
+  return { plain, shortestFirst };
+}

@@ -1,0 +1,171 @@
+// Numbers between bounds, as languages of digits. Every text in them is within the bounds; of all such texts they leave out exponents and many digits.
+
+import { RequestError } from "../errors.js";
+import type { Language } from "./automaton.js";
+import { single } from "./ebnf.js";
+
+export interface Bounds {
+  readonly minimum?: number | undefined;
+  readonly maximum?: number | undefined;
+  readonly exclusiveMinimum?: number | undefined;
+  readonly exclusiveMaximum?: number | undefined;
+}
+
+/** A bound at ``value`` / 10^digits; open where the value itself is out. */
+interface End {
+  readonly value: bigint;
+  readonly open: boolean;
+}
+
+// Doubles hold any integer of 15 digits.
+const LARGEST = 10n ** 15n - 1n;
+const EXTRA_DIGITS = 9;
+const DIGIT = digit(0, 9);
+const DOT = character(".");
+
+/** An integer of up to 15 digits within the bounds, or null where there is none. Throws RequestError for bounds past that. */
+export function integerRange(bounds: Bounds, where: string): Language | null {
+  const [low, high] = ends(bounds, where);
+  const digits = decimals(bounds);
+  const scale = 10n ** BigInt(digits);
+  const first = low.open ? floor(low.value, scale) + 1n : -floor(-low.value, scale);
+  const last = high.open ? -floor(-high.value, scale) - 1n : floor(high.value, scale);
+  return joined([
+    ...(first < 0n ? negated(exact(max(-last, 1n), -first, 0)) : []),
+    ...(last >= 0n ? exact(max(first, 0n), last, 0) : []),
+  ]);
+}
+
+/** A number within the bounds, or null where there is none. Throws RequestError for bounds past 15 digits. */
+export function numberRange(bounds: Bounds, where: string): Language | null {
+  const digits = decimals(bounds);
+  const [low, high] = ends(bounds, where);
+  const zero: End = { value: 0n, open: false };
+  const minus = (end: End): End => ({ value: -end.value, open: end.open });
+  return joined([
+    ...(low.value < 0n ? negated(magnitudes(high.value > 0n ? zero : minus(high), minus(low), digits)) : []),
+    ...(high.value >= 0n ? magnitudes(low.value < 0n ? zero : low, high, digits) : []),
+  ]);
+}
+
+/** Decimals of ``digits`` places and more from low to high, both at least 0. */
+function magnitudes(low: End, high: End, digits: number): Language[] {
+  const more = (most: number): Language => ({ kind: "repeat", of: DIGIT, min: 0, max: most });
+  const parts: Language[] = [];
+  for (let places = 0; places < digits; places++) {
+    const step = 10n ** BigInt(digits - places);
+    const first = low.open ? floor(low.value, step) + 1n : -floor(-low.value, step);
+    const last = high.open ? -floor(-high.value, step) - 1n : floor(high.value, step);
+    parts.push(...exact(first, last, places));
+  }
+  const point = digits === 0 ? [DOT] : [];
+  // Digits after the last place stay below the next step, so all steps but the highest may have any.
+  if (low.open && low.value < high.value) {
+    parts.push(...exact(low.value, low.value, digits).map((step) => sequence(step, ...point, more(EXTRA_DIGITS - 1), digit(1, 9))));
+  }
+  for (const step of exact(low.open ? low.value + 1n : low.value, high.value - 1n, digits)) {
+    parts.push(...(digits === 0 ? [step, sequence(step, DOT, DIGIT, more(EXTRA_DIGITS))] : [sequence(step, more(EXTRA_DIGITS))]));
+  }
+  if (!high.open && (high.value > low.value || !low.open)) parts.push(...exact(high.value, high.value, digits));
+  return parts;
+}
+
+/** The integers from first to last, both at least 0, with a dot before the last ``places`` digits. */
+function exact(first: bigint, last: bigint, places: number): Language[] {
+  const parts: Language[] = [];
+  const widest = Math.max(last.toString().length, places + 1);
+  for (let width = places + 1; width <= widest; width++) {
+    const low = width === places + 1 ? first : max(first, 10n ** BigInt(width - 1));
+    const high = min(last, 10n ** BigInt(width) - 1n);
+    if (low > high) continue;
+    for (const digits of sameWidth(low.toString().padStart(width, "0"), high.toString().padStart(width, "0"))) {
+      if (places > 0) digits.splice(width - places, 0, DOT);
+      parts.push(sequence(...digits));
+    }
+  }
+  return parts;
+}
+
+/** Lists of digits that together are the numbers from low to high, which have the same length. */
+function sameWidth(low: string, high: string): Language[][] {
+  if (low === "") return [[]];
+  const [first, last] = [Number(low[0]), Number(high[0])];
+  const [lowRest, highRest] = [low.slice(1), high.slice(1)];
+  const [zeros, nines] = ["0".repeat(lowRest.length), "9".repeat(lowRest.length)];
+  const lead = (from: number, to: number, rests: Language[][]): Language[][] => rests.map((rest) => [digit(from, to), ...rest]);
+  if (first === last) return lead(first, last, sameWidth(lowRest, highRest));
+  const from = lowRest === zeros ? first : first + 1;
+  const to = highRest === nines ? last : last - 1;
+  return [
+    ...(from > first ? lead(first, first, sameWidth(lowRest, nines)) : []),
+    ...(from <= to ? lead(from, to, [lowRest.split("").map(() => DIGIT)]) : []),
+    ...(to < last ? lead(last, last, sameWidth(zeros, highRest)) : []),
+  ];
+}
+
+function ends(bounds: Bounds, where: string): [End, End] {
+  const digits = decimals(bounds);
+  const scaled = (value: number): bigint => {
+    const [whole = "", fraction = ""] = plain(value).split(".");
+    const result = BigInt(whole + fraction.padEnd(digits, "0"));
+    if (digits > 15 || max(result, -result) > LARGEST * 10n ** BigInt(digits)) {
+      throw new RequestError(`${where}: the bound ${value} has more than 15 digits before or after the point; give a nearer one`);
+    }
+    return result;
+  };
+  const limit = LARGEST * 10n ** BigInt(digits);
+  let low: End = { value: -limit, open: false };
+  let high: End = { value: limit, open: false };
+  if (bounds.minimum !== undefined) low = { value: scaled(bounds.minimum), open: false };
+  if (bounds.exclusiveMinimum !== undefined && scaled(bounds.exclusiveMinimum) >= low.value) low = { value: scaled(bounds.exclusiveMinimum), open: true };
+  if (bounds.maximum !== undefined) high = { value: scaled(bounds.maximum), open: false };
+  if (bounds.exclusiveMaximum !== undefined && scaled(bounds.exclusiveMaximum) <= high.value) high = { value: scaled(bounds.exclusiveMaximum), open: true };
+  return [low, high];
+}
+
+function decimals(bounds: Bounds): number {
+  return Math.max(0, ...Object.values(bounds).map((value: number | undefined) => (value === undefined ? 0 : (plain(value).split(".")[1] ?? "").length)));
+}
+
+/** The number without an exponent. */
+function plain(value: number): string {
+  const [mantissa = "", exponent] = value.toString().split("e");
+  if (exponent === undefined) return mantissa;
+  const sign = mantissa.startsWith("-") ? "-" : "";
+  const [whole = "", fraction = ""] = mantissa.replace("-", "").split(".");
+  const shift = Number(exponent);
+  if (shift > 0) return sign + whole + fraction.padEnd(shift, "0");
+  return `${sign}0.${"0".repeat(-shift - 1)}${whole}${fraction}`;
+}
+
+function negated(parts: readonly Language[]): Language[] {
+  return parts.map((part) => sequence(character("-"), part));
+}
+
+function joined(parts: readonly Language[]): Language | null {
+  return parts.length === 0 ? null : { kind: "choice", parts };
+}
+
+function sequence(...parts: readonly Language[]): Language {
+  return { kind: "sequence", parts };
+}
+
+function digit(from: number, to: number): Language {
+  return { kind: "set", set: [[0x30 + from, 0x30 + to]] };
+}
+
+function character(text: string): Language {
+  return { kind: "set", set: single(text) };
+}
+
+function floor(value: bigint, step: bigint): bigint {
+  return value / step - (value % step < 0n ? 1n : 0n);
+}
+
+function max(left: bigint, right: bigint): bigint {
+  return left > right ? left : right;
+}
+
+function min(left: bigint, right: bigint): bigint {
+  return left < right ? left : right;
+}

@@ -1,0 +1,145 @@
+// What JSON Schemas say together: references resolved, allOf and siblings merged into one schema, and whether branches of oneOf exclude each other.
+// A keyword that cannot be merged is refused.
+
+import { RequestError } from "../errors.js";
+
+export type Schema = boolean | SchemaObject;
+export type SchemaObject = Readonly<Record<string, unknown>>;
+
+export type JsonType = "null" | "boolean" | "integer" | "number" | "string" | "array" | "object";
+
+export const TYPES: readonly JsonType[] = ["null", "boolean", "integer", "number", "string", "array", "object"];
+
+/** Keywords that say nothing about what is valid. */
+const ANNOTATIONS: ReadonlySet<string> = new Set([
+  "$schema", "$id", "id", "$comment", "$anchor", "$defs", "definitions", "title", "description", "default", "examples", "example", "deprecated",
+  "readOnly", "writeOnly", "contentMediaType", "contentEncoding",
+]); // prettier-ignore
+
+/** The keywords that apply to one type only; a schema without a type that has one of them is taken to mean that type. */
+export const KEYWORDS: Readonly<Record<"string" | "number" | "array" | "object", readonly string[]>> = {
+  string: ["minLength", "maxLength", "pattern", "format"],
+  number: ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"],
+  array: ["items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"],
+  object: ["properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"],
+};
+const GENERAL = ["type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf"];
+const KNOWN: ReadonlySet<string> = new Set([...GENERAL, ...Object.values(KEYWORDS).flat()]);
+
+export function isObject(value: unknown): value is SchemaObject {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** The schema with only what can be invalid about a value. Throws RequestError for a keyword that no grammar here can hold to. */
+export function assertions(schema: SchemaObject, where: string): SchemaObject {
+  const kept = Object.entries(schema).filter(([key]) => !ANNOTATIONS.has(key) && !key.startsWith("x-"));
+  for (const [key] of kept) {
+    if (!KNOWN.has(key)) throw new RequestError(`${where}: the keyword '${key}' cannot be held to; take it out, or say it another way`, { keyword: key });
+  }
+  return Object.fromEntries(kept);
+}
+
+/** What ``ref`` points to in ``root``. Throws RequestError where that is outside of the document, or nothing. */
+export function resolve(root: Schema, ref: unknown, where: string): Schema {
+  if (typeof ref !== "string" || !ref.startsWith("#")) {
+    throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} points outside of the schema; put what it names under $defs`);
+  }
+  let at: unknown = root;
+  for (const part of ref === "#" ? [] : ref.replace(/^#\/?/, "").split("/")) {
+    const key = decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~");
+    at = isObject(at) && Object.hasOwn(at, key) ? at[key] : Array.isArray(at) ? at[Number(key)] : undefined;
+  }
+  if (typeof at !== "boolean" && !isObject(at)) throw new RequestError(`${where}: $ref '${ref}' points to nothing in the schema`);
+  return at;
+}
+
+/** The schema of what both allow. ``where`` is for messages. Throws RequestError for keywords that cannot be said in one. */
+export function merge(left: Schema, right: Schema, where: string): Schema {
+  if (left === true || right === false) return right;
+  if (right === true || left === false) return left;
+  const merged: Record<string, unknown> = { ...left };
+  for (const [key, value] of Object.entries(right)) {
+    merged[key] = Object.hasOwn(left, key) ? mergeKeyword(key, left[key], value, where) : value;
+  }
+  requireOpen(left, right, where);
+  requireOpen(right, left, where);
+  return merged;
+}
+
+/** Whether no value is valid in both. Only what is plain to see counts: types, constants, and a required property of different constants. */
+export function exclusive(left: Schema, right: Schema, expand: (schema: Schema) => Schema): boolean {
+  const [a, b] = [expand(left), expand(right)];
+  if (typeof a === "boolean" || typeof b === "boolean") return a === false || b === false;
+  const [constantsA, constantsB] = [constantsOf(a), constantsOf(b)];
+  if (constantsA !== null && constantsB !== null) return !constantsA.some((value) => constantsB.includes(value));
+  const [typesA, typesB] = [typesOf(a), typesOf(b)];
+  const shared = typesA.filter((type) => typesB.some((other) => other === type || (other === "integer" && type === "number") || (other === "number" && type === "integer")));
+  if (shared.length === 0) return true;
+  if (shared.some((type) => type !== "object")) return false;
+  const required = listOf(a.required).filter((name) => listOf(b.required).includes(name));
+  return required.some((name) => {
+    const [first, second] = [propertyOf(a, name), propertyOf(b, name)];
+    return first !== undefined && second !== undefined && exclusive(first, second, expand);
+  });
+}
+
+/** The types that a schema's own keywords allow; all of them where it says nothing. */
+export function typesOf(schema: SchemaObject): readonly JsonType[] {
+  if (schema.type !== undefined) return listOf(schema.type) as readonly JsonType[];
+  const constants = constantsOf(schema);
+  if (constants !== null) return [...new Set(constants.map((text) => typeOfValue(JSON.parse(text))))];
+  const meant = (Object.keys(KEYWORDS) as (keyof typeof KEYWORDS)[]).filter((type) => KEYWORDS[type].some((key) => Object.hasOwn(schema, key)));
+  return meant.length > 0 ? meant : TYPES;
+}
+
+export function typeOfValue(value: unknown): JsonType {
+  if (value === null) return "null";
+  if (Array.isArray(value)) return "array";
+  if (typeof value === "number") return Number.isInteger(value) ? "integer" : "number";
+  return typeof value as JsonType;
+}
+
+/** The values of const and enum as JSON, or null where the schema has neither. */
+export function constantsOf(schema: SchemaObject): readonly string[] | null {
+  const values = Object.hasOwn(schema, "const") ? [schema.const] : Array.isArray(schema.enum) ? (schema.enum as unknown[]) : null;
+  return values === null ? null : values.map((value) => JSON.stringify(value));
+}
+
+export function listOf(value: unknown): readonly unknown[] {
+  return value === undefined ? [] : Array.isArray(value) ? (value as unknown[]) : [value];
+}
+
+function propertyOf(schema: SchemaObject, name: unknown): Schema | undefined {
+  return isObject(schema.properties) && typeof name === "string" ? (schema.properties[name] as Schema | undefined) : undefined;
+}
+
+function mergeKeyword(key: string, left: unknown, right: unknown, where: string): unknown {
+  if (JSON.stringify(left) === JSON.stringify(right)) return left;
+  if (/^(min|exclusiveMin)/.test(key)) return Math.max(left as number, right as number);
+  if (/^(max|exclusiveMax)/.test(key)) return Math.min(left as number, right as number);
+  if (key === "required") return [...new Set([...listOf(left), ...listOf(right)])];
+  if (key === "type") {
+    const types = listOf(left).filter((type) => listOf(right).some((other) => other === type || (type === "integer" && other === "number")));
+    const narrowed = listOf(right).filter((type) => type === "integer" && listOf(left).includes("number"));
+    return [...new Set([...types, ...narrowed])];
+  }
+  if (key === "properties" && isObject(left) && isObject(right)) {
+    const both = { ...left, ...right };
+    for (const name of Object.keys(left)) {
+      if (Object.hasOwn(right, name) && JSON.stringify(left[name]) !== JSON.stringify(right[name])) both[name] = { allOf: [left[name], right[name]] };
+    }
+    return both;
+  }
+  if (key === "enum") return listOf(left).filter((value) => listOf(right).some((other) => JSON.stringify(other) === JSON.stringify(value)));
+  throw new RequestError(`${where}: '${key}' is said twice of one value, and differently; say it once`, { keyword: key });
+}
+
+/** A schema without further properties forbids those of the other, which a merged schema would allow. */
+function requireOpen(closed: SchemaObject, other: SchemaObject, where: string): void {
+  if (closed.additionalProperties === undefined || closed.additionalProperties === true) return;
+  const names = isObject(closed.properties) ? Object.keys(closed.properties) : [];
+  const more = isObject(other.properties) ? Object.keys(other.properties).filter((name) => !names.includes(name)) : [];
+  if (more.length > 0) {
+    throw new RequestError(`${where}: additionalProperties forbids '${more.join("', '")}', which is beside it; put all properties into one schema`);
+  }
+}

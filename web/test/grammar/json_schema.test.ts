@@ -1,0 +1,29 @@
+import Ajv from "ajv";
+import { expect, test } from "vitest";
+
+import { RequestError } from "../../src/errors.js";
+import { demoGrammars, pick } from "./pick.js";
+import { REFUSED, SCHEMAS } from "./schemas.js";
+
+const grammars = demoGrammars();
+
+test.each(Object.entries(SCHEMAS))("%s: every answer is valid, also where maxTokens ends it", async (_, schema) => {
+  const validate = new Ajv({ schemaId: "auto", format: "full", unknownFormats: "ignore", logger: false }).compile(schema as object);
+  const least = await grammars.constraint({ kind: "json_schema", schema }, 1).then(
+    (constraint) => (constraint.dispose(), 1),
+    (error: unknown) => (error as RequestError).details.needed as number,
+  );
+  for (const [seed, maxTokens] of [least, least + 1, least + 6, least + 40, 160].entries()) {
+    const constraint = await grammars.constraint({ kind: "json_schema", schema }, maxTokens);
+    const { text, tokens } = pick(constraint, maxTokens, seed);
+    expect(tokens, text).toBeLessThanOrEqual(maxTokens);
+    expect(constraint.complete, text).toBe(true);
+    constraint.dispose();
+    expect(validate(JSON.parse(text)), `${text}: ${JSON.stringify(validate.errors)}`).toBe(true);
+  }
+});
+
+test.each(REFUSED)("%j is refused: %s", async (schema, message) => {
+  await expect(grammars.constraint({ kind: "json_schema", schema })).rejects.toThrow(message);
+  await expect(grammars.constraint({ kind: "json_schema", schema })).rejects.toBeInstanceOf(RequestError);
+});
