@@ -9,7 +9,8 @@ import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../.
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 
-export const TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
+// The comment is what tells a template that writes calls as Hermes does.
+export const TEMPLATE = "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]";
 
 export class FakeSource implements TokenSource {
   readonly requests: TokenRequest[] = [];
