@@ -139,7 +139,7 @@ export interface TokenizerEntry {
   readonly add_bos_token: boolean | null;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32, of each row D int8 codes, four a word, the first lowest, then the bits of their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. */
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
