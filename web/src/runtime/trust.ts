@@ -59,6 +59,8 @@ export interface Note {
 /** What is kept of a self-test. */
 interface Remembered {
   readonly activation: ActivationDtype;
+  /** Whether alternatives were tested too, which run only where tuning prefers them. */
+  readonly complete: boolean;
   readonly switchedOff: readonly string[];
   readonly largestDeviation: number;
   readonly durationMs: number;
@@ -74,23 +76,30 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
   // Activation dtypes that are wrong here, by how much.
   const without = new Map<ActivationDtype, number>();
   let trustsNotes = when === "first-load" && test !== null;
-  let alternatives = test !== null;
+  // Without tuning, only what runs by itself is tested, and the rest where that is wrong.
+  let alternatives = false;
   for (let tries = 0; ; tries++) {
     // A device takes its adapter with it, so each try has its own. Bytes that come again have been counted.
     const adapter = tries === 0 && options.adapter !== undefined ? options.adapter : await findAdapter(options.gpu);
     const rest = tries === 0 ? runnerOptions : { ...runnerOptions, onBytes: nothing, onKernel: nothing };
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
-    const remembered = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
+    const tuningOf = async (activation: ActivationDtype): Promise<TuningEntry | null> => {
+      const device = { activation, adapterEntry: adapterEntry(adapter.info) };
+      return (await rememberedTuning(note(`tuning ${activation}`), device)) ?? shippedTuning(manifest.tuning, device);
+    };
+    const mayTune = options.tuning ?? !adapter.info.isFallbackAdapter;
+    const noted = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
+    // Tuning would choose among variants that nobody has tested.
+    const remembered = noted !== null && !noted.complete && mayTune && (await tuningOf(noted.activation)) === null ? null : noted;
     const dtypes = manifest.activations.map(({ dtype }) => dtype);
     const untrusted = new Set(dtypes.filter((dtype) => (remembered === null ? without.has(dtype) : dtype !== remembered.activation)));
     const largest = (dtype: ActivationDtype): number => largestBuffer(manifest, dtype, poolWithin(manifest, dtype, runnerOptions));
     const device = await openDevice(manifest, { gpu: options.gpu, adapter }, largest, untrusted);
     const { activation } = device;
-    const tuningNote = note(`tuning ${activation}`);
-    const tuning = (await rememberedTuning(tuningNote, device)) ?? shippedTuning(manifest.tuning, device);
-    const wantsTuning = tuning === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
+    const tuning = await tuningOf(activation);
+    const wantsTuning = tuning === null && mayTune;
     const before: Choices = { off: new Set(remembered?.switchedOff), front: tuning?.variants ?? {} };
-    const complete = wantsTuning || (alternatives && remembered === null);
+    const complete = wantsTuning || alternatives;
     const isLast = manifest.activations.every(
       ({ dtype, needs }) => dtype === activation || without.has(dtype) || needs.some((need) => !adapter.features.has(need)),
     );
@@ -106,7 +115,7 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
       alternatives = true;
       continue;
     }
-    const opened = { runner, device, tuning, tuningNote: wantsTuning ? tuningNote : null };
+    const opened = { runner, device, tuning, tuningNote: wantsTuning ? note(`tuning ${activation}`) : null };
     if (test === null) return { ...opened, choices: before, selfTest: { ...UNTESTED, switchedOff: runner.refused } };
     if (remembered !== null) return { ...opened, choices: before, selfTest: infoOf(remembered, true) };
 
@@ -116,14 +125,18 @@ export async function openTrusted(bundle: Bundle, options: TrustOptions, runnerO
     if (verdict.passed) {
       const off = new Set([...verdict.off, ...runner.refused]);
       const switchedOff = [...without.keys(), ...off];
-      const found: Remembered = { activation, switchedOff, largestDeviation: verdict.deviation, durationMs: performance.now() - start };
+      const found: Remembered = { activation, complete, switchedOff, largestDeviation: verdict.deviation, durationMs: performance.now() - start };
       await note("self-test").write(found);
       return { ...opened, choices: { off, front: before.front }, selfTest: infoOf(found, false) };
     }
     runner.destroy();
+    trustsNotes = false;
+    if (!complete) {
+      alternatives = true;
+      continue;
+    }
     without.set(activation, verdict.deviation);
     if (isLast) throw wrongDevice(device, without, test.tolerances);
-    trustsNotes = false;
   }
 }
 

@@ -80,10 +80,23 @@ withGpu.each([
   ["the first choice", [row("embed_wrong"), row("embed_many")]],
   ["the first choice for few tokens", [row("embed_wrong", { when: ["<=", "S", 4] }), row("embed_many")]],
   ["the last row", [row("embed_few", { when: ["<=", "S", 4] }), row("embed_wrong")]],
-  ["an alternative", [row("embed_many"), row("embed_wrong")]],
+  ["what would run by itself, for few tokens and for many,", [row("embed_wrong", { when: ["<=", "S", 4] }), row("embed_wrong"), row("embed_many")]],
 ])("%s that is wrong is switched off, and answers are right", async (_, embed) => {
   const found = await selfTestOf(bundleOf(embed));
   expect(found).toMatchObject({ state: "passed-with-switched-off", switchedOff: ["embed_wrong"], ids: RIGHT });
+});
+
+withGpu("alternatives are made and tested where they may come to run: where tuning looks for the fastest", async () => {
+  const bundle = bundleOf([row("embed_many"), row("embed_wrong")]);
+  const without = await selfTestOf(bundle);
+  expect(without).toMatchObject({ state: "passed", ids: RIGHT });
+  expect(await selfTestOf(bundle, { tuning: true })).toMatchObject({ switchedOff: ["embed_wrong"], kernels: without.kernels + 1, ids: RIGHT });
+  // A note of a load without tuning says nothing of alternatives; one of a load with it does.
+  const notes = new MemoryNotes();
+  await selfTestOf(bundle, { notes });
+  expect(await selfTestOf(bundle, { notes })).toMatchObject({ remembered: true });
+  expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({ switchedOff: ["embed_wrong"], remembered: false });
+  expect(await selfTestOf(bundle, { notes, tuning: true })).toMatchObject({ switchedOff: ["embed_wrong"], remembered: true });
 });
 
 withGpu("a variant that the device refuses is switched off, where there is another", async () => {
