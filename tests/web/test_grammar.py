@@ -1,4 +1,4 @@
-"""Structured output in a page with a strict Content-Security-Policy: what it needs is wasm, and only once an answer is held to a grammar."""
+"""Structured output in a page with a strict Content-Security-Policy: it needs wasm, and only once an answer is held to a grammar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,8 @@ try {
 }
 say({ state: "done" });
 """
-HTML = """<!doctype html><meta http-equiv="Content-Security-Policy" content="default-src 'none'; connect-src 'self'; script-src {sources}" />
+HTML = """<!doctype html>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; connect-src 'self'; script-src {sources}" />
 <body><script type="module" src="./script.js"></script></body>"""
 PAGES = {"wasm": "'self' 'wasm-unsafe-eval'", "strict": "'self'"}
 TIMEOUT_MS = 60_000

@@ -109,7 +109,8 @@ class Nfa {
     const starts = new Set([0, 0x80, 0xd800, 0xe000]);
     for (const edges of this.#edges) for (const { set } of edges) for (const [first, last] of set) starts.add(first).add(last + 1);
     const sorted = [...starts].filter((start) => start <= 0x10ffff).sort((a, b) => a - b);
-    return sorted.map((start, index): [number, number] => [start, (sorted[index + 1] ?? 0x110000) - 1]).filter(([start]) => intersect(ANY, [[start, start]]).length > 0);
+    const ranges = sorted.map((start, index): [number, number] => [start, (sorted[index + 1] ?? 0x110000) - 1]);
+    return ranges.filter(([start]) => intersect(ANY, [[start, start]]).length > 0);
   }
 
   /** The subset construction; state 0 is the start. */

@@ -16,7 +16,8 @@ const ROUNDS: readonly (readonly [number, number])[] = [
 ];
 // The first round tells whether one goes straight; a character more often than this in a row is a loop.
 const STRAIGHT_TRIALS = 10_000;
-const LONGEST_RUN = 40;
+const LONGEST_RUN = 60;
+const LONGEST_TEXT = 4096;
 // Longer tokens are rarely what shortens a text.
 const LONGEST_TOKEN = 24;
 
@@ -62,7 +63,7 @@ function findText(matcher: GrammarMatcher, endings: readonly string[], maxTrials
   const trials = Math.min(STRAIGHT_TRIALS, maxTrials);
   // A text in which anything may come ends with a quote, once it has what it must have.
   const ends = ['"', ...endings, ...CLOSERS];
-  const straight = new Search(matcher, CLOSERS, trials, false).from("", 8192) ?? new Search(matcher, ends, trials, false).from("", 8192);
+  const straight = new Search(matcher, CLOSERS, trials, false).from("", LONGEST_TEXT) ?? new Search(matcher, ends, trials, false).from("", LONGEST_TEXT);
   if (straight !== null) return straight;
   for (const [length, most] of ROUNDS) {
     if (most > maxTrials) return null;

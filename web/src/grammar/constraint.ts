@@ -23,7 +23,9 @@ export class MatcherConstraint implements GrammarConstraint {
 
   /** Throws RequestError for a token that the mask does not hold. */
   accept(tokenId: number): void {
-    if (!this.matcher.acceptToken(tokenId)) throw new RequestError(`Token ${tokenId} does not continue the grammar; choose one that mask() allows`, { tokenId });
+    if (!this.matcher.acceptToken(tokenId)) {
+      throw new RequestError(`Token ${tokenId} does not continue the grammar; choose one that mask() allows`, { tokenId });
+    }
     this.#mask = null;
   }
 

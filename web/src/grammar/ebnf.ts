@@ -67,8 +67,8 @@ export class RuleBook {
 
 /** How many bytes the string literals of some EBNF have at most. */
 export function literalBytes(body: string): number {
-  const literals = [...body.matchAll(STRING_LITERAL)].map(([, inner = ""]) => inner.replace(/\\U.{8}/g, (code) => (Number.parseInt(code.slice(2), 16) < 0x80 ? "x" : "xxxx")));
-  return literals.join("").length;
+  const bytesOf = (escape: string): string => (Number.parseInt(escape.slice(2), 16) < 0x80 ? "x" : "xxxx");
+  return [...body.matchAll(STRING_LITERAL)].reduce((sum, [, inner = ""]) => sum + inner.replace(/\\U.{8}/g, bytesOf).length, 0);
 }
 
 export function literal(text: string): string {
@@ -102,8 +102,9 @@ export function alternatives(parts: readonly string[]): string {
 /** ``expression`` from ``min`` to ``max`` times. */
 export function repeat(expression: string, min: number, max: number): string {
   if (max === 0) return '""';
-  const times = max === Infinity ? (min === 0 ? "*" : min === 1 ? "+" : `{${min},}`) : min === 0 && max === 1 ? "?" : min === max ? `{${min}}` : `{${min},${max}}`;
-  return min === 1 && max === 1 ? expression : `(${expression})${times}`;
+  if (min === 1 && max === 1) return expression;
+  if (max === Infinity) return `(${expression})${min === 0 ? "*" : `{${min},}`}`;
+  return `(${expression})${min === 0 && max === 1 ? "?" : `{${min},${max}}`}`;
 }
 
 export function union(ranges: Ranges): Ranges {

@@ -113,7 +113,10 @@ export function ebnf(source: GrammarSource): Rules {
         reserve: LEAST_RESERVE + literalBytes(source.grammar),
       };
     case "tags": {
-      const tags = source.tags.map(({ begin, schema, end }) => book.add("way", `${literal(begin)} ${schemaExpression(book, parseSchema(schema))} ${literal(end)}`));
+      const tags = source.tags.map(({ begin, schema, end }) => {
+        const value = schemaExpression(book, parseSchema(schema));
+        return book.add("way", `${literal(begin)} ${value} ${literal(end)}`);
+      });
       const one = book.add("tag", alternatives(tags));
       return rooted(book, source.separator === null ? one : `${one} (${literal(source.separator)} ${one})*`);
     }
@@ -144,6 +147,7 @@ function tokenShapes({ tokens }: Vocabulary): TokenShapes {
       // A part of a character: what it leads to depends on the rest.
     }
   });
-  const shortestFirst = [...tokens.keys()].filter((id) => (tokens[id]?.length ?? 0) > 0).sort((a, b) => (tokens[a]?.length ?? 0) - (tokens[b]?.length ?? 0) || a - b);
+  const lengthOf = (id: number): number => tokens[id]?.length ?? 0;
+  const shortestFirst = [...tokens.keys()].filter((id) => lengthOf(id) > 0).sort((a, b) => lengthOf(a) - lengthOf(b) || a - b);
   return { plain, shortestFirst };
 }

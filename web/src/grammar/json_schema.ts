@@ -188,6 +188,7 @@ class SchemaRules {
       return quoted(languageRule(this.book, language, "json", where, { min, max }));
     }
     if (min > max) return null;
+    if (min > 0) this.book.endings.add("a".repeat(min));
     return min === 0 && max === Infinity ? this.anyString() : `"\\"" ${repeat(this.character(), min, max)} "\\""`;
   }
 
@@ -221,7 +222,9 @@ class SchemaRules {
     const comma = `"," ${this.space()}`;
     const begin = `"[" ${this.space()}`;
     const end = `${this.space()} "]"`;
-    const more = item === null || high === 0 ? "" : repeat(`${comma} ${item}`, first.length > 0 ? low : Math.max(low - 1, 0), first.length > 0 ? high : high - 1);
+    // One without a comma before it where there is no prefix.
+    const bare = first.length > 0 ? 0 : 1;
+    const more = item === null || high === 0 ? "" : repeat(`${comma} ${item}`, Math.max(low - bare, 0), high - bare);
     if (first.length > 0) return `${begin} ${first.join(` ${comma} `)} ${more} ${end}`;
     if (item === null || high === 0) return `${begin} "]"`;
     return low > 0 ? `${begin} ${item} ${more} ${end}` : this.choice([`${begin} ${item} ${more} ${end}`, `${begin} "]"`]);
@@ -264,7 +267,9 @@ class SchemaRules {
       if (member === undefined) {
         // Names of further properties may repeat, so only the first of them surely counts.
         const [missing, room] = [Math.max(min - done, 0), max - done];
-        const more = additional === null || room < 1 || missing > 1 ? null : `${comma(done)} ${additional} ${repeat(`${comma(1)} ${additional}`, 0, room - 1)} ${this.space()} "}"`;
+        const possible = additional !== null && room >= 1 && missing <= 1;
+        const others = possible ? repeat(`${comma(1)} ${additional}`, 0, room - 1) : "";
+        const more = possible ? `${comma(done)} ${additional} ${others} ${this.space()} "}"` : null;
         return this.choice([missing > 0 ? null : done === 0 ? '"}"' : `${this.space()} "}"`, more]);
       }
       const key = `${index} ${done}`;
@@ -289,11 +294,12 @@ class SchemaRules {
       if (rests.length === 0) return `${PLAIN}* "\\""`;
       const heads = [...new Set(rests.flatMap((rest) => Array.from(rest).slice(0, 1)))];
       const ascii = heads.reduce<Ranges>((set, head) => subtract(set, single(head)), PLAIN_ASCII);
+      const beyond = (head: string): string => after(rests.filter((rest) => rest.startsWith(head)).map((rest) => rest.slice(head.length)));
       return alternatives([
         ...(rests.includes("") ? [] : ['"\\""']),
         `${charClass(ascii)} ${PLAIN}* "\\""`,
         ...(heads.every((head) => head < "\x80") ? [`[^\\x00-\\x7f] ${PLAIN}* "\\""`] : []),
-        ...heads.map((head) => `${literal(head)} ${this.book.add("key", after(rests.filter((rest) => rest.startsWith(head)).map((rest) => rest.slice(head.length))))}`),
+        ...heads.map((head) => `${literal(head)} ${this.book.add("key", beyond(head))}`),
       ]);
     };
     // A name that JSON must escape cannot be met.

@@ -41,12 +41,12 @@ export function assertions(schema: SchemaObject, where: string): SchemaObject {
 
 /** What ``ref`` points to in ``root``. Throws RequestError where that is outside of the document, or nothing. */
 export function resolve(root: Schema, ref: unknown, where: string): Schema {
-  if (typeof ref !== "string" || !ref.startsWith("#")) {
-    throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} points outside of the schema; put what it names under $defs`);
+  if (typeof ref !== "string" || !/^#(\/|$)/.test(ref)) {
+    throw new RequestError(`${where}: $ref ${JSON.stringify(ref)} is no path in the schema; put what it names under $defs, and write '#/$defs/name'`);
   }
   let at: unknown = root;
-  for (const part of ref === "#" ? [] : ref.replace(/^#\/?/, "").split("/")) {
-    const key = decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~");
+  for (const part of ref.split("/").slice(1)) {
+    const key = unescaped(part).replaceAll("~1", "/").replaceAll("~0", "~");
     at = isObject(at) && Object.hasOwn(at, key) ? at[key] : Array.isArray(at) ? at[Number(key)] : undefined;
   }
   if (typeof at !== "boolean" && !isObject(at)) throw new RequestError(`${where}: $ref '${ref}' points to nothing in the schema`);
@@ -73,7 +73,8 @@ export function exclusive(left: Schema, right: Schema, expand: (schema: Schema) 
   const [constantsA, constantsB] = [constantsOf(a), constantsOf(b)];
   if (constantsA !== null && constantsB !== null) return !constantsA.some((value) => constantsB.includes(value));
   const [typesA, typesB] = [typesOf(a), typesOf(b)];
-  const shared = typesA.filter((type) => typesB.some((other) => other === type || (other === "integer" && type === "number") || (other === "number" && type === "integer")));
+  const numeric = (type: JsonType): JsonType => (type === "integer" ? "number" : type);
+  const shared = typesA.filter((type) => typesB.some((other) => numeric(other) === numeric(type)));
   if (shared.length === 0) return true;
   if (shared.some((type) => type !== "object")) return false;
   const required = listOf(a.required).filter((name) => listOf(b.required).includes(name));
@@ -111,6 +112,14 @@ export function listOf(value: unknown): readonly unknown[] {
 
 function propertyOf(schema: SchemaObject, name: unknown): Schema | undefined {
   return isObject(schema.properties) && typeof name === "string" ? (schema.properties[name] as Schema | undefined) : undefined;
+}
+
+function unescaped(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function mergeKeyword(key: string, left: unknown, right: unknown, where: string): unknown {

@@ -57,7 +57,10 @@ function tokenBytes(decoder: Part | null): (token: string) => Uint8Array {
       return bytes.every((byte) => byte !== undefined) ? Uint8Array.from(bytes) : encoder.encode(token);
     };
   }
-  const spaces = parts.flatMap((part) => (part.type === "Metaspace" ? ["▁"] : part.type === "Replace" && part.content === " " ? [part.pattern?.String ?? ""] : []));
+  const spaces = parts.flatMap(({ type, content, pattern }) => {
+    if (type === "Metaspace") return ["▁"];
+    return type === "Replace" && content === " " ? [pattern?.String ?? ""] : [];
+  });
   const byteFallback = has("ByteFallback");
   return (token) => {
     const byte = byteFallback ? BYTE_TOKEN.exec(token)?.[1] : undefined;

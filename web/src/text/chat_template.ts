@@ -50,7 +50,9 @@ export class ChatTemplate {
   render(messages: readonly Message[], { tools = [] }: RenderOptions = {}): string {
     if (tools.length > 0) {
       checkTools(tools);
-      if (this.toolFormat === null) throw new RequestError("This model's chat template has no tools, or has their calls written in a way that is not known here");
+      if (this.toolFormat === null) {
+        throw new RequestError("This model's chat template has no tools, or has their calls written in a way that is not known here");
+      }
     }
     const plain = messages.map(plainMessage);
     try {
@@ -88,5 +90,6 @@ function plainArguments(call: MessageToolCall, index: number): unknown {
     value = undefined;
   }
   if (typeof name === "string" && typeof value === "object" && value !== null && !Array.isArray(value)) return value;
-  throw new RequestError(`messages[${index}].tool_calls must be of {type: "function", function: {name, arguments}}, with the JSON of an object for arguments`, { index });
+  const form = '{type: "function", function: {name, arguments}}, with the JSON of an object for arguments';
+  throw new RequestError(`messages[${index}].tool_calls must be of ${form}`, { index });
 }

@@ -41,7 +41,8 @@ export function checkTools(tools: readonly Tool[]): void {
     const parts = tool as { readonly type?: unknown; readonly function?: { readonly name?: unknown } };
     const name = parts.function?.name;
     if (parts.type !== "function" || typeof name !== "string" || !NAME.test(name)) {
-      throw new RequestError(`tools[${index}] must be {type: "function", function: {name, ..}} with a name of letters, digits, '_', '-' and '.', at most 64`, { index });
+      const form = "{type: \"function\", function: {name, ..}} with a name of letters, digits, '_', '-' and '.', at most 64";
+      throw new RequestError(`tools[${index}] must be ${form}`, { index });
     }
     if (names.has(name)) throw new RequestError(`tools[${index}]: there are two functions of the name '${name}'; give each its own`, { index });
     names.add(name);

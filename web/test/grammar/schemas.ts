@@ -54,7 +54,11 @@ export const SCHEMAS: Readonly<Record<string, unknown>> = {
   },
   "all optional": { type: "object", properties: { a: { type: "null" }, b: { type: "boolean" }, c: { type: "integer" } } },
   "required without a property": { type: "object", properties: { a: { type: "null" } }, required: ["a", "b"] },
-  "names that JSON escapes": { type: "object", properties: { 'a"b': { type: "null" }, "\u00e9\n": { type: "boolean" }, "": { type: "null" } }, required: ['a"b', "\u00e9\n"] },
+  "names that JSON escapes": {
+    type: "object",
+    properties: { 'a"b': { type: "null" }, "\u00e9\n": { type: "boolean" }, "": { type: "null" } },
+    required: ['a"b', "\u00e9\n"],
+  },
   "further properties of a type": { type: "object", properties: { a: { const: 1 }, ab: { const: 2 } }, required: ["a"], additionalProperties: { type: "string" } },
   "a map": { type: "object", additionalProperties: { type: "integer" } },
   "one to two properties": { type: "object", properties: { a: { type: "null" }, b: { type: "null" }, c: { type: "null" } }, minProperties: 1, maxProperties: 2 },
@@ -88,7 +92,9 @@ export const SCHEMAS: Readonly<Record<string, unknown>> = {
     type: "object",
     properties: { home: { $ref: "#/definitions/address" }, work: { $ref: "#/definitions/address" } },
     required: ["home"],
-    definitions: { address: { type: "object", properties: { street: { type: "string" }, zip: { type: "string", pattern: "^\\d{5}$" } }, required: ["street", "zip"] } },
+    definitions: {
+      address: { type: "object", properties: { street: { type: "string" }, zip: { type: "string", pattern: "^\\d{5}$" } }, required: ["street", "zip"] },
+    },
   },
   "formats, patterns and numbers in one": {
     type: "object",
@@ -103,7 +109,12 @@ export const SCHEMAS: Readonly<Record<string, unknown>> = {
     },
     required: ["name", "age", "motto"],
   },
-  "a tree": { $ref: "#/$defs/node", $defs: { node: { type: "object", properties: { v: { type: "integer" }, kids: { type: "array", items: { $ref: "#/$defs/node" } } }, required: ["v", "kids"] } } },
+  "a tree": {
+    $ref: "#/$defs/node",
+    $defs: {
+      node: { type: "object", properties: { v: { type: "integer" }, kids: { type: "array", items: { $ref: "#/$defs/node" } } }, required: ["v", "kids"] },
+    },
+  },
   "a linked list": { type: "object", properties: { value: { type: "string" }, next: { anyOf: [{ $ref: "#" }, { type: "null" }] } }, required: ["value", "next"] },
   "nested objects": {
     $schema: "http://json-schema.org/draft-07/schema#",
@@ -118,7 +129,12 @@ export const SCHEMAS: Readonly<Record<string, unknown>> = {
           items: {
             type: "array",
             minItems: 1,
-            items: { type: "object", properties: { sku: { type: "string" }, count: { type: "integer", minimum: 1, maximum: 99 } }, required: ["sku", "count"], additionalProperties: false },
+            items: {
+              type: "object",
+              properties: { sku: { type: "string" }, count: { type: "integer", minimum: 1, maximum: 99 } },
+              required: ["sku", "count"],
+              additionalProperties: false,
+            },
           },
           status: { enum: ["open", "paid", "sent"] },
         },
@@ -161,7 +177,9 @@ export const REFUSED: readonly (readonly [unknown, string])[] = [
   [{ type: "object", properties: { a: {} }, required: ["b"], additionalProperties: false }, "allows no value at all"],
   [{ type: "object", properties: { a: {} }, patternProperties: { b: {} } }, "patternProperties can be held to only"],
   [{ $ref: "#/$defs/none" }, "points to nothing"],
-  [{ $ref: "https://example.com/x" }, "points outside of the schema"],
+  [{ $ref: "https://example.com/x" }, "is no path in the schema"],
+  [{ $ref: "#type", type: "string" }, "is no path in the schema"],
+  [{ $ref: "#/$defs/100%" }, "points to nothing"],
   [{ $ref: "#" }, "leads to itself"],
   [{ anyOf: [{ $ref: "#" }, { type: "null" }] }, "leads to itself"],
   [{ oneOf: [{ type: "integer" }, { type: "number" }] }, "valid in both oneOf[0] and oneOf[1]"],

@@ -26,8 +26,13 @@ test.each(VECTORS.cases)("the template $template renders $chat as transformers d
   expect(rendered.render(VECTORS.chats[chat] ?? [], tools ? { tools: VECTORS.tools } : {})).toBe(text);
 });
 
-const TEMPLATE = "{{ tools }}<tool_call>{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
-const call = (args: unknown): Message => ({ role: "assistant", content: null, tool_calls: [{ id: "1", type: "function", function: { name: "f", arguments: args } }] });
+const CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}";
+const TEMPLATE = `{{ tools }}<tool_call>{% for m in messages %}{{ m.content }}${CALLS}{% endfor %}`;
+const call = (args: unknown): Message => ({
+  role: "assistant",
+  content: null,
+  tool_calls: [{ id: "1", type: "function", function: { name: "f", arguments: args } }],
+});
 
 test("arguments are given to the template as an object, however they came", () => {
   const template = new ChatTemplate(TEMPLATE, {});
@@ -75,7 +80,11 @@ const WEATHER = { name: "weather", arguments: '{"city": "a } \\" {", "days": [1,
 const CASES: readonly (readonly [ToolFormat, string, readonly unknown[]])[] = [
   ["hermes", "just text < and <tool", [{ text: "just text < and <tool" }]],
   ["hermes", `<tool_call>\n{"name": "weather", "arguments": ${WEATHER.arguments}}\n</tool_call>`, [WEATHER]],
-  ["hermes", `Well.\n<tool_call>{"name":"weather","arguments":${WEATHER.arguments}}</tool_call>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>`, [{ text: "Well.\n" }, WEATHER, { name: "f", arguments: "{}" }]],
+  [
+    "hermes",
+    `Well.\n<tool_call>{"name":"weather","arguments":${WEATHER.arguments}}</tool_call>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>`,
+    [{ text: "Well.\n" }, WEATHER, { name: "f", arguments: "{}" }],
+  ],
   ["hermes", '\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\nbye', [{ name: "f", arguments: "{}" }, { text: "\nbye" }]],
   ["hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [{ name: "f", arguments: '{"a":1}' }]],
   ["hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut', [{ name: "f", arguments: '{"a": "cut' }]],
@@ -86,7 +95,14 @@ const CASES: readonly (readonly [ToolFormat, string, readonly unknown[]])[] = [
   ["llama3", "just text", [{ text: "just text" }]],
   ["llama3", ' {"name": "weather", "parameters": {"city": "x"}}', [{ name: "weather", arguments: '{"city": "x"}' }]],
   ["llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', [{ name: "f", arguments: "{}" }]],
-  ["llama3", '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"a": "\\\\"}}\n', [{ name: "f", arguments: "{}" }, { name: "g", arguments: '{"a": "\\\\"}' }]],
+  [
+    "llama3",
+    '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"a": "\\\\"}}\n',
+    [
+      { name: "f", arguments: "{}" },
+      { name: "g", arguments: '{"a": "\\\\"}' },
+    ],
+  ],
   ["llama3", '{"parameters": {"a": 1}, "name": "f"}', [{ name: "f", arguments: '{"a":1}' }]],
   ["llama3", '{"answer": 42}', [{ text: '{"answer": 42}' }]],
   ["llama3", '{"name": "f"}', [{ text: '{"name": "f"}' }]],
@@ -101,9 +117,11 @@ test.each(CASES)("%s: %j is read the same however it is cut", (format, text, exp
 });
 
 test("any text is read the same however it is cut, and comes out whole where there is no call", () => {
-  const part = fc.constantFrom("<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f", "parameters": {', '"a"', ":", "1", "}", "\\", '"', "<|python_tag|>", "\n", ";", "text", "<", "{");
+  const heads = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f", "parameters": {', "<|python_tag|>"];
+  const part = fc.constantFrom(...heads, '"a"', ":", "1", "}", "\\", '"', "\n", ";", "text", "<", "{");
+  const formats = fc.constantFrom<ToolFormat[]>("hermes", "llama3");
   fc.assert(
-    fc.property(fc.constantFrom<ToolFormat[]>("hermes", "llama3"), fc.array(part, { maxLength: 12 }), fc.array(fc.nat(80), { maxLength: 6 }), (format, parts, cuts) => {
+    fc.property(formats, fc.array(part, { maxLength: 12 }), fc.array(fc.nat(80), { maxLength: 6 }), (format, parts, cuts) => {
       const text = parts.join("");
       const sorted = [...new Set(cuts.filter((cut) => cut < text.length))].sort((a, b) => a - b);
       const pieces = [0, ...sorted].map((start, index) => text.slice(start, sorted[index]));
@@ -118,7 +136,13 @@ test("any text is read the same however it is cut, and comes out whole where the
 });
 
 const TOOLS: readonly Tool[] = [
-  { type: "function", function: { name: "weather", parameters: { type: "object", properties: { city: { enum: ["Oslo", "Rome"] }, days: { type: "integer", minimum: 1, maximum: 9 } }, required: ["city"] } } },
+  {
+    type: "function",
+    function: {
+      name: "weather",
+      parameters: { type: "object", properties: { city: { enum: ["Oslo", "Rome"] }, days: { type: "integer", minimum: 1, maximum: 9 } }, required: ["city"] },
+    },
+  },
   { type: "function", function: { name: "now" } },
 ];
 
