@@ -4,7 +4,7 @@ One thread: some quads of input rows by one quad of weight rows, summed in float
 One workgroup: ``depth`` columns of both operands at a time pass through workgroup memory, transposed so that a vector holds one column of
 four rows; weights are dequantized once for all input rows of the tile.
 Of a gated projection each quad of weight rows is two rows of the gate and the two of the up projection that belong to them.
-Needs: workgroup memory for both tiles; shader-f16 where a tile is float16.
+Needs: workgroup memory for both tiles, 8 KB for 64 by 64 results and 16 columns in float32; shader-f16 where a tile is float16.
 """
 
 from __future__ import annotations
