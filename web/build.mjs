@@ -1,4 +1,4 @@
-// Bundles the package, its tools and the demo page into dist/.
+// Bundles the package, its tools and the two pages into dist/.
 
 import { copyFile, mkdir, rm } from "node:fs/promises";
 
@@ -10,7 +10,7 @@ await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
   build({ ...common, minify: true, platform: "browser", entryPoints: { nearfar: "src/index.ts", runtime: "src/runtime/index.ts" }, outdir: "dist" }),
-  build({ ...common, minify: true, platform: "browser", entryPoints: { page: "page/main.ts" }, outdir: "dist/page" }),
+  build({ ...common, minify: true, platform: "browser", entryPoints: { page: "page/main.ts", bench: "page/bench.ts" }, outdir: "dist/page" }),
   build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools" }),
-  ...["index.html", "style.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
+  ...["index.html", "bench.html", "style.css", "chat.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
 ]);

@@ -1,0 +1,59 @@
+// The card of a model: what it is, and what of it is on this device. What is known flows in, elements flow out.
+
+import type { BundleFacts } from "./bundle_facts.js";
+import { factList, make } from "./elements.js";
+import { formatBytes, formatCount, formatParameters } from "./format.js";
+import type { ModelInfo, SelfTestState } from "./model.js";
+
+/** ``facts`` is null where the manifest could not be read on its own. */
+export function modelCard(info: ModelInfo, facts: BundleFacts | null): readonly HTMLElement[] {
+  return [
+    make("h3", "name", info.model),
+    factList([
+      ["Parameters", facts === null ? null : formatParameters(facts.parameters)],
+      ["Layers", facts === null ? null : formatCount(facts.layers)],
+      ["Quantization", info.quantization],
+      ["Context", `${formatCount(info.context)} tokens`],
+      ["Download", formatBytes(info.downloadBytes)],
+    ]),
+    make("h3", "", "On this device"),
+    factList([
+      ["Adapter", info.adapter],
+      ["Activations", info.activation],
+      ["Per token", `${formatCount(info.dispatchesPerToken)} dispatches`],
+      ["Kernels", formatCount(info.kernels)],
+      ["Self-test", info.selfTest === null ? null : describeSelfTest(info.selfTest)],
+    ]),
+    memoryBar(info),
+  ];
+}
+
+/** Short facts of a model, for one line. */
+export function modelLine({ model, quantization, downloadBytes }: Pick<BundleFacts, "model" | "quantization" | "downloadBytes">): string {
+  return `${model} · ${quantization} · ${formatBytes(downloadBytes)}`;
+}
+
+export function describeSelfTest({ state, switchedOff, largestDeviation }: SelfTestState): string {
+  const name = state.replaceAll("-", " ");
+  const deviation = largestDeviation === null ? "" : `, off by at most ${(100 * largestDeviation).toPrecision(2)}%`;
+  return switchedOff.length === 0 ? `${name}${deviation}` : `${name}${deviation}: ${switchedOff.join(", ")}`;
+}
+
+/** The device's memory as one bar of its parts. */
+export function memoryBar({ weightBytes, stateBytes, totalBytes }: Pick<ModelInfo, "weightBytes" | "stateBytes" | "totalBytes">): HTMLElement {
+  const parts = [
+    ["weights", "Weights", weightBytes],
+    ["state", "Keys and values", stateBytes],
+    ["rest", "Working memory", totalBytes - weightBytes - stateBytes],
+  ] as const;
+  const bar = make("div", "stack");
+  bar.setAttribute("aria-hidden", "true");
+  const legend = make("ul", "legend");
+  for (const [key, label, bytes] of parts) {
+    const part = make("span", key);
+    part.style.flexGrow = String(bytes);
+    bar.append(part);
+    legend.append(make("li", key, make("span", "", label), make("span", "number", formatBytes(bytes))));
+  }
+  return make("div", "memory", make("p", "row", make("span", "", "Memory"), make("strong", "number", formatBytes(totalBytes))), bar, legend);
+}
