@@ -49,7 +49,7 @@ export class AnswerView {
     this.answer.dataset.ttftMs = end.timeToFirstTokenMs.toFixed(1);
     this.answer.dataset.tokensPerSecond = end.tokensPerSecond?.toFixed(1) ?? "";
     const chevron = makeSvg("svg", { class: "chevron", viewBox: "0 0 20 20", "aria-hidden": "true" }, makeSvg("path", { d: "m7 5 5 5-5 5" }));
-    const details = make("details", "ran", make("summary", "timings", chevron, make("span", "", summary(end))), ran(end, settings, this.info));
+    const details = make("details", "ran", make("summary", "timings", chevron, ...summary(end)), ran(end, settings, this.info));
     this.end(details);
     this.actions.announce(this.#text.textContent);
   }
@@ -108,11 +108,10 @@ export class AnswerView {
   }
 }
 
-function summary({ timeToFirstTokenMs, tokensPerSecond, completionTokens }: AnswerEnd): string {
-  const parts = [`first token ${formatMs(timeToFirstTokenMs)}`];
-  if (tokensPerSecond !== null) parts.push(`${formatSpeed(tokensPerSecond)} tokens/s`);
-  parts.push(plural(completionTokens, "token"));
-  return parts.join(" · ");
+/** The timings in one line, whose end a narrow page leaves to the details. */
+function summary({ timeToFirstTokenMs, tokensPerSecond, completionTokens }: AnswerEnd): readonly HTMLElement[] {
+  const speed = tokensPerSecond === null ? "" : ` · ${formatSpeed(tokensPerSecond)} tokens/s`;
+  return [make("span", "", `first token ${formatMs(timeToFirstTokenMs)}${speed}`), make("span", "wide", `· ${plural(completionTokens, "token")}`)];
 }
 
 /** What ran, and where. */
@@ -121,6 +120,7 @@ function ran(end: AnswerEnd, { temperature, seed }: Settings, info: ModelInfo): 
   const drawn = seed === null ? `temperature ${temperature}` : `temperature ${temperature}, seed ${seed}`;
   return factList([
     ["Prompt", `${plural(end.promptTokens, "token")}${cached}`],
+    ["Answer", plural(end.completionTokens, "token")],
     ["Ended", end.finishReason === "stop" ? "by the model" : "at the longest answer"],
     ["Chosen", temperature === 0 ? "the likeliest token each time" : drawn],
     ["Ran on", `${info.adapter}, ${info.activation}`],

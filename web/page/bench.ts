@@ -32,7 +32,7 @@ class Bench {
     private readonly bundle: string,
     private readonly facts: BundleFacts,
   ) {
-    element("model", HTMLElement).textContent = modelLine(facts);
+    element("model", HTMLElement).replaceChildren(...modelLine(facts));
     element("form", HTMLFormElement).addEventListener("submit", (event) => {
       event.preventDefault();
       const { value } = document.querySelector<HTMLInputElement>("input[name=depth]:checked") ?? { value: "quick" };

@@ -21,23 +21,17 @@ const COUNTS = {
 export function resultCards(result: BenchResult): readonly HTMLElement[] {
   const { device, load, prefill, decode, memory_bytes, bundle } = result;
   const { weights: weightBytes, keys_and_values: stateBytes, total: totalBytes } = memory_bytes;
-  const cards = [
-    tiles(result),
+  const left = [
     card("Load", lanes(load.cold, load.warm), factList([
       ["Over the network", `${formatBytes(load.cold.bytes)} in ${formatMs(load.cold.download_ms)}`],
       ["Kernels compiled in", formatMs(load.cold.compile_ms)],
       ["Writing weights took the host", formatMs(load.cold.upload_ms)],
     ])),
-    card("Reading prompts", table(["Prompt", "First token", "Tokens/s"], prefill.map((row) => [
-      `${formatCount(row.prompt_tokens)} tokens`, formatMs(row.time_to_first_token_ms), formatSpeed(row.tokens_per_second),
-    ]))),
     decode.length === 0
       ? card("Writing answers", make("p", "quiet", "The model ended every answer at once, so there is nothing to time."))
       : card("Writing answers", decodePlot(result), table(["After", "Median token", "Tokens/s"], decode.map((row, index) => [
           make("span", `key series-${index}`, `${formatCount(row.prompt_tokens)} tokens`), formatMs(median(row.milliseconds)), formatSpeed(row.tokens_per_second),
         ]))),
-    card("A token costs", result.per_token === null ? make("p", "quiet", "Not counted.") : countTable(result.per_token)),
-    card("Memory", memoryBar({ weightBytes, stateBytes, totalBytes })),
     card("This device", factList([
       ["Adapter", device.adapter],
       ["Activations", device.activation],
@@ -46,7 +40,15 @@ export function resultCards(result: BenchResult): readonly HTMLElement[] {
       ["Self-test", result.self_test],
     ])),
   ]; // prettier-ignore
-  return device.runs_on_cpu ? [notice(device.adapter), ...cards] : cards;
+  const right = [
+    card("Reading prompts", table(["Prompt", "First token", "Tokens/s"], prefill.map((row) => [
+      `${formatCount(row.prompt_tokens)} tokens`, formatMs(row.time_to_first_token_ms), formatSpeed(row.tokens_per_second),
+    ]))),
+    card("A token costs", result.per_token === null ? make("p", "quiet", "Not counted.") : countTable(result.per_token)),
+    card("Memory", memoryBar({ weightBytes, stateBytes, totalBytes })),
+  ]; // prettier-ignore
+  const columns = [make("div", "column", ...left), make("div", "column", ...right)];
+  return device.runs_on_cpu ? [notice(device.adapter), tiles(result), ...columns] : [tiles(result), ...columns];
 }
 
 export function describeAgreement(agreement: Agreement): string {

@@ -7,9 +7,11 @@ export function formatBytes(bytes: number): string {
   return bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`;
 }
 
+/** 8.25 -> "8.3 ms", 1415 -> "1.42 s". */
 export function formatMs(ms: number): string {
-  if (ms < 10) return `${ms.toFixed(1)} ms`;
-  return ms < 9_999.5 ? `${ms.toFixed(0)} ms` : `${(ms / 1e3).toFixed(1)} s`;
+  if (ms < 9.95) return `${ms.toFixed(1)} ms`;
+  if (ms < 999.5) return `${ms.toFixed(0)} ms`;
+  return ms < 9_995 ? `${(ms / 1e3).toFixed(2)} s` : `${(ms / 1e3).toFixed(1)} s`;
 }
 
 /** 870400 -> "0.87 million", 1235814400 -> "1.24 billion". */

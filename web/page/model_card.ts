@@ -28,9 +28,9 @@ export function modelCard(info: ModelInfo, facts: BundleFacts | null): readonly 
   ];
 }
 
-/** Short facts of a model, for one line. */
-export function modelLine({ model, quantization, downloadBytes }: Pick<BundleFacts, "model" | "quantization" | "downloadBytes">): string {
-  return `${model} · ${quantization} · ${formatBytes(downloadBytes)}`;
+/** A model in one line, of which a narrow page shows the name. */
+export function modelLine({ model, quantization, downloadBytes }: Pick<BundleFacts, "model" | "quantization" | "downloadBytes">): readonly Node[] {
+  return [make("span", "", model), make("span", "wide", ` · ${quantization} · ${formatBytes(downloadBytes)}`)];
 }
 
 export function describeSelfTest({ state, switchedOff, largestDeviation }: SelfTestState): string {
@@ -55,5 +55,5 @@ export function memoryBar({ weightBytes, stateBytes, totalBytes }: Pick<ModelInf
     bar.append(part);
     legend.append(make("li", key, make("span", "", label), make("span", "number", formatBytes(bytes))));
   }
-  return make("div", "memory", make("p", "row", make("span", "", "Memory"), make("strong", "number", formatBytes(totalBytes))), bar, legend);
+  return make("div", "memory", make("p", "row", make("span", "", "Memory in all"), make("strong", "number", formatBytes(totalBytes))), bar, legend);
 }

@@ -6,6 +6,7 @@ import { measureAgreement } from "./agreement.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { CallCounts } from "./count_calls.js";
 import { countCalls } from "./count_calls.js";
+import { runsOnCpu } from "./cpu_adapter.js";
 import type { DecodeRow, PrefillRow } from "./measure.js";
 import { measureCounts, measureDecode, measurePrefill } from "./measure.js";
 import type { LoadProgress, Model } from "./model.js";
@@ -173,9 +174,4 @@ async function deviceFacts({ info }: Model): Promise<DeviceFacts> {
     features: [...(adapter?.features ?? [])].sort(),
     user_agent: navigator.userAgent,
   };
-}
-
-/** Whether an adapter's description is that of a driver that computes on the CPU. */
-export function runsOnCpu(adapter: string): boolean {
-  return /swiftshader|llvmpipe|lavapipe|basic render|software|\bcpu\b/i.test(adapter);
 }

@@ -54,7 +54,7 @@ export class View {
 
   ready(info: ModelInfo, facts: BundleFacts | null): void {
     document.title = `${info.model} · nearfar`;
-    element("model", HTMLElement).textContent = modelLine(info);
+    element("model", HTMLElement).replaceChildren(...modelLine(info));
     element("device", HTMLElement).textContent = `${info.adapter} · ${info.activation} · ${info.dispatchesPerToken} dispatches a token`;
     element("model-card", HTMLElement).replaceChildren(...modelCard(info, facts));
     element("max-tokens", HTMLInputElement).max = String(info.context);
