@@ -14,7 +14,7 @@ export function formatMs(ms: number): string {
   return ms < 9_995 ? `${(ms / 1e3).toFixed(2)} s` : `${(ms / 1e3).toFixed(1)} s`;
 }
 
-/** 870400 -> "0.87 million", 1235814400 -> "1.24 billion". */
+/** 870400 -> "0.87 million", 1235814400 -> "1.2 billion". */
 export function formatParameters(count: number): string {
   if (count < 1e5) return formatCount(count);
   return count < 1e9 ? `${significant(count / 1e6)} million` : `${significant(count / 1e9)} billion`;

@@ -64,6 +64,9 @@ async function shootAll(page: Page, address: string, shoot: (what: string, fullP
   await page.waitForSelector("[data-step=decode][data-state=running]", { timeout: TIMEOUT_MS });
   await shoot("bench-running");
   await page.waitForSelector("body[data-state=done]", { timeout: TIMEOUT_MS });
+  await page.evaluate(() => {
+    scrollTo(0, 0);
+  });
   await shoot("bench", true);
 }
 
