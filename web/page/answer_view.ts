@@ -65,7 +65,7 @@ export class AnswerView {
     explain(error, problem);
     // A device that failed answers nothing more: the page has to load the model again.
     const lost = error instanceof DeviceError;
-    const again = make("button", "plain", lost ? "Load the model again" : "Try again");
+    const again = make("button", "plain regenerate", lost ? "Load the model again" : "Try again");
     again.type = "button";
     again.addEventListener("click", () => {
       if (lost) location.reload();
