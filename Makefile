@@ -2,7 +2,10 @@
 # make test   every check and test, likewise
 # make web    the TypeScript runtime and its page
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
-# make bench-kernels   the projection kernels on this machine's GPU
+# make bench-kernels     the projection kernels on this machine's GPU
+# make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
+# make bench-web-counts  what a decoded token asks of the browser, as one line of JSON
+# make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
 # make demo-model   train the demo model again (about 15 minutes on one core)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -17,7 +20,7 @@ SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web bench bench-kernels demo-model chromium vulkan clean
+.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu demo-model chromium vulkan clean
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -39,6 +42,17 @@ bench: .venv/.dev web/dist/.built
 
 bench-kernels: .venv/.dev web/node_modules/.installed
 	$(BIN)/python tests/bench/bench_kernels.py
+
+bench-web: .venv/.dev web/dist/.built | chromium
+	$(BIN)/python tests/bench/bench_web.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
+
+# The set-up may talk, but only the counts go to the standard output.
+bench-web-counts:
+	@$(MAKE) --no-print-directory .venv/.dev web/dist/.built chromium >&2
+	@$(BIN)/python tests/bench/bench_web_counts.py
+
+bench-web-gpu: .venv/.dev web/dist/.built
+	$(BIN)/python tests/bench/bench_web_gpu.py
 
 demo-model: .venv/.dev
 	$(BIN)/python -m nearfar.compiler.demo.train

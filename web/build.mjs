@@ -1,4 +1,4 @@
-// Bundles the package, its tools and the demo page into dist/.
+// Bundles the package, its tools and the two pages into dist/.
 
 import { copyFile, mkdir, rm } from "node:fs/promises";
 
@@ -25,12 +25,14 @@ const ENTRIES = {
   webllm: "src/webllm/index.ts",
 };
 
+const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };
+
 await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
   build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: [grammarOutside] }),
   build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [xgrammarEsbuild], external: nodeModules }),
-  build({ ...browser, splitting: true, entryPoints: { page: "page/main.ts" }, outdir: "dist/page", plugins: [xgrammarEsbuild], external: nodeModules }),
+  build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [xgrammarEsbuild], external: nodeModules }),
   build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: [grammarInTools] }),
-  ...["index.html", "style.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
+  ...["index.html", "bench.html", "style.css", "chat.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
 ]);

@@ -66,6 +66,7 @@ def serve(server: PageServer, console: Console) -> None:
     console.print(
         f"open [bold]{server.url}[/] in a browser with WebGPU (Chrome, Edge, Safari 26, Firefox 141 or newer); Ctrl-C ends", highlight=False
     )
+    console.print(f"[bold]{server.url}bench.html[/] measures the device", highlight=False)
     while True:
         time.sleep(3600)
 

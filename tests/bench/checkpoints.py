@@ -34,12 +34,29 @@ QWEN2_0_5B = Shapes(
         "rms_norm_eps": 1e-06, "max_position_embeddings": 32768, "hidden_act": "silu",
     },
 )  # fmt: skip
+LLAMA_3_2_1B = Shapes(
+    "Llama-3.2-1B",
+    {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192, "tie_word_embeddings": True, "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-05, "max_position_embeddings": 131072, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+        "rope_scaling": {
+            "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+)  # fmt: skip
+# The layers and heads of Qwen2-0.5B, a quarter to an eighth as wide: what a token asks of the browser is the same, and a CPU keeps up.
+QWEN2_NARROW = Shapes(
+    "Qwen2-0.5B-narrow",
+    {**QWEN2_0_5B.config, "vocab_size": 1024, "hidden_size": 224, "intermediate_size": 608, "max_position_embeddings": 1024},
+)
 
 
 def write_checkpoint(shapes: Shapes, folder: Path) -> Path:
     """A Hugging Face folder with bfloat16 weights from one seed. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    architecture = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[shapes.config["model_type"]]
+    architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[shapes.config["model_type"]]
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "torch_dtype": "bfloat16", **shapes.config}))
     write_tokenizer(folder / "tokenizer.json")
     write_safetensors(folder / "model.safetensors", tensor_shapes(shapes.config))

@@ -317,7 +317,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(context: Bro
 def test_a_stopped_answer_leaves_the_page_ready_for_the_next(page: Page, address: str) -> None:
     open_page(page, address, "ready")
     page.click("#examples button >> nth=0")
-    page.wait_for_selector(".answer .text:not(:empty)")
+    page.wait_for_selector(".answer[data-state=streaming]")
     page.click("#send")
     page.wait_for_selector(".answer[data-state=done]")
     page.click("#new-chat")

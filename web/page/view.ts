@@ -1,36 +1,33 @@
-// The page's elements. What happened flows in, the document shows it; clicks and keys flow out through `Handlers`.
+// The chat page's elements. What happened flows in, the document shows it; clicks and keys flow out through `Handlers`.
 
-import type { EngineInfo, LoadProgress, Timings } from "../src/index.js";
-import { NearfarError } from "../src/index.js";
+import { AnswerView } from "./answer_view.js";
+import type { BundleFacts } from "./bundle_facts.js";
+import { element, make } from "./elements.js";
+import type { EngineInfo } from "./model.js";
+import { modelCard, modelLine } from "./model_card.js";
 
 export interface Handlers {
   readonly send: (prompt: string) => void;
   readonly stop: () => void;
   readonly newChat: () => void;
+  /** Answer the last question again. */
+  readonly regenerate: () => void;
 }
 
-/** One answer as it grows. */
-export interface AnswerView {
-  append(text: string): void;
-  finish(timings: Timings): void;
-  stopped(): void;
-  fail(error: unknown): void;
-}
-
-const EXAMPLES = [
+const DEMO_EXAMPLES = [
   "dim the kitchen lights to 30 percent",
   "what is 27 + 58?",
   "sort pear apple fig",
   "find the email in: write to ana@example.com today",
   "tell me a story about a fox",
 ];
-
-const KINDS = { bundle_error: "Bundle", device_error: "Device", request_error: "Request", storage_error: "Storage", worker_error: "Worker" } as const;
+const EXAMPLES = ["Why is the sky blue? Two sentences.", "A haiku about rain on a tin roof", "What is the difference between a bug and a feature?"];
 
 export class View {
   readonly #prompt = element("prompt", HTMLTextAreaElement);
   readonly #send = element("send", HTMLButtonElement);
-  readonly #chat = element("chat", HTMLElement);
+  readonly #conversation = element("conversation", HTMLElement);
+  #last: AnswerView | null = null;
 
   constructor(private readonly handlers: Handlers) {
     element("form", HTMLFormElement).addEventListener("submit", (event) => {
@@ -45,98 +42,81 @@ export class View {
       event.preventDefault();
       if (!this.busy) this.submit();
     });
+    document.addEventListener("keydown", (event) => {
+      // Where the panel is open, Escape closes that.
+      if (event.key === "Escape" && this.busy && !element("panel", HTMLElement).matches(":popover-open")) this.handlers.stop();
+    });
     element("new-chat", HTMLButtonElement).addEventListener("click", () => {
       this.handlers.newChat();
     });
-    element("retry", HTMLButtonElement).addEventListener("click", () => {
-      location.reload();
-    });
-    element("examples", HTMLElement).append(...EXAMPLES.map((example) => this.example(example)));
+    element("bench-link", HTMLAnchorElement).search = location.search;
   }
 
-  progress({ phase, loadedBytes, totalBytes, compiledKernels, totalKernels }: LoadProgress): void {
-    const loaded = totalBytes === 0 ? 0 : loadedBytes / totalBytes;
-    const compiled = totalKernels === 0 ? 0 : compiledKernels / totalKernels;
-    const percent = `${Math.round(100 * (0.8 * loaded + 0.2 * compiled))}`;
-    element("fill", HTMLElement).style.width = `${percent}%`;
-    document.querySelector(".track")?.setAttribute("aria-valuenow", percent);
-    if (phase === "manifest") return;
-    if (phase === "self-test") {
-      element("phase", HTMLElement).textContent = "Checking that this device computes right";
-      element("amount", HTMLElement).textContent = "";
-      return;
-    }
-    const loading = loadedBytes < totalBytes;
-    const from = phase === "download" ? "Downloading weights" : "Reading weights from this device";
-    element("phase", HTMLElement).textContent = loading ? from : "Preparing kernels";
-    element("amount", HTMLElement).textContent = loading
-      ? `${megabytes(loadedBytes)} of ${megabytes(totalBytes)} MB`
-      : `${compiledKernels} of ${totalKernels}`;
-  }
-
-  ready(info: EngineInfo): void {
-    const { model, quantization, adapter, activation, dispatchesPerToken, downloadBytes, selfTest } = info;
-    element("model", HTMLElement).textContent = `${model} · ${quantization} · ${megabytes(downloadBytes)} MB`;
-    const tested = { passed: "tested", "passed-with-switched-off": "wrong kernels switched off", untested: "untested" }[selfTest.state];
-    element("device", HTMLElement).textContent = `${adapter} · ${activation} · ${dispatchesPerToken} dispatches a token · ${tested}`;
+  ready(info: EngineInfo, facts: BundleFacts | null): void {
+    document.title = `${info.model} · nearfar`;
+    element("model", HTMLElement).replaceChildren(...modelLine(info));
+    element("device", HTMLElement).textContent = `${info.adapter} · ${info.activation} · ${info.dispatchesPerToken} dispatches a token`;
+    element("model-card", HTMLElement).replaceChildren(...modelCard(info, facts));
+    element("max-tokens", HTMLInputElement).max = String(info.context);
+    const examples = info.model === "nearfar-demo" ? DEMO_EXAMPLES : EXAMPLES;
+    element("examples", HTMLElement).replaceChildren(...examples.map((example) => this.example(example)));
     document.body.dataset.state = "ready";
+    element("loading", HTMLElement).hidden = true;
+    element("open-panel", HTMLElement).hidden = false;
     element("composer", HTMLElement).hidden = false;
+    this.announce(`${info.model} is ready`);
     this.clear();
-  }
-
-  /** The model did not load. */
-  fail(error: unknown): void {
-    document.body.dataset.state = "error";
-    element("failure-kind", HTMLElement).textContent = error instanceof NearfarError ? KINDS[error.code] : "Unexpected";
-    element("failure-message", HTMLElement).textContent = error instanceof Error ? error.message : String(error);
-    element("failure", HTMLElement).dataset.code = error instanceof NearfarError ? error.code : "unknown";
-    this.show("failure");
   }
 
   /** Back to an empty conversation. */
   clear(): void {
-    this.#chat.replaceChildren();
+    this.#conversation.replaceChildren();
+    this.#last = null;
     this.show("welcome");
     this.setBusy(false);
     this.#prompt.focus();
   }
 
   /** Show a question, and the place of its answer. */
-  ask(question: string): AnswerView {
-    this.show("chat");
+  ask(question: string, info: EngineInfo): AnswerView {
+    this.show("conversation");
+    this.#prompt.value = "";
+    const view = new AnswerView(question, info, {
+      regenerate: this.handlers.regenerate,
+      announce: (text) => {
+        this.announce(text);
+      },
+    });
+    this.#last?.isLast(false);
+    this.#last = view;
+    view.isLast(true);
+    this.#conversation.append(view.question, view.answer);
+    this.begin(view);
+    return view;
+  }
+
+  /** An answer starts to grow. */
+  begin(view: AnswerView): void {
     this.setBusy(true);
-    const asked = paragraph("question", question);
-    const text = paragraph("text", "");
-    const answer = document.createElement("article");
-    answer.className = "answer";
-    answer.dataset.state = "streaming";
-    answer.append(text);
-    this.#chat.append(asked, answer);
-    asked.scrollIntoView({ block: "start" });
-    const end = (note: HTMLElement | null): void => {
-      answer.dataset.state = "done";
-      if (note !== null) answer.append(note);
-      this.follow();
-      this.setBusy(false);
-      this.#prompt.focus();
-    };
-    return {
-      append: (piece) => {
-        text.append(piece);
-        this.follow();
-      },
-      finish: (timings) => {
-        answer.dataset.ttftMs = timings.timeToFirstTokenMs.toFixed(1);
-        answer.dataset.tokensPerSecond = timings.tokensPerSecond?.toFixed(1) ?? "";
-        end(paragraph("timings", describe(timings)));
-      },
-      stopped: () => {
-        end(paragraph("timings", "Stopped"));
-      },
-      fail: (error) => {
-        end(paragraph("problem", error instanceof Error ? error.message : String(error)));
-      },
-    };
+    this.announce("Answering");
+    view.question.scrollIntoView({ block: "start" });
+  }
+
+  /** It grows no more. */
+  end(): void {
+    this.follow();
+    this.setBusy(false);
+    this.#prompt.focus({ preventScroll: true });
+  }
+
+  /** Keep the end in sight, unless the reader has scrolled up. */
+  follow(): void {
+    const root = document.documentElement;
+    if (root.scrollHeight - root.scrollTop - root.clientHeight < 120) root.scrollTop = root.scrollHeight;
+  }
+
+  private announce(text: string): void {
+    element("status", HTMLElement).textContent = text;
   }
 
   private get busy(): boolean {
@@ -155,9 +135,7 @@ export class View {
       return;
     }
     const prompt = this.#prompt.value.trim();
-    if (prompt === "") return;
-    this.#prompt.value = "";
-    this.handlers.send(prompt);
+    if (prompt !== "") this.handlers.send(prompt);
   }
 
   private refresh(): void {
@@ -165,50 +143,17 @@ export class View {
     this.#send.setAttribute("aria-label", this.busy ? "Stop" : "Send");
   }
 
-  private show(section: "failure" | "welcome" | "chat"): void {
-    for (const id of ["loading", "failure", "welcome", "chat"]) element(id, HTMLElement).hidden = id !== section;
-    element("new-chat", HTMLElement).hidden = section !== "chat";
-  }
-
-  /** Keep the end in sight, unless the reader has scrolled up. */
-  private follow(): void {
-    const root = document.documentElement;
-    if (root.scrollHeight - root.scrollTop - root.clientHeight < 120) root.scrollTop = root.scrollHeight;
+  private show(section: "welcome" | "conversation"): void {
+    for (const id of ["welcome", "conversation"]) element(id, HTMLElement).hidden = id !== section;
+    element("new-chat", HTMLElement).hidden = section !== "conversation";
   }
 
   private example(text: string): HTMLElement {
-    const button = document.createElement("button");
+    const button = make("button", "", text);
     button.type = "button";
-    button.textContent = text;
     button.addEventListener("click", () => {
       this.handlers.send(text);
     });
-    const item = document.createElement("li");
-    item.append(button);
-    return item;
+    return make("li", "", button);
   }
-}
-
-function describe({ timeToFirstTokenMs, tokensPerSecond, completionTokens }: Timings): string {
-  const parts = [`first token ${timeToFirstTokenMs.toFixed(0)} ms`];
-  if (tokensPerSecond !== null) parts.push(`${tokensPerSecond.toFixed(1)} tokens/s`);
-  parts.push(`${completionTokens} ${completionTokens === 1 ? "token" : "tokens"}`);
-  return parts.join(" · ");
-}
-
-function megabytes(bytes: number): string {
-  return (bytes / 1e6).toFixed(1);
-}
-
-function paragraph(className: string, text: string): HTMLElement {
-  const node = document.createElement("p");
-  node.className = className;
-  node.textContent = text;
-  return node;
-}
-
-function element<T extends HTMLElement>(id: string, type: new () => T): T {
-  const found = document.getElementById(id);
-  if (!(found instanceof type)) throw new Error(`index.html has no ${type.name} #${id}`);
-  return found;
 }

@@ -1,4 +1,5 @@
-// Takes pictures of the demo page in headless Chromium: loading, welcome, answers and an error, in light and dark, wide and narrow.
+// Takes pictures of both pages in headless Chromium, in light and dark, on a desk and on a phone: loading, welcome, answers, the panel, an error, a
+// measurement.
 //
 //     node dist/tools/screenshots.js BUNDLE OUT [CHROMIUM]
 
@@ -16,6 +17,8 @@ const FLAGS = [
 ]; // prettier-ignore
 const TYPES: Readonly<Record<string, string>> = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
 
+const TIMEOUT_MS = 120_000;
+
 async function main(bundle: string, out: string, executablePath: string): Promise<void> {
   await mkdir(out, { recursive: true });
   const server = createServer((request, response) => {
@@ -28,40 +31,52 @@ async function main(bundle: string, out: string, executablePath: string): Promis
   }).listen(0);
   const address = `http://localhost:${(server.address() as AddressInfo).port}/`;
   const browser = await chromium.launch({ executablePath, args: FLAGS });
-  for (const [name, colorScheme, width, height] of [
-    ["light", "light", 1280, 800],
-    ["dark", "dark", 1280, 800],
-    ["phone", "light", 390, 780],
-  ] as const) {
-    const page = await browser.newPage({ colorScheme, viewport: { width, height }, deviceScaleFactor: 2 });
-    const shoot = async (what: string): Promise<void> => {
-      await page.screenshot({ path: join(out, `${name}-${what}.png`) });
-    };
-    if (name === "light") await page.route("**/*.bin", (route) => new Promise((done) => setTimeout(done, 1500)).then(() => route.continue()));
-    await page.goto(address);
-    await page.waitForTimeout(700);
-    await shoot("loading");
-    await page.waitForSelector("body[data-state=ready]", { timeout: 120_000 });
-    await shoot("welcome");
-    await chat(page);
-    await shoot("chat");
-    await page.goto(`${address}?bundle=./nowhere/`);
-    await page.waitForSelector("body[data-state=error]");
-    await shoot("error");
-    await page.close();
-  }
+  for (const colorScheme of ["light", "dark"] as const) {
+    for (const [size, width, height] of [["desk", 1280, 800], ["phone", 390, 780]] as const) {
+      const page = await browser.newPage({ colorScheme, viewport: { width, height }, deviceScaleFactor: 2 });
+      await shootAll(page, address, (what, fullPage = false) => page.screenshot({ path: join(out, `${size}-${colorScheme}-${what}.png`), fullPage }));
+      await page.close();
+    }
+  } // prettier-ignore
   await browser.close();
   server.close();
 }
 
+async function shootAll(page: Page, address: string, shoot: (what: string, fullPage?: boolean) => Promise<unknown>): Promise<void> {
+  await page.route("**/*.bin", (route) => new Promise((done) => setTimeout(done, 1500)).then(() => route.continue()));
+  await page.goto(address);
+  await page.waitForTimeout(700);
+  await shoot("loading");
+  await page.waitForSelector("body[data-state=ready]", { timeout: TIMEOUT_MS });
+  await page.unroute("**/*.bin");
+  await shoot("welcome");
+  await chat(page);
+  await shoot("chat");
+  if (await page.isVisible("#open-panel")) {
+    await page.click("#open-panel");
+    await shoot("panel");
+  }
+  await page.goto(`${address}?bundle=./nowhere/`);
+  await page.waitForSelector("body[data-state=error]");
+  await shoot("error");
+  await page.goto(`${address}bench.html`);
+  await page.click("#run:enabled");
+  await page.waitForSelector("[data-step=decode][data-state=running]", { timeout: TIMEOUT_MS });
+  await shoot("bench-running");
+  await page.waitForSelector("body[data-state=done]", { timeout: TIMEOUT_MS });
+  await page.evaluate(() => {
+    scrollTo(0, 0);
+  });
+  await shoot("bench", true);
+}
+
 async function chat(page: Page): Promise<void> {
-  await page.click("#examples button >> nth=0");
-  await page.waitForSelector(".answer[data-state=done]", { timeout: 120_000 });
-  for (const [index, question] of ["what is 27 + 58?", "tell me a story about a fox"].entries()) {
+  for (const [index, question] of ["dim the kitchen lights to 30 percent", "what is 27 + 58?"].entries()) {
     await page.fill("#prompt", question);
     await page.click("#send");
-    await page.waitForSelector(`.answer[data-state=done] >> nth=${index + 1}`, { timeout: 120_000 });
+    await page.waitForSelector(`.answer[data-state=done] >> nth=${index}`, { timeout: TIMEOUT_MS });
   }
+  await page.click(".ran summary >> nth=1");
 }
 
 const [bundle, out, executablePath = "/usr/bin/chromium"] = process.argv.slice(2);

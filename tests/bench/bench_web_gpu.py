@@ -1,0 +1,64 @@
+"""Tokens a second on a GPU through Dawn in Node, and how much of the memory's copy bandwidth writing an answer makes use of.
+
+``make bench-web-gpu`` runs it on random checkpoints with the shapes of Qwen2-0.5B and Llama-3.2-1B, prints a table and the results as
+JSON, and writes ``build/bench/gpu.json``. Adapters that compute on the CPU are refused, unless --any-adapter is given; --narrow is for
+trying it there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from bench_page import FOLDER, ROOT, compiled
+from checkpoints import LLAMA_3_2_1B, QWEN2_0_5B, QWEN2_NARROW
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = ("model", "after", "tokens/s", "GB/s", "of copying")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--any-adapter", action="store_true", help="run on a CPU as well")
+    parser.add_argument("--narrow", action="store_true", help="a small model, few tokens, small copies")
+    options = parser.parse_args()
+    arguments = ["--any-adapter"] if options.any_adapter else []
+    shapes, context = [QWEN2_0_5B, LLAMA_3_2_1B], 4096
+    if options.narrow:
+        shapes, context = [QWEN2_NARROW], 512
+        arguments += ["--tokens", "8", "--lengths", "16", "--copy-mib", "8"]
+    results = []
+    for each in shapes:
+        command = ["node", "dist/tools/bench_gpu.js", str(compiled(each, context)), *arguments]
+        finished = subprocess.run(command, cwd=ROOT / "web", stdout=subprocess.PIPE, text=True)
+        if finished.returncode != 0:
+            sys.exit(finished.returncode)
+        results.append(json.loads(finished.stdout))
+    (FOLDER / "gpu.json").write_text(json.dumps(results, indent=2))
+    Console(width=110).print(table(results))
+    print(json.dumps(results))
+
+
+def table(results: list[dict[str, Any]]) -> Table:
+    first = results[0]
+    printed = Table(title=f"{first['adapter']}, {first['activation']}, copies {first['copy_bytes_per_second'] / 1e9:.0f} GB/s")
+    for column in COLUMNS:
+        printed.add_column(column, justify="right")
+    for result in results:
+        for row in result["decode"]:
+            printed.add_row(
+                f"{result['model']} {result['quantization']}",
+                f"{row['prompt_tokens']} tokens",
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['bytes_per_second'] / 1e9:.1f}",
+                f"{row['of_copy_bandwidth']:.0%}",
+            )
+    return printed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The chat page and the bench page in headless Chromium, by mouse and keyboard, on a desk and on a phone, in light and dark.
+
+Pictures of both go to build/screenshots.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from nearfar.compiler.browser.chromium import FLAGS
+from nearfar.compiler.browser.page_server import PageServer
+
+SCREENSHOTS = ROOT / "build" / "screenshots"
+TIMEOUT_MS = 180_000
+DESK, PHONE, NARROW = (1280, 800), (390, 780), (360, 640)
+# The least contrast of text to what is behind it (W3C, WCAG 2.2, 1.4.3), over all text in sight.
+LEAST_CONTRAST = """() => {
+    const parse = (text) => {
+        const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+        return text.startsWith("color") ? [255 * r, 255 * g, 255 * b, a] : [r, g, b, a];
+    };
+    const over = ([r, g, b, a], under) => [r, g, b].map((value, index) => a * value + (1 - a) * under[index]);
+    const behind = (node) => {
+        const above = node.parentElement === null ? [255, 255, 255] : behind(node.parentElement);
+        return over(parse(getComputedStyle(node).backgroundColor), above);
+    };
+    const luminance = (colour) => {
+        const linear = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = colour.map((value) => linear(value / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const found = [];
+    for (const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT); walker.nextNode();) {
+        const node = walker.currentNode.parentElement;
+        if (walker.currentNode.data.trim() === "" || !node.checkVisibility() || node.closest(".unseen, :disabled")) continue;
+        const under = behind(node);
+        const [low, high] = [luminance(under), luminance(over(parse(getComputedStyle(node).color), under))].sort((a, b) => a - b);
+        found.push([(high + 0.05) / (low + 0.05), walker.currentNode.data]);
+    }
+    return found.sort((a, b) => a[0] - b[0])[0];
+}"""
+NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, a, [role=progressbar], [role=img]")]
+    .filter((node) => node.checkVisibility() && !node.getAttribute("aria-label") && !node.labels?.length && node.textContent.trim() === "")
+    .map((node) => node.outerHTML)"""
+OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_bundle: Path, chromium: str) -> Iterator[PageServer]:  # noqa: ARG001
+    with PageServer(tiny_bundle) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Browser, errors: list[str]) -> Page:
+    """An empty page that writes down what its console complains about."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]})
+    context.set_default_timeout(TIMEOUT_MS)
+    page = context.new_page()
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    return page
+
+
+@pytest.fixture(scope="module")
+def loaded(browser: Browser, server: PageServer) -> Iterator[Page]:
+    """The chat page with its model, loaded once; its console must stay silent."""
+    errors: list[str] = []
+    page = open_page(browser, errors)
+    page.goto(server.url)
+    page.wait_for_selector("body[data-state=ready]")
+    yield page
+    page.context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def chat(loaded: Page) -> Page:
+    """The chat page without a conversation, on a desk, with answers of at most six tokens."""
+    loaded.set_viewport_size({"width": DESK[0], "height": DESK[1]})
+    if loaded.is_visible("#new-chat"):
+        loaded.click("#new-chat")
+    loaded.fill("#max-tokens", "6")
+    loaded.fill("#seed", "")
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def measured(browser: Browser, server: PageServer) -> Iterator[Page]:
+    """The bench page with its result; its console must stay silent."""
+    errors: list[str] = []
+    page = open_page(browser, errors)
+    page.goto(f"{server.url}bench.html")
+    page.click("#run:enabled")
+    page.wait_for_selector("body[data-state=done], body[data-state=error]")
+    assert page.get_attribute("body", "data-state") == "done", page.text_content("#failure-message")
+    yield page
+    page.context.close()
+    assert errors == []
+
+
+def ask(page: Page, text: str) -> None:
+    """Type, press Enter, wait for the answer."""
+    count = page.locator(".answer").count()
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(f".answer[data-state=done] >> nth={count}")
+
+
+def fact(page: Page, answer: int, term: str) -> str:
+    """What the answer's details say."""
+    found = page.locator(".answer").nth(answer).locator(".facts > div", has=page.locator(f"dt:text-is('{term}')")).locator("dd")
+    return found.text_content() or ""
+
+
+def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) -> None:
+    from nearfar.compiler.bundle import open_bundle
+    from nearfar.compiler.tokenizer import Tokenizer
+
+    ask(chat, "hello")
+    ask(chat, "and again")
+    assert chat.locator(".question").count() == 2
+    assert fact(chat, 0, "Answer") == "6 tokens"
+    turns = [("user", "hello"), ("assistant", chat.text_content(".answer >> nth=0 >> .text") or ""), ("user", "and again")]
+    prompt = Tokenizer(open_bundle(tiny_bundle).tokenizer_files()).encode_chat([{"role": role, "content": text} for role, text in turns])
+    assert fact(chat, 1, "Prompt") == f"{len(prompt)} tokens"
+    assert "swiftshader" in fact(chat, 1, "Ran on")
+    assert "first token" in (chat.text_content(".answer >> nth=1 >> .timings") or "")
+
+
+def test_the_last_answer_can_be_had_again(chat: Page) -> None:
+    ask(chat, "hello")
+    ask(chat, "and again")
+    assert not chat.is_visible(".answer >> nth=0 >> .regenerate")
+    before = chat.text_content(".answer >> nth=1 >> .text")
+    chat.fill("#max-tokens", "3")
+    chat.click(".answer >> nth=1 >> .regenerate")
+    chat.wait_for_selector(".answer[data-state=done] >> nth=1")
+    assert fact(chat, 1, "Answer") == "3 tokens"
+    after = chat.text_content(".answer >> nth=1 >> .text") or ""
+    assert (before or "").startswith(after.rstrip("�"))
+    assert chat.locator(".answer").count() == 2
+
+
+def test_an_answer_is_copied_and_told_to_screen_readers_whole(chat: Page) -> None:
+    ask(chat, "hello")
+    answer = chat.text_content(".answer .text")
+    assert chat.text_content("#status") == answer
+    chat.click(".answer .copy")
+    chat.wait_for_selector("#status:text-is('Copied')", state="attached")
+    assert chat.evaluate("() => navigator.clipboard.readText()") == answer
+
+
+def test_escape_stops_an_answer_and_the_next_one_comes(chat: Page) -> None:
+    chat.fill("#max-tokens", "")
+    chat.fill("#prompt", "hello")
+    chat.press("#prompt", "Enter")
+    chat.wait_for_selector(".answer[data-state=streaming][aria-busy=true]")
+    assert chat.get_attribute("#send", "aria-label") == "Stop"
+    chat.keyboard.press("Escape")
+    chat.wait_for_selector(".answer[data-state=done] .timings:text-is('Stopped')")
+    assert chat.get_attribute("#send", "aria-label") == "Send"
+    chat.fill("#max-tokens", "6")
+    ask(chat, "and again")
+    assert fact(chat, 1, "Answer") == "6 tokens"
+
+
+def test_a_new_chat_is_empty_and_ready_to_type_in(chat: Page) -> None:
+    ask(chat, "hello")
+    chat.click("#new-chat")
+    chat.wait_for_selector("#welcome", state="visible")
+    assert chat.locator(".answer").count() == 0
+    assert chat.evaluate("() => document.activeElement.id") == "prompt"
+    assert chat.is_disabled("#send")
+
+
+def test_a_seed_draws_the_same_answer_again_and_settings_are_checked(chat: Page) -> None:
+    chat.fill("#temperature", "1")
+    chat.fill("#seed", "7")
+    ask(chat, "hello")
+    drawn = chat.text_content(".answer .text")
+    chat.click("#new-chat")
+    ask(chat, "hello")
+    assert chat.text_content(".answer .text") == drawn
+    assert fact(chat, 0, "Chosen") == "temperature 1, seed 7"
+    chat.fill("#seed", "-1")
+    chat.fill("#prompt", "not sent")
+    chat.press("#prompt", "Enter")
+    assert chat.locator(".answer").count() == 1
+    assert chat.evaluate("() => document.activeElement.id") == "seed"
+    chat.fill("#temperature", "0")
+
+
+def test_a_question_that_does_not_fit_shows_what_to_do(chat: Page) -> None:
+    ask(chat, "long " * 80)
+    assert "context holds 256" in (chat.text_content(".problem .what") or "")
+    assert "shorten it" in (chat.text_content(".problem .fix") or "")
+    assert chat.is_visible(".answer button:text-is('Try again')")
+    ask(chat, "short")
+    assert fact(chat, 1, "Answer") == "6 tokens"
+    assert not chat.is_visible(".answer button:text-is('Try again')")
+
+
+def test_a_missing_bundle_shows_what_to_do(browser: Browser, server: PageServer) -> None:
+    page = open_page(browser, [])
+    for path in ("", "bench.html"):
+        page.goto(f"{server.url}{path}?bundle=./nowhere/")
+        page.wait_for_selector("body[data-state=error]")
+        assert "nowhere/manifest.json answers 404" in (page.text_content("#failure-message .what") or "")
+        assert page.text_content("#failure-message .fix") == "check that the bundle is there"
+    page.goto(f"{server.url}?bundle=./nowhere/")
+    page.fill("#other-bundle", "./elsewhere/")
+    page.press("#other-bundle", "Enter")
+    page.wait_for_url("**/?bundle=.%2Felsewhere%2F")
+    page.context.close()
+
+
+def test_the_model_card_says_what_is_on_the_device(chat: Page, tiny_bundle: Path) -> None:
+    manifest = json.loads((tiny_bundle / "manifest.json").read_text())
+    card = chat.text_content("#model-card") or ""
+    info: dict[str, Any] = chat.evaluate("() => window.nearfar.engine.info")
+    for part in (info["model"], info["quantization"], info["adapter"], info["activation"], f"{info['dispatchesPerToken']} dispatches"):
+        assert part in card
+    assert f"{manifest['context']} tokens" in card
+    assert "Keys and values" in card
+
+
+def test_on_a_phone_the_panel_opens_and_gives_the_focus_back(chat: Page) -> None:
+    chat.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    assert not chat.is_visible("#temperature")
+    chat.focus("#open-panel")
+    chat.keyboard.press("Enter")
+    chat.wait_for_selector("#temperature", state="visible")
+    chat.keyboard.press("Escape")
+    chat.wait_for_selector("#temperature", state="hidden")
+    assert chat.evaluate("() => document.activeElement.id") == "open-panel"
+
+
+def test_the_bench_page_gives_a_result_that_others_can_read(measured: Page, tiny_bundle: Path) -> None:
+    result = json.loads(measured.text_content("#json") or "")
+    assert result["format"] == "nearfar-bench-1"
+    assert result["agreement"] == {"reference": "expected", "checked": 64, "agreed": 64}
+    assert result["device"]["runs_on_cpu"]
+    assert [row["prompt_tokens"] for row in result["prefill"]] == [16, 64, 256]
+    # The longer of the two prompts is cut to what the context of 256 leaves for 32 new tokens.
+    assert [row["prompt_tokens"] for row in result["decode"]] == [16, 224]
+    assert all(row["tokens_per_second"] > 0 for row in (*result["prefill"], *result["decode"]))
+    sizes = json.loads((tiny_bundle / "manifest.json").read_text())
+    assert result["bundle"]["bytes"] == sum(entry["size"] for entry in (*sizes["shards"], *sizes["files"]))
+    assert result["memory_bytes"]["buffers"] >= result["memory_bytes"]["weights"] + result["memory_bytes"]["keys_and_values"]
+    for times in result["load"].values():
+        assert 0 < times["manifest_ms"] < times["total_ms"]
+        assert times["manifest_ms"] + max(times["download_ms"], times["compile_ms"]) <= times["total_ms"]
+    measured.click("button:text-is('Copy JSON')")
+    measured.wait_for_selector("#status:text-is('Copied')", state="attached")
+    assert json.loads(measured.evaluate("() => navigator.clipboard.readText()")) == result
+    with measured.expect_download() as download:
+        measured.click("button:text-is('Download')")
+    assert json.loads(download.value.path().read_text()) == result
+
+
+def test_the_bench_page_counts_what_a_token_costs(measured: Page) -> None:
+    counts = json.loads(measured.text_content("#json") or "")["per_token"]
+    assert list(counts) == ["dispatches", "submits", "passes", "bind_groups", "buffers", "write_buffers", "bytes_read_back"]
+    assert counts["dispatches"] > 6
+    assert {name: count for name, count in counts.items() if name != "dispatches"} == {
+        "submits": 1,
+        "passes": 1,
+        "bind_groups": 0,
+        "buffers": 0,
+        "write_buffers": 1,
+        "bytes_read_back": 4,
+    }
+    assert measured.evaluate("() => window.nearfarBench.countsPerToken()") == counts
+    assert measured.locator(".plot polyline").count() == 2
+    assert "64/64" in (measured.text_content(".tiles") or "")
+
+
+@pytest.mark.parametrize("name", ["chat", "bench"])
+def test_both_pages_read_well_in_light_and_dark_on_a_desk_and_a_phone(name: str, request: pytest.FixtureRequest) -> None:
+    page: Page = request.getfixturevalue({"chat": "chat", "bench": "measured"}[name])
+    if name == "chat":
+        ask(page, "hello")
+        page.click(".ran summary")
+    page.emulate_media(reduced_motion="reduce")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for size, (width, height) in (("desk", DESK), ("phone", PHONE), ("narrow", NARROW)):
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate(OVERFLOW) <= 0, (scheme, size)
+            contrast, text = page.evaluate(LEAST_CONTRAST)
+            assert contrast >= 4.5, (scheme, size, contrast, text)
+            if size != "narrow":
+                page.evaluate("() => scrollTo(0, 0)")
+                page.screenshot(path=SCREENSHOTS / f"{name}-{size}-{scheme}.png", full_page=name == "bench")
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(NAMELESS) == []

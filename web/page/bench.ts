@@ -1,0 +1,153 @@
+// The bench page: measures the bundle that ?bundle= names (./bundle/ by default) on this device.
+
+import { resultCards } from "./bench_view.js";
+import type { BundleFacts } from "./bundle_facts.js";
+import { bundleOfAddress, fetchFacts } from "./bundle_facts.js";
+import type { CallCounts } from "./count_calls.js";
+import { element, make } from "./elements.js";
+import { errorKind, explain } from "./explain.js";
+import { measureDecode } from "./measure.js";
+import { openModel } from "./model.js";
+import { modelLine } from "./model_card.js";
+import type { BenchResult, Depth, Step } from "./run_bench.js";
+import { STEPS, countTokens, runBench } from "./run_bench.js";
+import { shareButtons } from "./share.js";
+
+declare global {
+  interface Window {
+    /** For benchmarks that run the page, and for the console. */
+    nearfarBench?: {
+      readonly run: (depth: Depth) => Promise<BenchResult>;
+      readonly countsPerToken: () => Promise<CallCounts | null>;
+    };
+  }
+}
+
+class Bench {
+  readonly #run = element("run", HTMLButtonElement);
+  readonly #stop = element("stop", HTMLButtonElement);
+  #running = new AbortController();
+
+  constructor(
+    private readonly bundle: string,
+    private readonly facts: BundleFacts,
+  ) {
+    element("model", HTMLElement).replaceChildren(...modelLine(facts));
+    element("form", HTMLFormElement).addEventListener("submit", (event) => {
+      event.preventDefault();
+      const { value } = document.querySelector<HTMLInputElement>("input[name=depth]:checked") ?? { value: "quick" };
+      // What went wrong is on the page.
+      this.run(value as Depth).catch(() => undefined);
+    });
+    this.#stop.addEventListener("click", () => {
+      this.#running.abort();
+    });
+    this.#run.disabled = false;
+    document.body.dataset.state = "ready";
+  }
+
+  /** Measure, and show the result or why there is none. */
+  async run(depth: Depth): Promise<BenchResult> {
+    this.#running = new AbortController();
+    this.begin();
+    try {
+      const result = await runBench(this.bundle, this.facts, depth, this.#running.signal, (step) => {
+        this.enter(step);
+      });
+      this.enter(null);
+      this.show(result);
+      document.body.dataset.state = "done";
+      return result;
+    } catch (error) {
+      if (this.#running.signal.aborted) this.stopped();
+      else fail(error);
+      throw error;
+    } finally {
+      this.#run.hidden = false;
+      this.#stop.hidden = true;
+      element("depth", HTMLFieldSetElement).disabled = false;
+    }
+  }
+
+  /** What the median token costs. */
+  async countsPerToken(): Promise<CallCounts | null> {
+    const { signal } = new AbortController();
+    const model = await openModel(this.bundle);
+    try {
+      await measureDecode(model, this.facts, [8], 3, signal);
+      return await countTokens(model, this.facts, signal);
+    } finally {
+      model.close();
+    }
+  }
+
+  private begin(): void {
+    document.body.dataset.state = "running";
+    element("failure", HTMLElement).hidden = true;
+    element("result", HTMLElement).hidden = true;
+    this.#run.hidden = true;
+    this.#stop.hidden = false;
+    element("depth", HTMLFieldSetElement).disabled = true;
+    const steps = Object.entries(STEPS).map(([step, label]) => {
+      const item = make("li", "", label);
+      item.dataset.step = step;
+      return item;
+    });
+    element("steps", HTMLElement).replaceChildren(...steps);
+    element("steps", HTMLElement).hidden = false;
+  }
+
+  /** A step starts; null after the last. */
+  private enter(step: Step | null): void {
+    for (const item of document.querySelectorAll<HTMLElement>("#steps li")) {
+      if (item.dataset.state === "running") item.dataset.state = "done";
+      if (item.dataset.step === step) item.dataset.state = "running";
+    }
+    announce(step === null ? "Done" : STEPS[step]);
+  }
+
+  private show(result: BenchResult): void {
+    const json = JSON.stringify(result, null, 2);
+    const raw = make("pre", "", json);
+    raw.id = "json";
+    raw.tabIndex = 0;
+    const name = `nearfar-${result.bundle.model}-${result.date.slice(0, 10)}.json`.replaceAll(/[^\w.-]+/g, "-");
+    const shown = element("result", HTMLElement);
+    shown.replaceChildren(...resultCards(result), shareButtons(json, name, announce), make("details", "raw", make("summary", "", "The result as JSON"), raw));
+    shown.hidden = false;
+    element("steps", HTMLElement).hidden = true;
+    this.#run.textContent = "Run again";
+  }
+
+  private stopped(): void {
+    document.body.dataset.state = "ready";
+    element("steps", HTMLElement).hidden = true;
+    announce("Stopped");
+  }
+}
+
+function fail(error: unknown): void {
+  console.error(error);
+  document.body.dataset.state = "error";
+  element("failure-kind", HTMLElement).textContent = errorKind(error);
+  explain(error, element("failure-message", HTMLElement));
+  element("failure", HTMLElement).hidden = false;
+  element("steps", HTMLElement).hidden = true;
+}
+
+function announce(text: string): void {
+  element("status", HTMLElement).textContent = text;
+}
+
+async function main(): Promise<void> {
+  element("chat-link", HTMLAnchorElement).search = location.search;
+  const bundle = bundleOfAddress();
+  try {
+    const bench = new Bench(bundle, await fetchFacts(bundle));
+    window.nearfarBench = { run: (depth) => bench.run(depth), countsPerToken: () => bench.countsPerToken() };
+  } catch (error) {
+    fail(error);
+  }
+}
+
+void main();

@@ -1,0 +1,44 @@
+// What a bundle's manifest says that the engine does not: a page shows it before the model is there, and measures against it.
+
+import { httpSource } from "../src/index.js";
+import type { Manifest } from "../src/runtime/index.js";
+import { openBundle } from "../src/runtime/index.js";
+
+/** ``selfTest`` is null where the bundle has none. */
+export interface BundleFacts {
+  readonly model: string;
+  readonly quantization: string;
+  readonly context: number;
+  readonly parameters: number;
+  readonly layers: number;
+  readonly vocabSize: number;
+  readonly endTokenIds: readonly number[];
+  readonly downloadBytes: number;
+  readonly selfTest: Manifest["self_test"];
+}
+
+export function bundleFacts(manifest: Manifest): BundleFacts {
+  const { model, quantization, context, spec, weights, shards, files, self_test } = manifest;
+  return {
+    model,
+    quantization,
+    context,
+    parameters: Object.values(weights).reduce((sum, { shape }) => sum + shape.reduce((product, size) => product * size, 1), 0),
+    layers: spec.num_layers,
+    vocabSize: spec.vocab_size,
+    endTokenIds: spec.eos_token_ids,
+    downloadBytes: [...shards, ...files].reduce((sum, { size }) => sum + size, 0),
+    selfTest: self_test,
+  };
+}
+
+/** Throws BundleError. */
+export async function fetchFacts(bundle: string): Promise<BundleFacts> {
+  const { manifest } = await openBundle(httpSource(bundle), new AbortController().signal);
+  return bundleFacts(manifest);
+}
+
+/** The bundle that the page's address names. */
+export function bundleOfAddress(): string {
+  return new URLSearchParams(location.search).get("bundle") ?? "./bundle/";
+}

@@ -1,0 +1,40 @@
+// The document's elements, found and made with their types.
+
+/** The element with this id. Throws where the page has none of this type. */
+export function element<T extends HTMLElement>(id: string, type: new () => T): T {
+  const found = document.getElementById(id);
+  if (!(found instanceof type)) throw new Error(`the page has no ${type.name} #${id}`);
+  return found;
+}
+
+export function make<K extends keyof HTMLElementTagNameMap>(tag: K, className = "", ...content: (string | Node)[]): HTMLElementTagNameMap[K] {
+  const node = document.createElement(tag);
+  if (className !== "") node.className = className;
+  node.append(...content);
+  return node;
+}
+
+/** An element of an SVG with these attributes. */
+export function makeSvg(tag: string, attributes: Readonly<Record<string, string | number>>, ...content: (string | Node)[]): SVGElement {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  node.append(...content);
+  return node;
+}
+
+/** A button that shows one of the page's symbols; ``label`` is its name for everyone who cannot see it. */
+export function iconButton(symbol: string, label: string, onClick: () => void): HTMLButtonElement {
+  const use = makeSvg("use", { href: `#icon-${symbol}` });
+  const button = make("button", "round", makeSvg("svg", { class: "icon", "aria-hidden": "true" }, use));
+  button.type = "button";
+  button.setAttribute("aria-label", label);
+  button.title = label;
+  button.addEventListener("click", onClick);
+  return button;
+}
+
+/** Terms with their descriptions, of which null ones are left out. */
+export function factList(facts: readonly (readonly [term: string, description: string | Node | null])[], className = "facts"): HTMLDListElement {
+  const shown = facts.filter((fact): fact is readonly [string, string | Node] => fact[1] !== null);
+  return make("dl", className, ...shown.map(([term, description]) => make("div", "", make("dt", "", term), make("dd", "", description))));
+}

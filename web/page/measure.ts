@@ -1,0 +1,102 @@
+// The measurements of a loaded model: prompts of token ids flow in, times and counts flow out. It needs no page, so that Node runs it as well.
+
+import type { CallCounter, CallCounts } from "./count_calls.js";
+import { median, medianCounts } from "./count_calls.js";
+
+/** Continues token ids greedily; fewer than ``maxTokens`` where the model ends its answer. */
+export interface TokenModel {
+  continueTokens(promptIds: readonly number[], maxTokens: number, signal: AbortSignal): AsyncGenerator<number, unknown, undefined>;
+}
+
+/** ``prompt_tokens`` read in ``time_to_first_token_ms``, the median of some runs. */
+export interface PrefillRow {
+  readonly prompt_tokens: number;
+  readonly time_to_first_token_ms: number;
+  readonly tokens_per_second: number;
+}
+
+/** Tokens written after a prompt of ``prompt_tokens``, with the milliseconds that each took after the one before. */
+export interface DecodeRow {
+  readonly prompt_tokens: number;
+  readonly tokens: number;
+  readonly tokens_per_second: number;
+  readonly milliseconds: readonly number[];
+}
+
+export interface Sizes {
+  readonly vocabSize: number;
+  readonly context: number;
+}
+
+// A model may end its answer at once; after this many prompts there is nothing to be measured.
+const MOST_PROMPTS = 12;
+
+/** Each of ``lengths`` that the context holds, ``runs`` times. */
+export async function measurePrefill(model: TokenModel, sizes: Sizes, lengths: readonly number[], runs: number, signal: AbortSignal): Promise<PrefillRow[]> {
+  const rows: PrefillRow[] = [];
+  for (const length of lengths.filter((tokens) => tokens <= sizes.context)) {
+    const times: number[] = [];
+    for (let run = 0; run < runs; run++) {
+      const start = performance.now();
+      const [first = performance.now()] = await arrivals(model, promptOf(length, sizes.vocabSize, run), 1, signal);
+      times.push(first - start);
+    }
+    const ms = median(times);
+    rows.push({ prompt_tokens: length, time_to_first_token_ms: ms, tokens_per_second: (1000 * length) / ms });
+  }
+  return rows;
+}
+
+/** About ``tokens`` new ones after a prompt of each of ``lengths``, which are cut to what the context leaves. */
+export async function measureDecode(model: TokenModel, sizes: Sizes, lengths: readonly number[], tokens: number, signal: AbortSignal): Promise<DecodeRow[]> {
+  const rows: DecodeRow[] = [];
+  const fitting = new Set(lengths.map((length) => Math.max(1, Math.min(length, sizes.context - tokens))));
+  for (const length of fitting) {
+    const milliseconds: number[] = [];
+    for (let run = 0; run < MOST_PROMPTS && milliseconds.length < tokens - 1; run++) {
+      const times = await arrivals(model, promptOf(length, sizes.vocabSize, run), tokens - milliseconds.length, signal);
+      milliseconds.push(...differences(times));
+    }
+    if (milliseconds.length === 0) continue;
+    const total = milliseconds.reduce((sum, ms) => sum + ms, 0);
+    rows.push({ prompt_tokens: length, tokens: milliseconds.length, tokens_per_second: (1000 * milliseconds.length) / total, milliseconds });
+  }
+  return rows;
+}
+
+/** What the median token costs after the first; null where the model writes no two. */
+export async function measureCounts(model: TokenModel, sizes: Sizes, counter: CallCounter, tokens: number, signal: AbortSignal): Promise<CallCounts | null> {
+  const steps: CallCounts[] = [];
+  for (let run = 0; run < MOST_PROMPTS && steps.length < tokens - 1; run++) {
+    let before: CallCounts | null = null;
+    const ids = model.continueTokens(promptOf(8, sizes.vocabSize, run), tokens - steps.length, signal);
+    while ((await ids.next()).done !== true) {
+      const now = counter.read();
+      if (before !== null) steps.push(subtract(now, before));
+      before = now;
+    }
+  }
+  return medianCounts(steps);
+}
+
+/** Ids without a meaning, others for each ``run`` and length, so that none finds the keys and values of one before. */
+export function promptOf(length: number, vocabSize: number, run: number): number[] {
+  return Array.from({ length }, (_, index) => (7 * index * index + 11 * index + 3 + (131 * run + 17 * length) * (index + 1)) % vocabSize);
+}
+
+/** When each new token came. */
+async function arrivals(model: TokenModel, promptIds: readonly number[], maxTokens: number, signal: AbortSignal): Promise<number[]> {
+  const times: number[] = [];
+  const ids = model.continueTokens(promptIds, maxTokens, signal);
+  while ((await ids.next()).done !== true) times.push(performance.now());
+  return times;
+}
+
+function differences(times: readonly number[]): number[] {
+  return times.slice(1).map((time, index) => time - (times[index] ?? time));
+}
+
+function subtract(now: CallCounts, before: CallCounts): CallCounts {
+  const keys = Object.keys(now) as (keyof CallCounts)[];
+  return Object.fromEntries(keys.map((key) => [key, now[key] - before[key]])) as unknown as CallCounts;
+}

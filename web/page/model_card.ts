@@ -1,0 +1,59 @@
+// The card of a model: what it is, and what of it is on this device. What is known flows in, elements flow out.
+
+import type { BundleFacts } from "./bundle_facts.js";
+import { factList, make } from "./elements.js";
+import { formatBytes, formatCount, formatParameters } from "./format.js";
+import type { EngineInfo, SelfTestInfo } from "./model.js";
+
+/** ``facts`` is null where the manifest could not be read on its own. */
+export function modelCard(info: EngineInfo, facts: BundleFacts | null): readonly HTMLElement[] {
+  return [
+    make("h3", "name", info.model),
+    factList([
+      ["Parameters", facts === null ? null : formatParameters(facts.parameters)],
+      ["Layers", facts === null ? null : formatCount(facts.layers)],
+      ["Quantization", info.quantization],
+      ["Context", `${formatCount(info.context)} tokens`],
+      ["Download", formatBytes(info.downloadBytes)],
+    ]),
+    make("h3", "", "On this device"),
+    factList([
+      ["Adapter", info.adapter],
+      ["Activations", info.activation],
+      ["Per token", `${formatCount(info.dispatchesPerToken)} dispatches`],
+      ["Kernels", formatCount(info.kernels)],
+      ["Self-test", describeSelfTest(info.selfTest)],
+    ]),
+    memoryBar(info),
+  ];
+}
+
+/** A model in one line, of which a narrow page shows the name. */
+export function modelLine({ model, quantization, downloadBytes }: Pick<BundleFacts, "model" | "quantization" | "downloadBytes">): readonly Node[] {
+  return [make("span", "", model), make("span", "wide", ` · ${quantization} · ${formatBytes(downloadBytes)}`)];
+}
+
+export function describeSelfTest({ state, switchedOff, largestDeviation }: SelfTestInfo): string {
+  const name = state.replaceAll("-", " ");
+  const deviation = largestDeviation === null ? "" : `, off by at most ${(100 * largestDeviation).toPrecision(2)}%`;
+  return switchedOff.length === 0 ? `${name}${deviation}` : `${name}${deviation}: ${switchedOff.join(", ")}`;
+}
+
+/** The device's memory as one bar of its parts. */
+export function memoryBar({ weightBytes, stateBytes, totalBytes }: Pick<EngineInfo, "weightBytes" | "stateBytes" | "totalBytes">): HTMLElement {
+  const parts = [
+    ["weights", "Weights", weightBytes],
+    ["state", "Keys and values", stateBytes],
+    ["rest", "Working memory", totalBytes - weightBytes - stateBytes],
+  ] as const;
+  const bar = make("div", "stack");
+  bar.setAttribute("aria-hidden", "true");
+  const legend = make("ul", "legend");
+  for (const [key, label, bytes] of parts) {
+    const part = make("span", key);
+    part.style.flexGrow = String(bytes);
+    bar.append(part);
+    legend.append(make("li", key, make("span", "", label), make("span", "number", formatBytes(bytes))));
+  }
+  return make("div", "memory", make("p", "row", make("span", "", "Memory in all"), make("strong", "number", formatBytes(totalBytes))), bar, legend);
+}
