@@ -24,9 +24,9 @@ function modelOf(answers: readonly number[]): TokenModel {
 const SELF_TEST: SelfTestEntry = {
   prompt_ids: [1, 2, 3],
   rows: [
-    { row: 0, token_ids: [5, 6], logits: [10, 1] },
-    { row: 1, token_ids: [6, 7, 8], logits: [4, 3.9, 1] },
-    { row: 2, token_ids: [END, 4], logits: [8, 1] },
+    { row: 0, token_ids: [5, 6], logits: [10, 1], logsumexp: 0 },
+    { row: 1, token_ids: [6, 7, 8], logits: [4, 3.9, 1], logsumexp: 0 },
+    { row: 2, token_ids: [END, 4], logits: [8, 1], logsumexp: 0 },
   ],
   tolerances: { float32: 0.001, float16: 0.01 },
 };
