@@ -197,7 +197,7 @@ def test_steps_in_flight_feed_each_other_at_the_cost_of_one(
     _, few, many = counts
     layers = manifest_of(tiny_bundle)["spec"]["num_layers"]
     assert {name: (many[name] - few[name]) / 8 for name in few} == {
-        "dispatchWorkgroups": 6 * layers + 4 + dispatches,
+        "dispatchWorkgroups": 5 * layers + 4 + dispatches,
         "beginComputePass": 1,
         "submit": 1,
         "writeBuffer": 1,
@@ -381,7 +381,7 @@ def failure(page: Page, url: str, code: str) -> str:
 def generate_tokens(page: Page, prompt_token_ids: Sequence[int], max_tokens: int) -> list[int]:
     script = """async ([prompt, maxTokens]) => {
         const ids = [];
-        for await (const id of window.nearfar.engine.generateTokens(prompt, { maxTokens })) ids.push(id);
+        for await (const { tokenId } of window.nearfar.engine.generateTokens({ promptIds: prompt, maxTokens })) ids.push(tokenId);
         return ids;
     }"""
     token_ids: list[int] = page.evaluate(script, [list(prompt_token_ids), max_tokens])

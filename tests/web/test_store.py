@@ -56,7 +56,7 @@ LOAD = """async ([url, options]) => {
     try {
         const engine = await nearfar.Engine.load(url, { ...options, onProgress: (report) => reports.push(report) });
         const ids = [];
-        for await (const id of engine.generateTokens([1, 2, 3], { maxTokens: 4 })) ids.push(id);
+        for await (const { tokenId } of engine.generateTokens({ promptIds: [1, 2, 3], maxTokens: 4 })) ids.push(tokenId);
         engine.destroy();
         return { reports, ids, error: null };
     } catch (error) {

@@ -35,7 +35,7 @@ LOAD = """async ([bundle, prompt, maxTokens, options]) => {
     }
     const tuning = await engine.exportTuning();
     const ids = [];
-    for await (const id of engine.generateTokens(prompt, { maxTokens })) ids.push(id);
+    for await (const { tokenId } of engine.generateTokens({ promptIds: prompt, maxTokens })) ids.push(tokenId);
     const { selfTest, kernels } = engine.info;
     engine.destroy();
     return { selfTest, kernels, ids, tuning, phases: [...phases] };

@@ -444,7 +444,7 @@ def attention_case(kind: str, facts: Heads, decode: DecodeOptions | None = None,
     batches = DECODE_BATCHES if decode is not None else BATCHES_OF_ANY_KIND
     # SwiftShader has no f16, and takes seconds to compile a kernel of wide heads.
     on_dawn = facts.activation == "float32" and facts.head_dim < 64
-    return Case(name, build, lambda: [attention_run(facts, sequences) for sequences in batches], on_dawn)
+    return Case(name, build, lambda: [attention_run(facts, sequences) for sequences in batches], on_dawn=on_dawn)
 
 
 def attention_run(facts: Heads, sequences: Sequence[tuple[int, int]]) -> Run:

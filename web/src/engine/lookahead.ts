@@ -1,7 +1,9 @@
 // How many steps to hand to the device before the first of them is read. One is enough where a step takes long; on a fast device the way to the host
 // and back would leave it idle. Times of results flow in; a depth flows out.
 
-const MOST = 8;
+import { STEPS_IN_FLIGHT } from "../runtime/runner.js";
+
+const MOST = STEPS_IN_FLIGHT;
 // Results between two looks at whether the depth helps.
 const PERIOD = 6;
 // What a deeper queue must gain: every step beyond a stop token is for nothing.

@@ -84,6 +84,9 @@ export interface StepResult {
 
 const OUTPUTS = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
 
+/** Steps that may be on their way without a buffer having to be made. */
+export const STEPS_IN_FLIGHT = 8;
+
 type OutputRole = (typeof OUTPUTS)[number];
 
 /** An output's buffer, and how many 32-bit numbers a sampled row has in it. */
@@ -125,7 +128,7 @@ export class Runner {
     this.limits = { tokens, sequences, pages: numPages, pageSize, context: Math.min(context, numPages * pageSize), vocabSize: spec.vocab_size };
     const { logits, ...others } = results;
     const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
-    this.#steps = new Staging(allocator, "step", sequences * columns * 4);
+    this.#steps = new Staging(allocator, "step", sequences * columns * 4, STEPS_IN_FLIGHT);
     this.#logits = new Staging(allocator, "logits", sequences * logits.columns * 4);
     const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, T: 1, A: 0, W: 0 };
     this.info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length, totalBytes: allocator.bytes };

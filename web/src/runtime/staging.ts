@@ -1,4 +1,4 @@
-// Staging buffers: results' way from the device to the host. A buffer is made when all others are on their way, and used again from then on.
+// Staging buffers: results' way from the device to the host. A buffer is made at the start, or when all others are on their way, and used again from then on.
 
 import type { Allocator } from "./allocator.js";
 import { BUFFER_USAGE, MAP_MODE } from "./gpu_flags.js";
@@ -13,16 +13,19 @@ export interface Piece {
 export class Staging {
   readonly #free: GPUBuffer[] = [];
 
-  /** ``size`` is the most bytes that are read at once. */
+  /** ``size`` is the most bytes that are read at once, ``count`` how many buffers are made at the start. */
   constructor(
     private readonly allocator: Allocator,
     private readonly label: string,
     private readonly size: number,
-  ) {}
+    count = 0,
+  ) {
+    for (let index = 0; index < count; index++) this.#free.push(this.make());
+  }
 
   /** Encode the copies; once the encoder's commands are submitted, the function returned gives the bytes, one piece after the other. */
   copy(encoder: GPUCommandEncoder, pieces: readonly Piece[]): () => Promise<ArrayBuffer> {
-    const buffer = this.#free.pop() ?? this.allocator.allocate(`${this.label} staging`, this.size, BUFFER_USAGE.MAP_READ | BUFFER_USAGE.COPY_DST);
+    const buffer = this.#free.pop() ?? this.make();
     let size = 0;
     for (const piece of pieces) {
       encoder.copyBufferToBuffer(piece.source, piece.offset ?? 0, buffer, size, piece.size);
@@ -35,5 +38,9 @@ export class Staging {
       this.#free.push(buffer);
       return bytes;
     };
+  }
+
+  private make(): GPUBuffer {
+    return this.allocator.allocate(`${this.label} staging`, this.size, BUFFER_USAGE.MAP_READ | BUFFER_USAGE.COPY_DST);
   }
 }
