@@ -18,6 +18,7 @@ from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parents[1]
 # Debian's chromium brings SwiftShader, a Vulkan driver that runs on the CPU.
@@ -144,6 +145,19 @@ def chromium() -> str:
         return find_chromium()
     except ToolError as error:
         lacks(error.message)
+
+
+# Not for the session: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    from nearfar.compiler.browser.chromium import FLAGS
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import ROOT
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
+from static_site import serve
 from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.batch import Chunk, make_batch
-from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 
@@ -76,11 +73,6 @@ OPEN_RUNNER = """async () => {
 TIMEOUT_MS = 180_000
 
 
-class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     """The page and four bundles: a sound one, a flipped byte in a shard, float16 activations only, and another format version."""
@@ -104,22 +96,8 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://localhost:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-# Not for the session: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
+    with serve(site) as url:
+        yield url
 
 
 @pytest.fixture

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from conftest import ROOT
-from playwright.sync_api import Browser, sync_playwright
-
-from nearfar.compiler.browser.chromium import FLAGS
+from playwright.sync_api import Browser
+from static_site import serve
 
 SCRIPT = """
 import { Grammars } from "./nearfar.js";
@@ -38,11 +33,6 @@ PAGES = {"wasm": "'self' 'wasm-unsafe-eval'", "strict": "'self'"}
 TIMEOUT_MS = 60_000
 
 
-class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def url(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
     site = tmp_path_factory.mktemp("grammar")
@@ -52,21 +42,8 @@ def url(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     (site / "script.js").write_text(SCRIPT)
     for page, sources in PAGES.items():
         (site / f"{page}.html").write_text(HTML.format(sources=sources))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://localhost:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
+    with serve(site) as url:
+        yield url
 
 
 def result(browser: Browser, address: str) -> dict[str, str]:

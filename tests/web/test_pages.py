@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
-from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PageServer
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
@@ -56,14 +55,6 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 def server(tiny_bundle: Path, chromium: str) -> Iterator[PageServer]:  # noqa: ARG001
     with PageServer(tiny_bundle) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 def open_page(browser: Browser, errors: list[str]) -> Page:

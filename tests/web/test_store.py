@@ -23,9 +23,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
-from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PAGE
 
 TIMEOUT_MS = 30_000
@@ -218,15 +217,6 @@ def server(site: Path) -> Iterator[Server]:
     server = serve(site)
     yield server
     server.stop()
-
-
-# Not for the session: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

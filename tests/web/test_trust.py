@@ -5,17 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
+from static_site import serve
 
-from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PAGE
 
 HTML = """<!doctype html><body><script type="module">
@@ -45,11 +42,6 @@ TIMEOUT_MS = 180_000
 GUARD = "> podArgs.packGridDimX"
 
 
-class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     """A page of the package alone, and bundles: a sound one, one whose first choice for a step is wrong, one whose only choice is."""
@@ -66,21 +58,8 @@ def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://localhost:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
+    with serve(site) as url:
+        yield url
 
 
 @pytest.fixture

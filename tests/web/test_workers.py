@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import ROOT
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser import page_server
-from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.compile import CompileOptions, compile_model
 from nearfar.compiler.demo import CHECKPOINT
@@ -48,15 +47,6 @@ def address(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         patch.setattr(page_server, "PAGE", site)
         with PageServer(bundle) as server:
             yield server.url
-
-
-# Not for the session: Playwright's event loop lasts as long as the fixture, and two cannot run at once.
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -205,11 +205,14 @@ export class TokenEngine implements TokenSource {
     for (const sequence of step.admitted) this.prepareSlot(sequence);
     if (step.copies.length > 0) runner.copyPages(step.copies);
     const sampled = step.rows.filter(({ sample }) => sample).map(({ sequence }) => this.answerOf(sequence));
-    const masked = new Set(sampled.filter((answer) => this.setMask(answer)));
+    const failed: (() => void)[] = [];
+    const masked = new Set(sampled.filter((answer) => this.setMask(answer, failed)));
     const batch = stepBatch(step, runner.limits.pageSize, (sequence) => {
       const answer = this.answerOf(sequence);
       return { sampling: answer.sampling, masked: masked.has(answer) };
     });
+    // Its rows go with the step all the same; nobody reads them.
+    for (const fail of failed) fail();
     this.#counts.steps++;
     this.#counts.preemptions += step.preempted.length;
     this.#counts.computedTokens += batch.token_ids.length;
@@ -236,10 +239,21 @@ export class TokenEngine implements TokenSource {
     if (sampling.logitBias !== null) this.#runner.setLogitBias(sequence.slot, sampling.logitBias);
   }
 
-  private setMask({ request, sequence }: Answer): boolean {
-    const mask = request.constraint?.mask() ?? null;
-    if (mask !== null) this.#runner.setTokenMask(sequence.slot, mask);
-    return mask !== null;
+  /** A constraint that fails takes its own answer with it, and no other. */
+  private setMask(answer: Answer, failed: (() => void)[]): boolean {
+    const { request, sequence } = answer;
+    try {
+      const mask = request.constraint?.mask() ?? null;
+      if (mask !== null) this.#runner.setTokenMask(sequence.slot, mask);
+      return mask !== null;
+    } catch (error) {
+      failed.push(() => {
+        this.end(answer, () => {
+          answer.fail(error);
+        });
+      });
+      return false;
+    }
   }
 
   private publish(event: SchedulerEvent, { tokenIds, logprobs, alternatives }: StepResult): void {
@@ -264,11 +278,16 @@ export class TokenEngine implements TokenSource {
       })),
     });
     const { constraint } = answer.request;
-    constraint?.accept(tokenId);
-    if (constraint?.finished === true) {
+    try {
+      constraint?.accept(tokenId);
+      if (constraint?.finished !== true) return;
       this.#scheduler.finish(event.sequence, "stop");
       this.end(answer, () => {
         answer.finish();
+      });
+    } catch (error) {
+      this.end(answer, () => {
+        answer.fail(error);
       });
     }
   }

@@ -16,9 +16,9 @@ export class MatcherConstraint implements GrammarConstraint {
 
   /** Throws RequestError where no token of the vocabulary continues the text. */
   mask(): Int32Array<ArrayBuffer> {
-    this.#mask ??= this.matcher.mask();
-    if (this.#mask.every((word) => word === 0)) throw new RequestError("No token of this model's vocabulary continues the answer; give another grammar");
-    return this.#mask;
+    const mask = this.next();
+    if (mask.every((word) => word === 0)) throw new RequestError("No token of this model's vocabulary continues the answer; give another grammar");
+    return mask;
   }
 
   /** Throws RequestError for a token that the mask does not hold. */
@@ -35,13 +35,19 @@ export class MatcherConstraint implements GrammarConstraint {
 
   get finished(): boolean {
     if (!this.complete) return false;
-    const rest = this.mask().slice();
+    const rest = this.next().slice();
     for (const id of this.matcher.vocabulary.eosTokenIds) clearBit(rest, id);
     return rest.every((word) => word === 0);
   }
 
   dispose(): void {
     this.matcher.dispose();
+  }
+
+  /** What may come next; nothing at all where the text is whole and the model has no token that ends it. */
+  private next(): Int32Array<ArrayBuffer> {
+    this.#mask ??= this.matcher.mask();
+    return this.#mask;
   }
 }
 

@@ -183,6 +183,17 @@ test("a constraint's mask holds for each token, and its end ends the answer", as
   expect([completion.finishReason, disposed]).toEqual(["stop", 1]);
 });
 
+test.each(["mask", "accept"] as const)("a constraint whose %s fails takes its own answer with it, and no other", async (what) => {
+  const fail = (): never => {
+    throw new Error("no way on");
+  };
+  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined, [what]: fail };
+  const engine = engineOn(new FakeRunner(LIMITS));
+  const [failed, other] = await Promise.allSettled([answer(engine, { constraint }), answer(engine)]);
+  expect(failed).toMatchObject({ status: "rejected", reason: { message: "no way on" } });
+  expect(other).toMatchObject({ status: "fulfilled", value: { ids: answerOf(PROMPT, 6, 64).tokens } });
+});
+
 test("penalties and biases reach the slot, log-probabilities come back", async () => {
   const runner = new FakeRunner(LIMITS);
   const sampling = { repetitionPenalty: 1.2, logitBias: new Map([[3, 2.5]]) };

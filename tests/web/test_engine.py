@@ -1,0 +1,231 @@
+"""The engine in headless Chromium: pages shared by turns, forks and requests, answers that survive their device, and grammars."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from playwright.sync_api import Browser, Page
+from static_site import serve
+
+from nearfar.compiler.browser.page_server import PAGE
+
+# What a page with structured output allows its scripts.
+HTML = """<!doctype html><meta http-equiv="Content-Security-Policy" content="default-src 'self'; script-src 'self' 'wasm-unsafe-eval'">
+<body><script type="module" src="start.js"></script>"""
+START = """import { Engine } from "./nearfar.js";
+const { requestDevice } = GPUAdapter.prototype;
+window.devices = [];
+GPUAdapter.prototype.requestDevice = async function (descriptor) {
+    const device = await requestDevice.call(this, descriptor);
+    window.devices.push(device);
+    return device;
+};
+window.Engine = Engine;
+window.collect = async (events) => {
+    const ids = [];
+    let last = null;
+    for await (const event of events) {
+        if (event.type === "token") ids.push(event.tokenId);
+        last = event;
+    }
+    return { ids, ...last.timings };
+};
+document.body.dataset.state = "ready";
+"""
+LOAD = 'async (options) => { window.engine = await window.Engine.load("./bundle/", options); }'
+# Prints the schemas of the TypeScript tests as JSON.
+LIST_SCHEMAS = """
+import { build } from "esbuild";
+const options = { entryPoints: ["test/grammar/schemas.ts"], bundle: true, format: "esm", write: false };
+const [{ contents }] = (await build(options)).outputFiles;
+const { SCHEMAS } = await import(`data:text/javascript;base64,${Buffer.from(contents).toString("base64")}`);
+console.log(JSON.stringify(Object.values(SCHEMAS).filter((schema) => typeof schema === "object")));
+"""
+PAGE_TOKENS = 16
+TIMEOUT_MS = 180_000
+
+
+@pytest.fixture(scope="module")
+def address(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+    site = tmp_path_factory.mktemp("engine")
+    for script in ("nearfar.js", "grammar.js"):
+        shutil.copy(PAGE.parent / script, site)
+    (site / "index.html").write_text(HTML)
+    (site / "start.js").write_text(START)
+    shutil.copytree(tiny_bundle, site / "bundle")
+    with serve(site) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """A page with an engine, which all tests share."""
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    open_engine(page, address)
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_bundle: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = json.loads((tiny_bundle / "expected.json").read_text())
+    return found
+
+
+def open_engine(page: Page, address: str, **options: object) -> None:
+    page.goto(address)
+    page.wait_for_selector("body[data-state=ready]", state="attached")
+    page.evaluate(LOAD, options)
+
+
+def test_a_second_turn_prefills_new_tokens_only(page: Page) -> None:
+    script = """async () => {
+        const { engine } = window;
+        const ask = (messages) => engine.chat.completions.create({ messages, temperature: 0, max_tokens: 8 });
+        const messages = [{ role: "user", content: "a first question, long enough to fill pages with its tokens" }];
+        const first = await ask(messages);
+        const before = engine.counts.computedTokens;
+        messages.push(first.choices[0].message, { role: "user", content: "and a second" });
+        const second = await ask(messages);
+        return [first.usage, second.usage, engine.counts.computedTokens - before, engine.counts.preemptions];
+    }"""
+    first, second, computed, preemptions = page.evaluate(script)
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    cached = second["prompt_tokens_details"]["cached_tokens"]
+    # Whole pages of what was there are found again, but for the last tokens, which the template may write anew.
+    assert cached % PAGE_TOKENS == 0
+    assert first["prompt_tokens"] - PAGE_TOKENS < cached <= first["total_tokens"]
+    assert computed <= second["prompt_tokens"] - cached + second["completion_tokens"]
+    assert preemptions == 0
+
+
+def test_requests_made_at_once_are_answered_as_each_alone(page: Page) -> None:
+    script = """async () => {
+        const questions = ["what is 27 + 58?", "tell me a story about a fox", "no"];
+        const answer = (question) => window.collect(window.engine.generate(question, { maxTokens: 12 }));
+        const alone = [];
+        for (const question of questions) alone.push((await answer(question)).ids);
+        const together = await Promise.all(questions.map(answer));
+        return [alone, together.map(({ ids }) => ids)];
+    }"""
+    alone, together = page.evaluate(script)
+    assert together == alone
+    assert all(len(ids) > 1 for ids in alone)
+
+
+def test_a_session_goes_on_from_its_own_pages_and_a_fork_shares_them(page: Page) -> None:
+    script = """async () => {
+        const options = { maxTokens: 6 };
+        const session = window.engine.createSession({ messages: [{ role: "system", content: "be brief" }] });
+        await window.collect(session.generate("a question to begin with", options));
+        const before = window.engine.counts.computedTokens;
+        const fork = session.clone();
+        const [one, other] = await Promise.all([
+            window.collect(session.generate("go on", options)),
+            window.collect(fork.generate("something else", options)),
+        ]);
+        const computed = window.engine.counts.computedTokens - before;
+        const plain = await window.collect(window.engine.generate(fork.messages.slice(0, -1), options));
+        const lengths = [session.messages.length, fork.messages.length];
+        session.close();
+        fork.close();
+        return { one, other, plain, computed, lengths };
+    }"""
+    found = page.evaluate(script)
+    assert found["lengths"] == [5, 5]
+    assert found["other"]["ids"] == found["plain"]["ids"]
+    assert found["one"]["cachedTokens"] > PAGE_TOKENS
+    prompts = found["one"]["promptTokens"] + found["other"]["promptTokens"]
+    assert found["computed"] < prompts + 12 - found["one"]["cachedTokens"] - found["other"]["cachedTokens"] + 1
+
+
+def test_a_saved_session_goes_on_in_another_page(browser: Browser, address: str) -> None:
+    context = browser.new_context()
+    first, second = context.new_page(), context.new_page()
+    save = """async () => {
+        const session = window.engine.createSession();
+        await window.collect(session.generate("something to remember, in a sentence of some length", { maxTokens: 6 }));
+        await session.save("kept");
+        return (await window.collect(session.generate("and now?", { maxTokens: 6 }))).ids;
+    }"""
+    restore = """async () => {
+        const session = window.engine.createSession();
+        await session.restore("kept");
+        const missing = await session.restore("nothing").catch((error) => error.code);
+        return [session.messages.length, missing, await window.collect(session.generate("and now?", { maxTokens: 6 }))];
+    }"""
+    open_engine(first, address)
+    expected = first.evaluate(save)
+    open_engine(second, address)
+    messages, missing, found = second.evaluate(restore)
+    context.close()
+    assert (messages, missing) == (2, "storage_error")
+    assert found["ids"] == expected
+    assert found["cachedTokens"] > PAGE_TOKENS
+
+
+def test_an_answer_goes_on_with_the_same_tokens_when_its_device_is_lost(page: Page, expected: dict[str, list[int]]) -> None:
+    script = """async (promptIds) => {
+        const ids = [];
+        const before = window.engine.counts.recoveries;
+        for await (const { tokenId } of window.engine.generateTokens({ promptIds, maxTokens: 12 })) {
+            ids.push(tokenId);
+            if (ids.length === 3) window.devices.at(-1).destroy();
+        }
+        return [ids, window.engine.counts.recoveries - before, window.devices.length];
+    }"""
+    devices = page.evaluate("() => window.devices.length")
+    ids, recoveries, after = page.evaluate(script, expected["prompt_token_ids"])
+    assert ids == expected["token_ids"][:12]
+    assert recoveries == 1
+    assert after == devices + 1
+
+
+def test_what_a_model_takes_is_known_before_it_is_loaded(page: Page, browser: Browser, address: str) -> None:
+    plan, info = page.evaluate('async () => [await window.Engine.plan("./bundle/"), window.engine.info]')
+    assert plan["weightBytes"] == info["weightBytes"]
+    assert abs(plan["totalBytes"] / info["totalBytes"] - 1) < 0.05
+    assert plan["fits"]
+    budget = plan["totalBytes"] - plan["keyValueBytes"] + 4 * plan["pageBytes"]
+    other = browser.new_page()
+    open_engine(other, address, memoryBudget=budget)
+    assert other.evaluate("() => window.engine.info.context") == 4 * PAGE_TOKENS
+    refused = 'async () => window.Engine.load("./bundle/", { memoryBudget: 1e5 }).catch((error) => error.message)'
+    assert "MB on the device, the budget is 0 MB" in other.evaluate(refused)
+    other.close()
+
+
+def test_answers_meet_fifty_schemas(page: Page, node: str) -> None:
+    listed = subprocess.run([node, "--input-type=module", "-e", LIST_SCHEMAS], cwd=ROOT / "web", capture_output=True, text=True, check=True)
+    schemas = json.loads(listed.stdout)[:50]
+    script = """async (schemas) => {
+        const answer = async (schema, index) => {
+            const answered = await window.engine.chat.completions.create({
+                messages: [{ role: "user", content: `number ${index}` }],
+                response_format: { type: "json_schema", json_schema: { name: "it", schema } },
+                temperature: 1, seed: index, max_tokens: 48,
+            }).catch((error) => ({ error: [error.code, error.message] }));
+            return answered.error ?? answered.choices[0].message.content;
+        };
+        const texts = [];
+        for (let start = 0; start < schemas.length; start += 4) {
+            texts.push(...await Promise.all(schemas.slice(start, start + 4).map((schema, index) => answer(schema, start + index))));
+        }
+        return texts;
+    }"""
+    texts = page.evaluate(script, schemas)
+    assert len(texts) == 50
+    # A schema whose shortest answer is longer than 48 tokens is refused before anything is said.
+    refused = [text for text in texts if isinstance(text, list)]
+    assert all(code == "request_error" and "48" in message for code, message in refused), refused
+    assert len(refused) < 5
+    for text in texts:
+        if isinstance(text, str):
+            json.loads(text)
