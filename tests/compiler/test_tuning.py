@@ -40,7 +40,7 @@ def test_records_go_into_the_manifest_in_their_order(tiny_checkpoints: Mapping[s
     ("variants", "message"),
     [
         ({"elsewhere": [{"when": None, "variant": "x"}]}, "variants 'elsewhere' is not in this bundle"),
-        ({"argmax": [{"when": None, "variant": "argmax_64"}]}, "variant 'argmax_64' of 'argmax' is not in this bundle"),
+        ({"sample": [{"when": None, "variant": "sample_64"}]}, "variant 'sample_64' of 'sample' is not in this bundle"),
     ],
 )
 def test_a_record_of_another_bundle_is_refused_and_leaves_nothing(
@@ -63,13 +63,13 @@ def test_a_record_of_another_bundle_is_refused_and_leaves_nothing(
         (json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "x": 1}).encode(), "x: Extra inputs"),
         (
             json.dumps(
-                {"adapter": ADAPTER, "activation": "float16", "variants": {"argmax": [{"when": ["<=", "Q", 1], "variant": "argmax"}]}}
+                {"adapter": ADAPTER, "activation": "float16", "variants": {"sample": [{"when": ["<=", "Q", 1], "variant": "sample"}]}}
             ).encode(),
             "dim 'Q' has no value",
         ),
         (
             json.dumps(
-                {"adapter": ADAPTER, "activation": "float16", "variants": {"argmax": [{"when": ["=="], "variant": "argmax"}]}}
+                {"adapter": ADAPTER, "activation": "float16", "variants": {"sample": [{"when": ["=="], "variant": "sample"}]}}
             ).encode(),
             "is no tuning record",
         ),

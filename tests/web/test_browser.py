@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT
+from light_bundle import lighten
 from playwright.sync_api import Browser, BrowserContext, Page
 from static_site import serve
 from tiny_models import VOCAB_SIZE
@@ -75,15 +76,16 @@ TIMEOUT_MS = 180_000
 
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """The page and four bundles: a sound one, a flipped byte in a shard, float16 activations only, and another format version."""
+    """The page and bundles: a sound one, the same with few kernels, a flipped byte in a shard, float16 only, another format version."""
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
     for script in ("nearfar.js", "runtime.js"):
         shutil.copy(PAGE.parent / script, site)
     (site / "empty.html").write_text("<!doctype html>")
     (site / "example.html").write_text((ROOT / "web/README.md").read_text().split("```html\n")[1].split("```")[0])
-    for name in ("bundle", "corrupt", "half", "alien"):
+    for name in ("bundle", "light", "corrupt", "half", "alien"):
         shutil.copytree(tiny_bundle, site / name)
+    lighten(site / "light")
     shard = next((site / "corrupt" / "weights").iterdir())
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
@@ -113,22 +115,29 @@ def page(context: BrowserContext) -> Page:
     return context.new_page()
 
 
-def test_chromium_generates_the_tokens_of_the_reference(page: Page, address: str, tiny_bundle: Path) -> None:
-    expected = json.loads((tiny_bundle / "expected.json").read_text())
+@pytest.fixture(scope="module")
+def ready_page(browser: Browser, address: str) -> Iterator[Page]:
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
     open_page(page, address, "ready")
-    assert generate_tokens(page, expected["prompt_token_ids"], len(expected["token_ids"])) == expected["token_ids"]
+    yield page
+    page.close()
 
 
-def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back(page: Page, address: str, tiny_bundle: Path) -> None:
+def test_chromium_generates_the_tokens_of_the_reference(ready_page: Page, tiny_bundle: Path) -> None:
+    expected = json.loads((tiny_bundle / "expected.json").read_text())
+    assert generate_tokens(ready_page, expected["prompt_token_ids"], len(expected["token_ids"])) == expected["token_ids"]
+
+
+def test_a_decoded_token_costs_one_pass_one_submit_one_write_and_four_bytes_back(ready_page: Page, tiny_bundle: Path) -> None:
     expected = json.loads((tiny_bundle / "expected.json").read_text())
     prompt = expected["prompt_token_ids"]
-    open_page(page, address, "ready")
     # Everything that is made once has been made when the same answer is generated again.
     counts = []
     for new_tokens in (4, 4, 12):
-        page.evaluate(COUNT_CALLS)
-        assert generate_tokens(page, prompt, new_tokens) == expected["token_ids"][:new_tokens]
-        counts.append(page.evaluate("() => window.counts"))
+        ready_page.evaluate(COUNT_CALLS)
+        assert generate_tokens(ready_page, prompt, new_tokens) == expected["token_ids"][:new_tokens]
+        counts.append(ready_page.evaluate("() => window.counts"))
     _, few, many = counts
     layers = manifest_of(tiny_bundle)["spec"]["num_layers"]
     assert {name: (many[name] - few[name]) / 8 for name in few} == {
@@ -274,7 +283,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(context: Bro
     from nearfar.compiler.tokenizer import Tokenizer
 
     page = context.new_page()
-    open_page(page, address, "ready")
+    open_page(page, f"{address}?bundle=./light/", "ready")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     context.set_offline(True)
@@ -293,7 +302,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(context: Bro
 
 
 def test_a_stopped_answer_leaves_the_page_ready_for_the_next(page: Page, address: str) -> None:
-    open_page(page, address, "ready")
+    open_page(page, f"{address}?bundle=./light/", "ready")
     page.click("#examples button >> nth=0")
     page.wait_for_selector(".answer[data-state=streaming]")
     page.click("#send")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from light_bundle import lighten
 
 from nearfar.compiler.batch import Runner
 from nearfar.compiler.browser.chromium import FLAGS
@@ -38,6 +39,8 @@ def endless_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     manifest = json.loads((path / MANIFEST_FILE).read_text())
     manifest["spec"]["eos_token_ids"] = []
     (path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    if quantization != "q4f16":
+        lighten(path)
     return open_bundle(path)
 
 

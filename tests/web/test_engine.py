@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from light_bundle import lighten
 from playwright.sync_api import Browser, Page
 from static_site import serve
 
@@ -38,7 +39,7 @@ window.collect = async (events) => {
 };
 document.body.dataset.state = "ready";
 """
-LOAD = 'async (options) => { window.engine = await window.Engine.load("./bundle/", options); }'
+LOAD = "async ([bundle, options]) => { window.engine = await window.Engine.load(bundle, options); }"
 # Prints the schemas of the TypeScript tests as JSON.
 LIST_SCHEMAS = """
 import { build } from "esbuild";
@@ -48,6 +49,8 @@ const { SCHEMAS } = await import(`data:text/javascript;base64,${Buffer.from(cont
 console.log(JSON.stringify(Object.values(SCHEMAS).filter((schema) => typeof schema === "object")));
 """
 PAGE_TOKENS = 16
+# "</s>" of the tiny models' tokenizer.
+END_TOKEN = 257
 TIMEOUT_MS = 180_000
 
 
@@ -59,6 +62,12 @@ def address(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathF
     (site / "index.html").write_text(HTML)
     (site / "start.js").write_text(START)
     shutil.copytree(tiny_bundle, site / "bundle")
+    lighten(site / "bundle")
+    # A model whose answers end, as those that are held to a grammar must.
+    shutil.copytree(site / "bundle", site / "ending")
+    manifest = json.loads((site / "ending/manifest.json").read_text())
+    manifest["spec"]["eos_token_ids"] = [END_TOKEN]
+    (site / "ending/manifest.json").write_text(json.dumps(manifest))
     with serve(site) as url:
         yield url
 
@@ -79,10 +88,10 @@ def expected(tiny_bundle: Path) -> dict[str, list[int]]:
     return found
 
 
-def open_engine(page: Page, address: str, **options: object) -> None:
+def open_engine(page: Page, address: str, bundle: str = "./bundle/", **options: object) -> None:
     page.goto(address)
     page.wait_for_selector("body[data-state=ready]", state="attached")
-    page.evaluate(LOAD, options)
+    page.evaluate(LOAD, [bundle, options])
 
 
 def test_a_second_turn_prefills_new_tokens_only(page: Page) -> None:
@@ -202,7 +211,7 @@ def test_what_a_model_takes_is_known_before_it_is_loaded(page: Page, browser: Br
     other.close()
 
 
-def test_answers_meet_fifty_schemas(page: Page, node: str) -> None:
+def test_answers_meet_fifty_schemas(page: Page, browser: Browser, address: str, node: str) -> None:
     listed = subprocess.run([node, "--input-type=module", "-e", LIST_SCHEMAS], cwd=ROOT / "web", capture_output=True, text=True, check=True)
     schemas = json.loads(listed.stdout)[:50]
     script = """async (schemas) => {
@@ -220,7 +229,15 @@ def test_answers_meet_fifty_schemas(page: Page, node: str) -> None:
         }
         return texts;
     }"""
-    texts = page.evaluate(script, schemas)
+    ask = """async () => {
+        const given = { messages: [{ role: "user", content: "" }], response_format: { type: "json_object" } };
+        return window.engine.chat.completions.create(given).catch((error) => error.message);
+    }"""
+    assert page.evaluate(ask).startswith("This model has no token that ends an answer")
+    ending = browser.new_page()
+    open_engine(ending, address, "./ending/")
+    texts = ending.evaluate(script, schemas)
+    ending.close()
     assert len(texts) == 50
     # A schema whose shortest answer is longer than 48 tokens is refused before anything is said.
     refused = [text for text in texts if isinstance(text, list)]

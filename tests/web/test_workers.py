@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import ROOT
+from light_bundle import lighten
 from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser import page_server
@@ -33,6 +34,7 @@ def address(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The package's files, each example of the README as a script and a page with it, and the demo's bundle."""
     site, bundle = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("bundle") / "demo"
     compile_model(str(CHECKPOINT), bundle, CompileOptions(quantization="q4f32"))
+    lighten(bundle)
     for name in SCRIPTS:
         shutil.copy(page_server.PAGE.parent / name, site)
     shutil.copy(page_server.PAGE / "icon.svg", site)

@@ -1,6 +1,6 @@
 // One engine's grammars: what an answer may be flows in, constraints flow out. The compiler, with the wasm in it, loads when it is first asked for.
 
-import { DeviceError, NearfarError, errorFromJson, isNearfarError, messageOf } from "../errors.js";
+import { DeviceError, NearfarError, RequestError, errorFromJson, isNearfarError, messageOf } from "../errors.js";
 import type { GrammarCompiler, GrammarConstraint } from "./index.js";
 import type { GrammarSource } from "./source.js";
 import { readVocabulary } from "./vocabulary.js";
@@ -16,6 +16,9 @@ export class Grammars {
 
   /** See GrammarCompiler.constraint. Each grammar is compiled once. */
   async constraint(source: GrammarSource, maxTokens?: number): Promise<GrammarConstraint> {
+    if (this.spec.eos_token_ids.length === 0) {
+      throw new RequestError("This model has no token that ends an answer, which a grammar needs; compile it with its eos_token_id");
+    }
     this.#compiler ??= this.load();
     try {
       return await (await this.#compiler).constraint(source, maxTokens);

@@ -1,0 +1,31 @@
+"""A bundle that loads fast on a CPU: of each step's variants the one with the least source, and float32 activations only.
+
+SwiftShader takes about a second to compile a large kernel. Tests that are not about kernels need not wait for all of them: every variant is
+right at every size, so one of each will do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+
+def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
+    """Change the manifest of a bundle. ``keep`` names ops whose variants all stay."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    kept = {step["variants"] for step in manifest["plan"]["steps"] if step["op"] in keep}
+    manifest["activations"] = [entry for entry in manifest["activations"] if entry["dtype"] == "float32"]
+    for name, rows in manifest["variants"].items():
+        if name not in kept:
+            fitting = [row for row in rows if row["activation"] != "float16" and not row["needs"] and not is_structural(row["when"])]
+            files = [[bundle / manifest["kernels"][kernel]["file"] for kernel in row["kernels"]] for row in fitting]
+            sizes = [sum(file.stat().st_size for file in each) for each in files]
+            manifest["variants"][name] = [{**fitting[sizes.index(min(sizes))], "when": None}]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def is_structural(condition: Any) -> bool:
+    """Whether a row with this condition may be wrong elsewhere."""
+    return "==" in json.dumps(condition)
