@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--narrow", action="store_true", help="a small model, few tokens, small copies")
     options = parser.parse_args()
     arguments = ["--any-adapter"] if options.any_adapter else []
-    shapes, context = [QWEN2_0_5B, LLAMA_3_2_1B], 4096
+    shapes, context = [QWEN2_0_5B, LLAMA_3_2_1B], 8448
     if options.narrow:
         shapes, context = [QWEN2_NARROW], 512
         arguments += ["--tokens", "8", "--lengths", "16", "--copy-mib", "8"]

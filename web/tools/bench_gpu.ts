@@ -1,7 +1,7 @@
 // Measures a bundle on Dawn in Node and prints JSON: prompts read and answers written, in tokens a second, and the bytes a second that writing reads
 // against what the device's memory copies.
 //
-//     node dist/tools/bench_gpu.js BUNDLE [--tokens 128] [--lengths 16,512,2048] [--copy-mib 256] [--any-adapter]
+//     node dist/tools/bench_gpu.js BUNDLE [--tokens 128] [--lengths 128,2048,8192] [--copy-mib 256] [--any-adapter]
 
 import { parseArgs } from "node:util";
 
@@ -15,7 +15,7 @@ import { BUFFER_USAGE } from "../src/runtime/gpu_flags.js";
 import { dawn } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
 
-const USAGE = "usage: bench_gpu BUNDLE [--tokens 128] [--lengths 16,512,2048] [--copy-mib 256] [--any-adapter]";
+const USAGE = "usage: bench_gpu BUNDLE [--tokens 128] [--lengths 128,2048,8192] [--copy-mib 256] [--any-adapter]";
 const PREFILL_RUNS = 3;
 const COPIES = 16;
 const COPY_RUNS = 5;
@@ -25,7 +25,7 @@ async function main(): Promise<void> {
     allowPositionals: true,
     options: {
       tokens: { type: "string", default: "128" },
-      lengths: { type: "string", default: "16,512,2048" },
+      lengths: { type: "string", default: "128,2048,8192" },
       "copy-mib": { type: "string", default: "256" },
       "any-adapter": { type: "boolean", default: false },
     },
