@@ -14,6 +14,7 @@ from tolerances import F32, OF_ACTIVATION, relative_error
 
 from nearfar.compiler.batch import Chunk, make_batch
 from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.cli import main
 from nearfar.compiler.compile import CompileOptions, compile_model
 from nearfar.compiler.embedding import embed
 from nearfar.compiler.errors import RequestError
@@ -122,3 +123,12 @@ def test_a_bundle_does_what_its_model_is_for(compile_tiny: CompileTiny, tiny_bun
 def test_tokens_that_cannot_be_embedded_are_a_request_error(token_ids: list[int], message: str, compile_tiny: CompileTiny) -> None:
     with pytest.raises(RequestError, match=message):
         embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), token_ids)
+
+
+def test_the_command_line_says_what_the_bundle_is_for(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", str(tiny_checkpoints["embedding"]), "-o", str(tmp_path / "bundle"), "--context", "64"]) == 0
+    assert "embeddings.create" in capsys.readouterr().out
+    assert main(["run", str(tmp_path / "bundle"), "hello", "--runner", "numpy"]) != 0
+    assert "generates no text" in capsys.readouterr().err
