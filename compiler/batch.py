@@ -119,6 +119,14 @@ class Output:
         return self.read_logits()
 
 
+def require_task(manifest: Manifest, *, embeds: bool) -> None:
+    """Raise RequestError unless the bundle embeds, or unless it generates text."""
+    if embeds and manifest.embedding is None:
+        raise RequestError(f"{manifest.model} generates text and makes no embeddings; use the bundle of an embedding model")
+    if not embeds and manifest.embedding is not None:
+        raise RequestError(f"{manifest.model} makes embeddings and generates no text; use the bundle of a model that generates")
+
+
 class Runner(Protocol):
     """Runs a bundle's plan on one device. Keys and values stay in its pages between calls, and so does what is kept by sequence slot."""
 
@@ -132,7 +140,11 @@ class Runner(Protocol):
     def device(self) -> str:
         """What it runs on, in words."""
 
-    def forward(self, batch: Batch) -> Output: ...
+    def forward(self, batch: Batch) -> Output:
+        """The next tokens of the sampled rows. Raises RequestError where the bundle embeds."""
+
+    def embed(self, batch: Batch) -> FloatArray:
+        """The embeddings (R, E) of the sampled rows, not normalised. Raises RequestError where the bundle generates text."""
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """Set a slot's row of the state "token_counts" (V,), "logit_bias" (V,) or "token_mask" (ceil(V / 32),)."""

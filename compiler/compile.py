@@ -78,7 +78,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
         raise RequestError(f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; leave it out")
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     with new_folder(output, force=options.force) as folder:
-        graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context)
+        graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context, embeds=checkpoint.embedding is not None)
         check_tensors(checkpoint, graph.parameters)
         plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv))
         lowered = target.lower_plan(plan, spec, quantization, activations, lambda done, total: progress("kernels", done, total))
@@ -94,6 +94,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             target=options.target,
             model=Path(model).resolve().name,
             spec=spec,
+            embedding=checkpoint.embedding,
             quantization=quantization.name,
             context=context,
             page_size=PAGE_SIZE,
@@ -110,7 +111,8 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             self_test=None,
             tuning=list(tuning.values()),
         )
-        if options.self_test:
+        # The self-test compares logits.
+        if options.self_test and checkpoint.embedding is None:
             self_test = make_self_test(Bundle(folder, manifest), lambda done, total: progress("self-test", done, total))
             manifest = manifest.model_copy(update={"self_test": self_test})
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Chunk, Output, Runner, make_batch
+from .batch import Chunk, Output, Runner, make_batch, require_task
 from .errors import DeviceError, RequestError
 from .sampling import GREEDY, Sampler, Settings
 
@@ -88,8 +88,14 @@ def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[
     return runner.forward(make_batch([Chunk(token_ids, start, pages, rows, settings)], runner.manifest.page_size))
 
 
-def check_prompt(runner: Runner, token_ids: Sequence[int], max_tokens: int) -> None:
+def check_prompt(runner: Runner, prompt: Sequence[int], max_tokens: int) -> None:
     """Raise RequestError unless the runner can take the tokens and as many more."""
+    require_task(runner.manifest, embeds=False)
+    check_tokens(runner, prompt, max_tokens)
+
+
+def check_tokens(runner: Runner, token_ids: Sequence[int], max_tokens: int = 0) -> None:
+    """Raise RequestError for an empty prompt, ids out of the vocabulary, or more tokens than the bundle's context."""
     vocab_size, context = runner.manifest.spec.vocab_size, runner.manifest.context
     if not token_ids:
         raise RequestError("the prompt is empty; give at least one token")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from .expr import Condition, Expr
-from .spec import ModelSpec
+from .spec import EmbeddingSpec, ModelSpec
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -78,7 +78,7 @@ class StepEntry(Entry):
 
 class PlanEntry(Entry):
     """See `plan.Plan`. ``outputs`` maps to the buffers that hold them: "logits" (R, V), "next_token_ids" and "token_logprobs" (R,),
-    "top_token_ids" and "top_logprobs" (W, up to 20).
+    "top_token_ids" and "top_logprobs" (W, up to 20); or, where the model embeds, "embeddings" (R, E) alone, float32 and not normalised.
     """
 
     inputs: dict[str, BufferEntry]
@@ -199,7 +199,8 @@ class Manifest(Entry):
     ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys,
     then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of
     their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
-    ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype.
+    ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and
+    activation dtype. ``embedding`` is None where the model generates text.
     """
 
     format_version: int
@@ -207,6 +208,7 @@ class Manifest(Entry):
     target: str
     model: str
     spec: ModelSpec
+    embedding: EmbeddingSpec | None
     quantization: str
     context: int
     page_size: int

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from .batch import Array as BatchArray
-from .batch import Batch, Output
+from .batch import Batch, Output, require_task
 from .bundle import Bundle
 from .errors import DeviceError
 from .expr import evaluate
@@ -45,19 +45,27 @@ class ReferenceRunner:
         return f"numpy {np.__version__} ({self.activation})"
 
     def forward(self, batch: Batch) -> Output:
-        values: dict[str, Array] = {**batch.arrays(), **self._states, **self._constants}
-        dims = batch.dims(self._num_pages, self._num_slots)
-        for step in self._manifest.plan.steps:
-            self._run(step, values, dims)
-        outputs = {role: values[name] for role, name in self._manifest.plan.outputs.items()}
+        require_task(self._manifest, embeds=False)
+        outputs = self._outputs(batch)
         logits = outputs.pop("logits")
         return Output(**outputs, read_logits=lambda: logits)
+
+    def embed(self, batch: Batch) -> FloatArray:
+        require_task(self._manifest, embeds=True)
+        return self._outputs(batch)["embeddings"]
 
     def write_state(self, name: str, slot: int, values: BatchArray) -> None:
         self._states[name][slot] = values
 
     def close(self) -> None:
         self._weights.clear()
+
+    def _outputs(self, batch: Batch) -> dict[str, Array]:
+        values: dict[str, Array] = {**batch.arrays(), **self._states, **self._constants}
+        dims = batch.dims(self._num_pages, self._num_slots)
+        for step in self._manifest.plan.steps:
+            self._run(step, values, dims)
+        return {role: values[name] for role, name in self._manifest.plan.outputs.items()}
 
     def _run(self, step: StepEntry, values: dict[str, Array], dims: Mapping[str, int]) -> None:
         op, buffers = OPS[step.op], self._manifest.plan.buffers

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from typing_extensions import TypeAliasType
 
 from . import manifest
-from .spec import ModelSpec, RopeSpec
+from .spec import EmbeddingSpec, ModelSpec, RopeSpec
 
 HEADER = """\
 // The bundle's manifest. Written by compiler/schema.py from compiler/manifest.py: change it there.
@@ -27,7 +27,7 @@ export type Condition = readonly [string, unknown, unknown] | null;
 def typescript() -> str:
     """The whole file."""
     entries = [entry for entry in vars(manifest).values() if isinstance(entry, type) and issubclass(entry, manifest.Entry)]
-    classes = [RopeSpec, ModelSpec, *(entry for entry in entries if entry is not manifest.Entry)]
+    classes = [RopeSpec, ModelSpec, EmbeddingSpec, *(entry for entry in entries if entry is not manifest.Entry)]
     version = f"\nexport const FORMAT_VERSION = {manifest.FORMAT_VERSION};\n"
     return HEADER + version + "".join(interface(entry) for entry in classes)
 

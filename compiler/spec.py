@@ -51,3 +51,11 @@ class ModelSpec:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """How a text's vector is made of the final norm's rows: that of its last token, scaled to length 1 where ``normalize`` says so."""
+
+    pooling: Literal["last_token"]
+    normalize: bool

@@ -45,8 +45,9 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
                 "the weights belong to another model",
                 tensor=parameter.name, found=list(tensor.shape), expected=list(parameter.shape),
             )  # fmt: skip
-    tied_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings else set()
-    unused = [name for name in checkpoint.tensors if name not in parameters and name not in tied_head and not DERIVED.fullmatch(name)]
+    # Unused is a head that is the embedding's copy, and the head of a model that embeds.
+    unused_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings or checkpoint.embedding is not None else set()
+    unused = [name for name in checkpoint.tensors if name not in parameters and name not in unused_head and not DERIVED.fullmatch(name)]
     if unused:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {unused[0]} is not part of a {checkpoint.spec.model_type} model with this config.json "

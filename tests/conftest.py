@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint
+from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint, make_embedding_checkpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,11 +53,12 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """The folders of all checkpoints of `tiny_models.py`, by name."""
+    """The folders of all checkpoints of `tiny_models.py`, by name, and that of the model that embeds, "embedding"."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for name in CHECKPOINTS:
         make_checkpoint(name, folder / name)
-    return {name: folder / name for name in CHECKPOINTS}
+    make_embedding_checkpoint(folder / "embedding")
+    return {name: folder / name for name in (*CHECKPOINTS, "embedding")}
 
 
 @pytest.fixture(scope="session")

@@ -55,15 +55,47 @@ def make_checkpoint(name: str, folder: Path) -> None:
     write_tokenizer(folder)
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer: ids 0 to 255 are bytes, then the two special tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def make_embedding_checkpoint(folder: Path) -> None:
+    """Write a Qwen3 that embeds, as sentence-transformers does: no head and no prefix, the last token's vector, "</s>" behind texts."""
+    import torch
+    import transformers
+
+    torch.manual_seed(5)
+    model = transformers.Qwen3Model(transformers.Qwen3Config(**SIZES, head_dim=24, tie_word_embeddings=True)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else noise / parameter.shape[1] ** 0.5)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, ends_texts=True)
+    write_modules(folder)
+
+
+def write_modules(folder: Path, pooling: str = "lasttoken", behind: tuple[str, ...] = ("Normalize",)) -> None:
+    """What sentence-transformers writes beside a checkpoint."""
+    names = ("Transformer", "Pooling", *behind)
+    paths = [f"{index}_{name}" if index else "" for index, name in enumerate(names)]
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for index, (name, path) in enumerate(zip(names, paths, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    flags = {f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 72, **flags, "include_prompt": True}))
+
+
+def write_tokenizer(folder: Path, *, ends_texts: bool = False) -> None:
+    """A byte-level tokenizer: ids 0 to 255 are bytes, then the two special tokens, of which the second may come behind every text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
     alphabet = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<s>", "</s>"])
+    if ends_texts:
+        tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 257)])
     tokenizer.save(str(folder / "tokenizer.json"))
     template = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}))

@@ -21,8 +21,11 @@ class Architecture(Protocol):
     def read_config(self, config: ConfigReader) -> ModelSpec:
         """The spec of a checkpoint's config.json. Raises CheckpointError, and UnsupportedModel where a key asks for other mathematics."""
 
-    def forward(self, spec: ModelSpec, page_size: int, context: int) -> Graph:
-        """The graph of one forward on a ragged batch, its KV in pages of ``page_size`` tokens, for sequences of up to ``context``."""
+    def forward(self, spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False) -> Graph:
+        """The graph of one forward on a ragged batch, its KV in pages of ``page_size`` tokens, for sequences of up to ``context``.
+
+        It ends in the next tokens of the sampled rows, or with ``embeds`` in their embeddings.
+        """
 
 
 def by_model_type(name: str) -> Architecture:

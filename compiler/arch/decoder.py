@@ -12,11 +12,15 @@ from ..sampling import Settings
 from ..spec import ModelSpec
 
 
-def forward(spec: ModelSpec, page_size: int, context: int) -> Graph:
-    """The graph of one forward on a ragged batch: logits (R, V) of the sampled rows, and the next token of each."""
+def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False) -> Graph:
+    """The graph of one forward on a ragged batch: logits (R, V) of the sampled rows, and the next token of each.
+
+    With ``embeds``, the rows' embeddings (R, E) in place of both: what the final norm gives.
+    """
     graph = Graph()
     for name, (shape, dtype) in BATCH_INPUTS.items():
-        graph.inputs[name] = Value(name, shape, dtype)
+        if not (embeds and name in SAMPLING_INPUTS):
+            graph.inputs[name] = Value(name, shape, dtype)
     graph.states["sampled"] = Value("sampled", ("N",), "int32")
     frequencies = inverse_frequencies(spec.rope, spec.head_dim)
     graph.constants["rope_table"] = Constant("rope_table", "rope", (context, spec.head_dim // 2, 2), {"inverse_frequencies": frequencies})
@@ -34,6 +38,9 @@ def forward(spec: ModelSpec, page_size: int, context: int) -> Graph:
         x = feed_forward_block(graph, spec, layer, x)
     x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps)
+    if embeds:
+        graph.outputs = {"embeddings": x}
+        return graph
     head = "model.embed_tokens" if spec.tie_word_embeddings else "lm_head"
     graph.add("linear", {"x": x, "weight": matrix(graph, head, spec.vocab_size, spec.hidden_size)}, name="logits", dtype="float32")
     sampling_block(graph, spec.vocab_size)
@@ -52,6 +59,8 @@ BATCH_INPUTS: dict[str, Type] = {
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
+# Of these, what a model that embeds has no use for.
+SAMPLING_INPUTS = ("sample_slots", "sample_settings")
 
 
 def sampling_block(graph: Graph, vocab_size: int) -> None:

@@ -105,7 +105,8 @@ def require_full_attention(config: ConfigReader) -> None:
 
 def _require_plain_decoder(config: ConfigReader) -> None:
     architectures = config.texts("architectures")
-    if architectures and not any(name.endswith("ForCausalLM") for name in architectures):
+    # Models that embed may be saved without a head, as "Qwen3Model"; "Qwen2ForRewardModel" is something else.
+    if architectures and not any(name.endswith("ForCausalLM") or (name.endswith("Model") and "For" not in name) for name in architectures):
         raise config.unsupported("architectures", f"'architectures' is {list(architectures)}, not a language model ('...ForCausalLM')")
     quantization = config.section("quantization_config")
     if quantization is not None:

@@ -79,7 +79,10 @@ def run(options: argparse.Namespace) -> None:
     name = escape(str(options.output))
     console = Console()
     console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}, {len(bundle.manifest.kernels)} kernels, {seconds:.1f} s")
-    console.print(f"try it:  nearfar run {name} 'hello'", highlight=False)
+    if bundle.manifest.embedding is None:
+        console.print(f"try it:  nearfar run {name} 'hello'", highlight=False)
+    else:
+        console.print("it makes embeddings: engine.embeddings.create in a page", highlight=False)
 
 
 @contextmanager

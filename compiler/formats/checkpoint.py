@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..spec import ModelSpec
+from ..spec import EmbeddingSpec, ModelSpec
 
 
 class Tensor(Protocol):
@@ -48,9 +48,10 @@ class TokenizerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk: its spec, and its tensors by the names that transformers gives them."""
+    """A model on disk: its spec, and its tensors by the names that transformers gives them. ``embedding`` None: it generates text."""
 
     path: Path
     spec: ModelSpec
     tensors: Mapping[str, Tensor]
     tokenizer: TokenizerFiles
+    embedding: EmbeddingSpec | None = None

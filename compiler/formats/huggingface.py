@@ -15,6 +15,7 @@ from .checkpoint import Checkpoint, TokenizerFiles
 from .config import ConfigReader
 from .json_file import json_kind, read_json_object
 from .safetensors_file import SafetensorsTensor, read_safetensors
+from .sentence_transformers import read_embedding
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -29,7 +30,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises CheckpointError for missing, corrupt or contradictory files, UnsupportedModel for models that we do not compile.
     """
     spec = _read_spec(path)
-    return Checkpoint(path=path, spec=spec, tensors=_read_tensors(path), tokenizer=_read_tokenizer_files(path, spec.vocab_size))
+    embedding = read_embedding(path)
+    tensors = _read_tensors(path)
+    if embedding is not None and "embed_tokens.weight" in tensors:
+        # Saved without a head, a model has no prefix that would tell it from one.
+        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    return Checkpoint(path, spec, tensors, _read_tokenizer_files(path, spec.vocab_size), embedding)
 
 
 def _read_spec(path: Path) -> ModelSpec:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.batch import Array, Batch, Output
+from nearfar.compiler.batch import Array, Batch, FloatArray, Output, require_task
 from nearfar.compiler.bundle import Bundle
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.expr import evaluate
@@ -91,6 +91,34 @@ class WebGPURunner:
 
     def forward(self, batch: Batch) -> Output:
         """The next tokens of the sampled rows. Raises RequestError for a batch larger than the limits given at the start."""
+        require_task(self._manifest, embeds=False)
+        dims = self._submit(batch)
+        return Output(
+            next_token_ids=self._read("next_token_ids", dims),
+            token_logprobs=self._read("token_logprobs", dims),
+            top_token_ids=self._read("top_token_ids", dims),
+            top_logprobs=self._read("top_logprobs", dims),
+            read_logits=lambda: self._read("logits", dims),
+        )
+
+    def embed(self, batch: Batch) -> FloatArray:
+        """The embeddings (R, E) of the sampled rows. Raises RequestError as `forward`."""
+        require_task(self._manifest, embeds=True)
+        embeddings: FloatArray = self._read("embeddings", self._submit(batch))
+        return embeddings
+
+    def write_state(self, name: str, slot: int, values: Array) -> None:
+        self._device.queue.write_buffer(self._regions[name].buffer, slot * values.nbytes, values)
+
+    def close(self) -> None:
+        for region in self._regions.values():
+            region.buffer.destroy()
+        self._regions.clear()
+        self._uniforms.destroy()
+        self._device.destroy()
+
+    def _submit(self, batch: Batch) -> dict[str, int]:
+        """Send a batch on its way; its dims."""
         dims = batch.dims(self._num_pages, self._most["N"])
         for dim, value in dims.items():
             if value > self._most[dim]:
@@ -107,23 +135,7 @@ class WebGPURunner:
                 compute.dispatch_workgroups(*grid)
         compute.end()
         self._device.queue.submit([encoder.finish()])
-        return Output(
-            next_token_ids=self._read("next_token_ids", dims),
-            token_logprobs=self._read("token_logprobs", dims),
-            top_token_ids=self._read("top_token_ids", dims),
-            top_logprobs=self._read("top_logprobs", dims),
-            read_logits=lambda: self._read("logits", dims),
-        )
-
-    def write_state(self, name: str, slot: int, values: Array) -> None:
-        self._device.queue.write_buffer(self._regions[name].buffer, slot * values.nbytes, values)
-
-    def close(self) -> None:
-        for region in self._regions.values():
-            region.buffer.destroy()
-        self._regions.clear()
-        self._uniforms.destroy()
-        self._device.destroy()
+        return dims
 
     # --- memory ----------------------------------------------------------------------------------------------------------------
 
@@ -164,7 +176,9 @@ class WebGPURunner:
         return np.dtype(self.activation if dtype == "activation" else dtype).itemsize
 
     def _write_inputs(self, batch: Batch) -> None:
-        for name, values in batch.arrays().items():
+        arrays = batch.arrays()
+        for name in self._manifest.plan.inputs:
+            values = arrays[name]
             start = self._regions[name].offset // 4
             self._arena[start : start + values.size] = values.ravel().view(np.int32)
         self._device.queue.write_buffer(self._regions["token_ids"].buffer, 0, self._arena)

@@ -26,6 +26,7 @@ from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, p
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.rms_norm import rms_norm
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
@@ -236,6 +237,11 @@ def take_rows_variants(step: Step, context: Context) -> tuple[Variant, ...]:
     return (Variant("take_rows", lambda: take_rows("take_rows", columns), None),)
 
 
+def rms_norm_variants(step: Step, context: Context) -> tuple[Variant, ...]:
+    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
+    return (Variant("rms_norm", lambda: rms_norm("rms_norm", columns, step.attrs["eps"]), None),)
+
+
 def sampling_variants(step: Step, context: Context) -> tuple[Variant, ...]:
     template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
     return (Variant(step.op, lambda: template(step.op, context.spec.vocab_size), None),)
@@ -247,6 +253,7 @@ OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
     "gated_linear": projection_variants,
     "rope_attention": rope_attention_variants,
     "take_rows": take_rows_variants,
+    "rms_norm": rms_norm_variants,
     "adjust_logits": sampling_variants,
     "sample": sampling_variants,
     "top_logprobs": sampling_variants,

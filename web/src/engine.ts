@@ -3,8 +3,10 @@
 import { ChatCompletions } from "./api/chat_completions.js";
 import { encodeChat } from "./api/chat_prompt.js";
 import { Completions } from "./api/completions.js";
+import { Embeddings } from "./api/embeddings.js";
 import type { EngineApi } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
+import { Embedder } from "./engine/embedder.js";
 import type { Completion, GeneratedToken, TokenRequest } from "./engine/request.js";
 import type { EngineCounts } from "./engine/token_engine.js";
 import { TokenEngine } from "./engine/token_engine.js";
@@ -46,8 +48,11 @@ export class Engine implements EngineApi {
   /** As OpenAI's client has it: chat.completions.create. */
   readonly chat: { readonly completions: ChatCompletions };
   readonly completions: Completions;
+  readonly embeddings: Embeddings;
   readonly #loaded: Loaded;
   readonly #tokens: TokenEngine;
+  /** Null where the model generates text. */
+  readonly #embedder: Embedder | null;
   readonly #tokenizer: Tokenizer;
   readonly #closed = new AbortController();
   #trusted: TrustedRunner;
@@ -59,8 +64,10 @@ export class Engine implements EngineApi {
     this.#trusted = trusted;
     this.#tokenizer = tokenizer;
     const { vocab_size: vocabSize, eos_token_ids: endTokenIds } = manifest.spec;
-    this.#tokens = new TokenEngine(trusted.runner, { vocabSize, endTokenIds }, () => this.replaceRunner());
-    this.#tuner = new Tuner(trusted, this.#tokens);
+    const { embedding } = manifest;
+    this.#tokens = new TokenEngine(trusted.runner, { vocabSize, endTokenIds, embeds: embedding !== null }, () => this.replaceRunner());
+    this.#embedder = embedding === null ? null : new Embedder(trusted.runner, () => this.replaceRunner());
+    this.#tuner = new Tuner(trusted, this.#embedder ?? this.#tokens);
     const format = tokenizer.toolFormat;
     const model: Model = {
       name: manifest.model,
@@ -69,9 +76,11 @@ export class Engine implements EngineApi {
       text: tokenizer,
       grammar: new Grammars(loaded.tokenizerJson, manifest.spec),
       tools: format === null ? undefined : { parser: () => new ToolCallStream(format), grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice) },
+      embeddings: this.#embedder === null || embedding === null ? undefined : { source: this.#embedder, size: manifest.spec.hidden_size, normalize: embedding.normalize },
     };
     this.chat = { completions: new ChatCompletions(model) };
     this.completions = new Completions(model);
+    this.embeddings = new Embeddings(model);
   }
 
   /** Load the bundle in a folder of a web server. Throws BundleError, DeviceError, StorageError, or the signal's reason. */
@@ -142,7 +151,7 @@ export class Engine implements EngineApi {
     this.#tuner.stop();
     this.#trusted.runner.destroy();
     this.#trusted = await this.#loaded.reopen(this.#closed.signal);
-    this.#tuner = new Tuner(this.#trusted, this.#tokens);
+    this.#tuner = new Tuner(this.#trusted, this.#embedder ?? this.#tokens);
     return this.#trusted.runner;
   }
 

@@ -121,3 +121,48 @@ withEngine("several answers at once are each as alone, and a left loop leaves th
 withEngine("raw with messages is a RequestError", async () => {
   await expect(collect(engine.generate([{ role: "user", content: "a" }], { raw: true }))).rejects.toHaveProperty("code", "request_error");
 });
+
+withEngine("a bundle that embeds answers with vectors, also on a new device, and generates nothing", async () => {
+  const { plan } = manifest;
+  const { logits, x } = plan.buffers;
+  const { kv, sampled } = plan.states;
+  const changes = {
+    embedding: { pooling: "last_token", normalize: true },
+    self_test: null,
+    plan: {
+      ...plan,
+      inputs: Object.fromEntries(Object.entries(plan.inputs).filter(([name]) => !["sample_slots", "sample_settings"].includes(name))),
+      states: { kv, sampled },
+      buffers: { logits, x },
+      steps: plan.steps.slice(0, 2),
+      outputs: { embeddings: "logits" },
+    },
+  } as unknown as Partial<typeof manifest>;
+  const devices: GPUDevice[] = [];
+  const watched = {
+    requestAdapter: async (options?: GPURequestAdapterOptions) => {
+      const adapter = await gpu.requestAdapter(options);
+      if (adapter === null) return null;
+      const requestDevice = adapter.requestDevice.bind(adapter);
+      adapter.requestDevice = async (descriptor) => {
+        const device = await requestDevice(descriptor);
+        devices.push(device);
+        return device;
+      };
+      return adapter;
+    },
+  } as GPU;
+  const embeds = await Engine.load(memorySource(lettersBundle(changes).files), { gpu: watched });
+  // The fake model's vector is a row of its table, with one 10 in it: where, is the letter that follows.
+  const places = async (input: number[][]): Promise<number[]> => (await embeds.embeddings.create({ input })).data.map(({ embedding }) => embedding.indexOf(1));
+  const input = [[0], [...new Array<number>(130).fill(2), 1], [1, 0], [1], [0, 1], [0]];
+  expect(await places(input)).toEqual([1, 4, 1, 4, 4, 1]);
+  devices.at(-1)?.destroy();
+  expect(await places(input)).toEqual([1, 4, 1, 4, 4, 1]);
+  expect(devices.length).toBe(2);
+  expect(embeds.info.selfTest.state).toBe("untested");
+  await expect(collect(embeds.generate("a"))).rejects.toMatchObject({ code: "request_error", message: expect.stringContaining("generates no text") as string });
+  await expect(engine.embeddings.create({ input: "a" })).rejects.toThrow("makes no embeddings");
+  embeds.destroy();
+  await expect(places(input)).rejects.toHaveProperty("code", "device_error");
+});

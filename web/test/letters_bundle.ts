@@ -124,6 +124,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     target: "webgpu",
     model: "letters",
     spec: SPEC,
+    embedding: null,
     quantization: "f32",
     context: 256,
     page_size: 16,

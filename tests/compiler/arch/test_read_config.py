@@ -311,6 +311,7 @@ def test_broken_rope_values_are_refused(scaling: object, message: str) -> None:
         (LLAMA_3_2_1B, {"sliding_window": 4096}, "unknown key 'sliding_window'"),
         (LLAMA_3_2_1B, {"auto_map": {"AutoModel": "x"}}, "unknown key 'auto_map'"),
         (LLAMA_3_2_1B, {"architectures": ["LlamaForSequenceClassification"]}, "not a language model"),
+        (LLAMA_3_2_1B, {"architectures": ["LlamaForRewardModel"]}, "not a language model"),
         (LLAMA_3_2_1B, {"quantization_config": {"quant_method": "awq", "bits": 4}}, "already quantized .*method 'awq'"),
         (QWEN2_5_0_5B, {"use_sliding_window": True, "max_window_layers": 21}, "layers 21 to 23 a sliding window, which is not supported"),
         (QWEN2_5_0_5B, {"layer_types": ["full_attention"] * 23 + ["sliding_attention"]}, "'layer_types' holds 'sliding_attention'"),

@@ -295,8 +295,17 @@ def test_a_repository_is_fetched_without_pickles_and_opened(whole: Path, monkeyp
         return any(fnmatch(name, p) for p in asked["allow_patterns"]) and not any(fnmatch(name, p) for p in asked["ignore_patterns"])
 
     fetched = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "chat_template.jinja", "tokenizer.json"]
+    fetched += ["modules.json", "1_Pooling/config.json"]
     assert all(map(is_fetched, fetched))
-    left = ["pytorch_model.bin", "original/params.json", "consolidated.safetensors", "model.gguf", "modeling.py", "onnx/x.json"]
+    left = [
+        "pytorch_model.bin",
+        "original/params.json",
+        "consolidated.safetensors",
+        "model.gguf",
+        "modeling.py",
+        "onnx/x.json",
+        "2_Dense/x.safetensors",
+    ]
     assert not any(map(is_fetched, left))
 
 

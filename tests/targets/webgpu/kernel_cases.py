@@ -34,6 +34,7 @@ from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.rms_norm import rms_norm
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
@@ -118,6 +119,7 @@ def all_cases() -> Iterator[Case]:
     yield from attention_cases()
     for columns in (37, 64, 72):
         yield replace(take_rows_case(columns), on_dawn=True)
+        yield replace(rms_norm_case(columns), on_dawn=True)
     yield from conformance_cases()
     for columns in (1, 100, 256, 509):
         # SwiftShader takes its time over kernels of this size.
@@ -232,6 +234,22 @@ def take_rows_case(columns: int) -> Case:
         return Run({"S": size + 4, "R": size}, {"x": x, "rows": rows, "y": nothing((size, columns), "float32")}, {"y": x[rows]})
 
     return Case(name, lambda: take_rows("take_rows", columns), lambda: [run(size) for size in BATCHES])
+
+
+def rms_norm_case(columns: int) -> Case:
+    name = f"rms_norm_{columns}"
+
+    def run(size: int) -> Run:
+        rng = random(name)
+        x = rng.normal(size=(size, columns)).astype(np.float32)
+        # So small that eps counts.
+        x[size // 2] *= 1e-3
+        weight = rng.normal(1, 0.3, columns).astype(np.float32)
+        y = OPS["rms_norm"].run({"x": x, "weight": weight}, {"eps": EPS})
+        assert y is not None
+        return Run({"R": size}, {"x": x, "weight": weight, "y": nothing((size, columns), "float32")}, {"y": y})
+
+    return Case(name, lambda: rms_norm("rms_norm", columns, EPS), lambda: [run(size) for size in BATCHES])
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------------------------

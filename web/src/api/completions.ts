@@ -4,10 +4,11 @@ import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import { answerAll, costOf } from "./answers.js";
 import type { PlacedToken } from "./choice.js";
-import type { Model, TextCodec } from "./model.js";
+import type { Model } from "./model.js";
 import { COMPLETION_PARAMS, readParams } from "./params.js";
 import { identity, requestsOf, stopsOf } from "./requests.js";
 import { Stream, anySignal } from "./stream.js";
+import { textsOf } from "./texts.js";
 import type {
   Completion,
   CompletionChoice,
@@ -32,7 +33,7 @@ export class Completions {
     const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = given;
     if (prompt === undefined) throw new RequestError("prompt is not given; give it a text or token ids", { param: "prompt" });
     if (echo && logprobs !== undefined) throw new RequestError("echo cannot be given together with logprobs: a prompt has none", { param: "echo" });
-    const prompts = readPrompts(model.text, prompt);
+    const prompts = textsOf(model.text, prompt);
     const requests = prompts.flatMap(({ ids }) => requestsOf(ids, given, { logprobs }));
     const echoes = echo ? prompts.flatMap(({ text }) => new Array<string>(n).fill(text)) : [];
     const interrupt = options.interrupt ?? undefined;
@@ -120,11 +121,4 @@ function logprobsOf({ text }: Model, tokens: readonly PlacedToken[]): Completion
     top_logprobs: tokens.map(({ alternatives }) => Object.fromEntries(alternatives.map(({ tokenId, logprob }) => [name(tokenId), logprob]))),
     text_offset: tokens.map(({ start }) => start),
   };
-}
-
-function readPrompts(codec: TextCodec, prompt: NonNullable<CompletionCreateParams["prompt"]>): readonly { readonly ids: readonly number[]; readonly text: string }[] {
-  const one = (part: string | readonly number[]) =>
-    typeof part === "string" ? { ids: codec.encode(part), text: part } : { ids: part, text: codec.decode(part) };
-  if (typeof prompt === "string") return [one(prompt)];
-  return prompt.every((part) => typeof part === "number") ? [one(prompt)] : prompt.map(one);
 }

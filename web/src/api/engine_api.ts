@@ -6,12 +6,14 @@ import type { Message } from "../text/chat_template.js";
 import type { ChatPromptOptions } from "./chat_prompt.js";
 import type { ChatCompletions } from "./chat_completions.js";
 import type { Completions } from "./completions.js";
+import type { Embeddings } from "./embeddings.js";
 import type { ChatCompletionMessageParam } from "./types.js";
 
 export interface EngineApi {
   readonly info: EngineInfo;
   readonly chat: { readonly completions: Pick<ChatCompletions, "create"> };
   readonly completions: Pick<Completions, "create">;
+  readonly embeddings: Pick<Embeddings, "create">;
   generate(prompt: string | readonly Message[], options?: GenerateOptions): AsyncGenerator<GenerationEvent, void, undefined>;
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
   countTokens(prompt: string | readonly ChatCompletionMessageParam[], options?: Pick<ChatPromptOptions, "continueFinalMessage">): Promise<number>;

@@ -32,6 +32,16 @@ export interface ToolFormat {
   grammar(tools: readonly FunctionTool[], choice: Exclude<ChatCompletionToolChoiceOption, "none" | "auto">): GrammarSource | null;
 }
 
+/** How a model embeds. */
+export interface EmbeddingModel {
+  /** Throws RequestError, DeviceError, or the signal's reason. */
+  readonly source: { embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]> };
+  /** Numbers of a vector. */
+  readonly size: number;
+  /** Whether vectors are scaled to length 1. */
+  readonly normalize: boolean;
+}
+
 export interface Model {
   readonly name: string;
   /** The most tokens of a prompt and its answer. */
@@ -40,4 +50,5 @@ export interface Model {
   readonly text: TextCodec;
   readonly grammar?: GrammarProvider | undefined;
   readonly tools?: ToolFormat | undefined;
+  readonly embeddings?: EmbeddingModel | undefined;
 }

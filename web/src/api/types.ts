@@ -257,3 +257,28 @@ export interface CompletionChunk extends Omit<Completion, "choices" | "usage" | 
   usage?: CompletionUsage | null;
   timings?: CompletionTimings;
 }
+
+export interface EmbeddingCreateParams {
+  /** Texts or token ids. Texts get the special tokens that the tokenizer adds; token ids are taken as they are. */
+  readonly input: string | readonly string[] | readonly number[] | readonly (readonly number[])[];
+  /** As numbers, or as the base64 of their float32 bytes, the lowest first. */
+  readonly encoding_format?: "float" | "base64" | null | undefined;
+  /** The first so many numbers of each vector, for models that were trained to be cut so (Matryoshka). */
+  readonly dimensions?: number | null | undefined;
+  readonly model?: string | null | undefined;
+  readonly user?: string | null | undefined;
+  readonly signal?: AbortSignal | null | undefined;
+}
+
+export interface Embedding<Vector = number[]> {
+  object: "embedding";
+  index: number;
+  embedding: Vector;
+}
+
+export interface CreateEmbeddingResponse<Vector = number[]> {
+  object: "list";
+  data: Embedding<Vector>[];
+  model: string;
+  usage: { prompt_tokens: number; total_tokens: number };
+}

@@ -1,7 +1,7 @@
 // The token engine: requests in token ids flow in, each token flows out as it comes. It keeps the device busy: steps are handed over some ahead of the
 // tokens that are read, so no token waits for the host. What runs when is the scheduler's.
 
-import { DeviceError } from "../errors.js";
+import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
 import type { StepResult } from "../runtime/runner.js";
 import { checkRequest } from "./check_request.js";
@@ -28,6 +28,8 @@ export interface EngineCounts {
 export interface TokenModel {
   readonly vocabSize: number;
   readonly endTokenIds: readonly number[];
+  /** It makes embeddings and generates nothing. */
+  readonly embeds?: boolean;
 }
 
 /** A device's failure that a new device mends gives another runner; throws where there is none. */
@@ -76,6 +78,7 @@ export class TokenEngine implements TokenSource {
    */
   async *generateTokens(request: TokenRequest, kept: KeptSequence | null = null): AsyncGenerator<GeneratedToken, Completion, undefined> {
     try {
+      if (this.model.embeds === true) throw new RequestError("This model makes embeddings and generates no text; load one that generates, or use embeddings.create");
       checkRequest(request, this.model.vocabSize, this.#scheduler.config.context);
       request.signal?.throwIfAborted();
       if (this.#failure !== null) throw this.#failure;

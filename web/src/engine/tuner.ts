@@ -15,7 +15,7 @@ export class Tuner {
 
   constructor(
     private readonly trusted: TrustedRunner,
-    private readonly engine: TokenEngine,
+    private readonly engine: Pick<TokenEngine, "isBusy" | "lendPage" | "returnPage">,
   ) {
     this.record = this.measure();
     // Whoever asks for the record is told of a failure; the next answer meets its cause anyhow.

@@ -40,6 +40,12 @@ export interface ModelSpec {
   readonly eos_token_ids: readonly number[];
 }
 
+/** How a text's vector is made of the final norm's rows: that of its last token, scaled to length 1 where ``normalize`` says so. */
+export interface EmbeddingSpec {
+  readonly pooling: "last_token";
+  readonly normalize: boolean;
+}
+
 /** A file of the bundle. ``size`` in bytes; ``sha256`` in hexadecimal. */
 export interface FileEntry {
   readonly file: string;
@@ -86,7 +92,7 @@ export interface StepEntry {
   readonly attrs: Readonly<Record<string, unknown>>;
 }
 
-/** See `plan.Plan`. ``outputs`` maps to the buffers that hold them: "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20). */
+/** See `plan.Plan`. ``outputs`` maps to the buffers that hold them: "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); or, where the model embeds, "embeddings" (R, E) alone, float32 and not normalised. */
 export interface PlanEntry {
   readonly inputs: Readonly<Record<string, BufferEntry>>;
   readonly states: Readonly<Record<string, BufferEntry>>;
@@ -175,13 +181,14 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out; ``tuning`` holds one entry an adapter and activation dtype. */
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``embedding`` is None where the model generates text. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
   readonly target: string;
   readonly model: string;
   readonly spec: ModelSpec;
+  readonly embedding: EmbeddingSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;

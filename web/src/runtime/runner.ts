@@ -1,4 +1,4 @@
-// The runner: a bundle's plan on one device. Batches flow in; next tokens or logits flow out, and keys and values stay in the device's pages.
+// The runner: a bundle's plan on one device. Batches flow in; next tokens, logits or embeddings flow out, and keys and values stay in the device's pages.
 //
 // Nothing here waits: a batch is submitted when it is given, and may take the tokens of the batches before it on the device.
 
@@ -82,12 +82,12 @@ export interface StepResult {
   readonly alternatives: { readonly ids: Int32Array; readonly logprobs: Float32Array } | null;
 }
 
-const OUTPUTS = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
+const GENERATED = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
 
 /** Steps that may be on their way without a buffer having to be made. */
 export const STEPS_IN_FLIGHT = 8;
 
-type OutputRole = (typeof OUTPUTS)[number];
+type OutputRole = (typeof GENERATED)[number] | "embeddings";
 
 /** An output's buffer, and how many 32-bit numbers a sampled row has in it. */
 interface Result {
@@ -95,7 +95,8 @@ interface Result {
   readonly columns: number;
 }
 
-type Results = Readonly<Record<OutputRole, Result>>;
+/** Of a bundle that generates text those in `GENERATED`, else "embeddings" alone. */
+type Results = Readonly<Partial<Record<OutputRole, Result>>>;
 
 export class Runner {
   readonly info: RunnerInfo;
@@ -129,7 +130,7 @@ export class Runner {
     const { logits, ...others } = results;
     const columns = Object.values(others).reduce((sum, result) => sum + result.columns, 0);
     this.#steps = new Staging(allocator, "step", sequences * columns * 4, STEPS_IN_FLIGHT);
-    this.#logits = new Staging(allocator, "logits", sequences * logits.columns * 4);
+    this.#logits = new Staging(allocator, "logits", sequences * (logits?.columns ?? 0) * 4);
     const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, T: 1, A: 0, W: 0 };
     this.info = { ...sizes, dispatchesPerToken: schedule.dispatches(one).length, totalBytes: allocator.bytes };
     this.lost = open.device.lost.then(({ reason, message }) => {
@@ -175,7 +176,8 @@ export class Runner {
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
     const arena = new Arena(allocator, manifest.plan, uniforms, capacity);
-    const results = Object.fromEntries(OUTPUTS.map((role) => [role, findResult(manifest, memory.buffers, role)])) as Results;
+    const roles = manifest.embedding === null ? GENERATED : (["embeddings"] as const);
+    const results: Results = Object.fromEntries(roles.map((role) => [role, findResult(manifest, memory.buffers, role)]));
     await requireMemory(device, allocator.bytes);
 
     let compiled = 0;
@@ -208,29 +210,39 @@ export class Runner {
    * as batches whose tokens are those of this one; results come in order. Without sampled rows it resolves once the device is done.
    */
   async submit(batch: Batch, { logprobs = false, alternatives = false }: Wanted = {}): Promise<StepResult> {
-    const { next_token_ids, token_logprobs, top_token_ids, top_logprobs } = this.results;
-    const wanted = [next_token_ids, ...(logprobs ? [token_logprobs] : []), ...(alternatives ? [top_token_ids, top_logprobs] : [])];
+    const roles: readonly OutputRole[] = [
+      "next_token_ids",
+      ...(logprobs ? (["token_logprobs"] as const) : []),
+      ...(alternatives ? (["top_token_ids", "top_logprobs"] as const) : []),
+    ];
+    const wanted = roles.map((role) => this.output(role));
     const bytes = await this.run(batch, alternatives, this.#steps, wanted);
     const rows = batch.sample_rows.length;
     let offset = 0;
-    const take = ({ columns }: Result): [ArrayBuffer, number, number] => {
+    const take = (role: OutputRole): [ArrayBuffer, number, number] => {
+      const { columns } = this.output(role);
       offset += rows * columns * 4;
       return [bytes, offset - rows * columns * 4, rows * columns];
     };
-    const tokenIds = new Int32Array(...take(next_token_ids));
+    const tokenIds = new Int32Array(...take("next_token_ids"));
     if (tokenIds.some((id) => id < 0)) {
       throw new DeviceError("The device computed logits that are not numbers; load the model again, or report it with the device's name");
     }
     return {
       tokenIds,
-      logprobs: logprobs ? new Float32Array(...take(token_logprobs)) : null,
-      alternatives: alternatives ? { ids: new Int32Array(...take(top_token_ids)), logprobs: new Float32Array(...take(top_logprobs)) } : null,
+      logprobs: logprobs ? new Float32Array(...take("token_logprobs")) : null,
+      alternatives: alternatives ? { ids: new Int32Array(...take("top_token_ids")), logprobs: new Float32Array(...take("top_logprobs")) } : null,
     };
   }
 
   /** The logits after each sampled row, (R, V) row by row. Tokens are sampled as well: a row of slot -1 leaves no trace of it. */
   async forwardLogits(batch: Batch): Promise<Float32Array> {
-    return new Float32Array(await this.run(batch, false, this.#logits, [this.results.logits]));
+    return new Float32Array(await this.run(batch, false, this.#logits, [this.output("logits")]));
+  }
+
+  /** The embeddings of the sampled rows, (R, E) row by row, as the model's last norm gives them. Batches overlap as in `submit`. */
+  async embed(batch: Batch): Promise<Float32Array> {
+    return new Float32Array(await this.run(batch, false, this.#steps, [this.output("embeddings")]));
   }
 
   // The methods below are in order with `submit`: batches submitted before see none of it, those submitted after see all of it.
@@ -295,6 +307,12 @@ export class Runner {
   destroy(): void {
     this.allocator.destroy();
     this.open.device.destroy();
+  }
+
+  private output(role: OutputRole): Result {
+    const result = this.results[role];
+    if (result === undefined) throw new RequestError(`${this.manifest.model} gives no ${role}; it ${role === "embeddings" ? "generates text" : "makes embeddings"}`);
+    return result;
   }
 
   /** The first rows of these results, one result after the other. */

@@ -1,4 +1,4 @@
-// A batch of one sequence, for what the runtime asks of itself: self-test and tuning. Tokens and their place flow in, a batch flows out.
+// A batch of one sequence, for what the runtime asks of itself (self-test and tuning) and for embeddings. Tokens and their place flow in, a batch flows out.
 
 import type { Batch } from "./batch.js";
 import { settingsRow } from "./batch.js";
@@ -17,4 +17,19 @@ export function sequenceBatch(tokenIds: readonly number[], start: number, pages:
     sample_slots: sample ? [-1, 0] : [],
     sample_settings: sample ? settingsRow({}) : [],
   };
+}
+
+/** The batches of several sequences as one. */
+export function joinBatches(batches: readonly Batch[]): Batch {
+  const joined = {
+    token_ids: [] as number[], positions: [] as number[], slots: [] as number[], seq_starts: [0], page_indptr: [0], page_ids: [] as number[],
+    sample_rows: [] as number[], sample_slots: [] as number[], sample_settings: [] as number[],
+  }; // prettier-ignore
+  for (const batch of batches) {
+    joined.sample_rows.push(...batch.sample_rows.map((row) => joined.token_ids.length + row));
+    for (const name of ["token_ids", "positions", "slots", "page_ids", "sample_slots", "sample_settings"] as const) joined[name].push(...batch[name]);
+    joined.seq_starts.push(joined.token_ids.length);
+    joined.page_indptr.push(joined.page_ids.length);
+  }
+  return joined;
 }

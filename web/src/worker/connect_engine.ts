@@ -80,6 +80,7 @@ function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => vo
     info,
     chat: { completions: { create: method("chat", "completions", "create") as EngineApi["chat"]["completions"]["create"] } },
     completions: { create: method("completions", "create") as EngineApi["completions"]["create"] },
+    embeddings: { create: method("embeddings", "create") as EngineApi["embeddings"]["create"] },
     countTokens: method("countTokens") as EngineApi["countTokens"],
     async *generate(...args) {
       yield* (await method("generate")(...args)) as ReturnType<EngineApi["generate"]>;

@@ -3,6 +3,7 @@
 import { ChatCompletions } from "../../src/api/chat_completions.js";
 import { encodeChat } from "../../src/api/chat_prompt.js";
 import { Completions } from "../../src/api/completions.js";
+import { Embeddings } from "../../src/api/embeddings.js";
 import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
@@ -80,6 +81,7 @@ export function fakeEngine(model: Model, context = 1000): EngineApi {
     info,
     chat: { completions: new ChatCompletions(model) },
     completions: new Completions(model),
+    embeddings: new Embeddings(model),
     // eslint-disable-next-line @typescript-eslint/require-await
     async *generate() {
       throw new Error("the fake engine has no generate");

@@ -14,6 +14,8 @@ import type {
   Completion,
   CompletionCreateParams,
   CompletionUsage,
+  CreateEmbeddingResponse,
+  EmbeddingCreateParams,
 } from "../../src/api/types.js";
 import type { NearfarError } from "../../src/errors.js";
 import { fakeModel } from "./fake_model.js";
@@ -27,6 +29,7 @@ test("our answers are OpenAI's, by type", () => {
   expectTypeOf<ChatCompletionChunk>().toExtend<OpenAI.Chat.ChatCompletionChunk>();
   expectTypeOf<Completion>().toExtend<OpenAI.Completion>();
   expectTypeOf<CompletionUsage>().toExtend<OpenAI.CompletionUsage>();
+  expectTypeOf<CreateEmbeddingResponse>().toExtend<OpenAI.CreateEmbeddingResponse>();
   expectTypeOf<Pick<NearfarError, "status" | "code" | "param" | "type" | "message">>().toExtend<
     Pick<InstanceType<typeof OpenAI.APIError>, "status" | "code" | "param" | "type" | "message">
   >();
@@ -37,6 +40,7 @@ test("parameters written for OpenAI are ours, by type", () => {
   expectTypeOf<Common<OpenAI.Chat.ChatCompletionCreateParamsNonStreaming, ChatCompletionCreateParamsNonStreaming>>().toExtend<ChatCompletionCreateParamsNonStreaming>();
   expectTypeOf<Common<OpenAI.Chat.ChatCompletionCreateParamsStreaming, ChatCompletionCreateParamsStreaming>>().toExtend<ChatCompletionCreateParamsStreaming>();
   expectTypeOf<Common<OpenAI.CompletionCreateParamsNonStreaming, CompletionCreateParams>>().toExtend<CompletionCreateParams>();
+  expectTypeOf<OpenAI.EmbeddingCreateParams>().toExtend<EmbeddingCreateParams>();
 });
 
 test("an engine stands in for the client where a program creates chats, by type", () => {
@@ -45,6 +49,11 @@ test("an engine stands in for the client where a program creates chats, by type"
   }
   expectTypeOf<OpenAI>().toExtend<Chats>();
   expectTypeOf<EngineApi>().toExtend<Chats>();
+  interface Vectors {
+    embeddings: { create(body: OpenAI.EmbeddingCreateParams): PromiseLike<OpenAI.CreateEmbeddingResponse> };
+  }
+  expectTypeOf<OpenAI>().toExtend<Vectors>();
+  expectTypeOf<EngineApi>().toExtend<Vectors>();
 });
 
 /** OpenAI's client, with our API for a server. */

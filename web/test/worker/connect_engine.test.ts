@@ -56,6 +56,7 @@ test("an engine in a worker answers as one here, whole and streamed, with progre
   expect(text).toBe("hello");
   expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("hello");
   expect(await engine.countTokens("abc")).toBe(4);
+  await expect(engine.embeddings.create({ input: "x" })).rejects.toMatchObject({ name: "RequestError", message: expect.stringContaining("makes no embeddings") as string });
   engine.destroy();
 });
 

@@ -1,0 +1,122 @@
+// The embedder: texts as token ids flow in, a vector for each flows out. It stands where the token engine stands in a bundle that generates.
+//
+// Nothing is kept from one request to the next, so requests go one after the other, and each has all of the pool's pages.
+
+import { DeviceError, RequestError } from "../errors.js";
+import type { Runner } from "../runtime/runner.js";
+import { joinBatches, sequenceBatch } from "../runtime/sequence_batch.js";
+
+/** What the embedder needs of a device. */
+export type EmbedRunner = Pick<Runner, "limits" | "embed">;
+
+/** One text on its way: ``done`` of its tokens are in its pages. */
+interface Text {
+  readonly ids: readonly number[];
+  readonly index: number;
+  pages: readonly number[];
+  done: number;
+}
+
+export class Embedder {
+  #runner: EmbedRunner;
+  #last: Promise<unknown> = Promise.resolve();
+  #waiting = 0;
+
+  /** ``replaceRunner`` gives another runner where the device failed, or throws. */
+  constructor(
+    runner: EmbedRunner,
+    private readonly replaceRunner: () => Promise<EmbedRunner>,
+  ) {
+    this.#runner = runner;
+  }
+
+  /** Whether anything is being embedded. */
+  get isBusy(): boolean {
+    return this.#waiting > 0;
+  }
+
+  /** Between requests all pages are free. */
+  lendPage(): number {
+    return 0;
+  }
+
+  returnPage(): void {
+    // What was lent is still there.
+  }
+
+  /** The vector of each text, as the model's last norm gives it. Throws RequestError, DeviceError, or the signal's reason. */
+  async embed(texts: readonly (readonly number[])[], signal?: AbortSignal): Promise<readonly Float32Array[]> {
+    for (const [index, ids] of texts.entries()) this.check(ids, index);
+    this.#waiting++;
+    try {
+      const turn = this.#last.then(() => this.withRecovery(texts, signal));
+      this.#last = turn.catch(() => undefined);
+      return await turn;
+    } finally {
+      this.#waiting--;
+    }
+  }
+
+  private check(ids: readonly number[], index: number): void {
+    const { context, vocabSize } = this.#runner.limits;
+    const details = { param: "input", index };
+    if (ids.length === 0) throw new RequestError(`input ${index} is empty; give it at least one token`, details);
+    if (ids.length > context) {
+      throw new RequestError(`input ${index} has ${ids.length} tokens, the bundle's context holds ${context}; shorten it, or compile with a longer context`, details);
+    }
+    const wrong = ids.find((id) => !Number.isInteger(id) || id < 0 || id >= vocabSize);
+    if (wrong !== undefined) throw new RequestError(`input ${index} has the token ${wrong}; token ids of this model are 0 to ${vocabSize - 1}`, details);
+  }
+
+  /** A device that fails is replaced once. */
+  private async withRecovery(texts: readonly (readonly number[])[], signal: AbortSignal | undefined): Promise<readonly Float32Array[]> {
+    try {
+      return await this.compute(texts, signal);
+    } catch (error) {
+      if (!(error instanceof DeviceError)) throw error;
+      this.#runner = await this.replaceRunner();
+      return this.compute(texts, signal);
+    }
+  }
+
+  private async compute(texts: readonly (readonly number[])[], signal: AbortSignal | undefined): Promise<readonly Float32Array[]> {
+    const { pageSize, pages, tokens, sequences } = this.#runner.limits;
+    const vectors: Float32Array[] = [];
+    const free = Array.from({ length: pages }, (_, page) => page);
+    const waiting = texts.map((ids, index): Text => ({ ids, index, pages: [], done: 0 }));
+    let running: Text[] = [];
+    let before = Promise.resolve();
+    while (waiting.length + running.length > 0) {
+      signal?.throwIfAborted();
+      for (let [next] = waiting; next !== undefined && running.length < sequences; [next] = waiting) {
+        const count = Math.ceil(next.ids.length / pageSize);
+        if (count > free.length) break;
+        next.pages = free.splice(0, count);
+        running.push(next);
+        waiting.shift();
+      }
+      let room = tokens;
+      const parts = running.flatMap((text) => {
+        const part = text.ids.slice(text.done, text.done + room);
+        if (part.length === 0) return [];
+        room -= part.length;
+        text.done += part.length;
+        return [sequenceBatch(part, text.done - part.length, text.pages, pageSize, text.done === text.ids.length)];
+      });
+      const ended = running.filter(({ ids, done }) => done === ids.length);
+      running = running.filter((text) => !ended.includes(text));
+      // Batches run in order, so whoever has these pages next writes to them later.
+      for (const text of ended) free.push(...text.pages);
+      const found = this.#runner.embed(joinBatches(parts)).then((rows) => {
+        const size = rows.length / ended.length;
+        ended.forEach(({ index }, row) => (vectors[index] = rows.slice(row * size, (row + 1) * size)));
+      });
+      // The failure of one batch is that of the next.
+      found.catch(() => undefined);
+      await before;
+      before = found;
+    }
+    await before;
+    return vectors;
+  }
+}

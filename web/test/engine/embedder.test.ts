@@ -1,0 +1,93 @@
+import { expect, test } from "vitest";
+
+import type { EmbedRunner } from "../../src/engine/embedder.js";
+import { Embedder } from "../../src/engine/embedder.js";
+import { DeviceError } from "../../src/errors.js";
+import type { Batch } from "../../src/runtime/batch.js";
+
+const LIMITS = { tokens: 8, sequences: 3, pages: 6, pageSize: 4, context: 24, vocabSize: 100 };
+
+/** Its pages hold token ids, and a text's vector is what its pages hold: (tokens, their sum, the first). */
+class PageRunner implements EmbedRunner {
+  readonly limits = LIMITS;
+  readonly batches: Batch[] = [];
+  readonly #cells = new Int32Array(LIMITS.pages * LIMITS.pageSize);
+
+  constructor(private readonly fails = Infinity) {}
+
+  async embed(batch: Batch): Promise<Float32Array> {
+    this.batches.push(batch);
+    batch.slots.forEach((slot, row) => (this.#cells[slot] = batch.token_ids[row] ?? -1));
+    const vectors = batch.sample_rows.flatMap((row) => {
+      const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
+      const pages = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
+      const length = (batch.positions[row] ?? 0) + 1;
+      const ids = pages.flatMap((page) => [...this.#cells.subarray(page * LIMITS.pageSize, (page + 1) * LIMITS.pageSize)]).slice(0, length);
+      return [length, ids.reduce((sum, id) => sum + id, 0), ids[0] ?? -1];
+    });
+    await Promise.resolve();
+    if (this.batches.length > this.fails) throw new DeviceError("the fake device is lost");
+    return Float32Array.from(vectors);
+  }
+}
+
+const noOther = (): Promise<EmbedRunner> => Promise.reject(new Error("no other runner"));
+const text = (length: number, first: number): number[] => Array.from({ length }, (_, index) => (first + index) % 100);
+const TEXTS = [text(3, 1), text(24, 2), text(1, 50), text(13, 7), text(4, 90), text(8, 3), text(5, 0)];
+const VECTORS = TEXTS.map((ids) => [ids.length, ids.reduce((sum, id) => sum + id, 0), ids[0] ?? -1]);
+
+const lists = (vectors: readonly Float32Array[]): number[][] => vectors.map((vector) => [...vector]);
+
+test("texts of any length share batches and pages within the limits", async () => {
+  const runner = new PageRunner();
+  expect(lists(await new Embedder(runner, noOther).embed(TEXTS))).toEqual(VECTORS);
+  for (const { token_ids, seq_starts, page_ids } of runner.batches) {
+    expect(token_ids.length).toBeLessThanOrEqual(LIMITS.tokens);
+    expect(seq_starts.length - 1).toBeLessThanOrEqual(LIMITS.sequences);
+    expect(new Set(page_ids).size).toBe(page_ids.length);
+  }
+  const tokens = TEXTS.flat().length;
+  expect(runner.batches.length).toBeLessThan(tokens / LIMITS.tokens + TEXTS.length);
+});
+
+test("requests at once are answered one after the other, and it is busy until the last", async () => {
+  const embedder = new Embedder(new PageRunner(), noOther);
+  const both = Promise.all([embedder.embed(TEXTS), embedder.embed([...TEXTS].reverse())]);
+  expect(embedder.isBusy).toBe(true);
+  const [one, other] = await both;
+  expect(lists(one)).toEqual(VECTORS);
+  expect(lists(other)).toEqual([...VECTORS].reverse());
+  expect(embedder.isBusy).toBe(false);
+});
+
+test("a lost device is replaced once", async () => {
+  let replaced = 0;
+  const embedder = (next: () => PageRunner): Embedder => {
+    return new Embedder(new PageRunner(2), () => {
+      replaced++;
+      return Promise.resolve(next());
+    });
+  };
+  expect(lists(await embedder(() => new PageRunner()).embed(TEXTS))).toEqual(VECTORS);
+  expect(replaced).toBe(1);
+  await expect(embedder(() => new PageRunner(0)).embed(TEXTS)).rejects.toThrow("the fake device is lost");
+});
+
+test("an aborted request ends with the signal's reason, and the next is answered", async () => {
+  const embedder = new Embedder(new PageRunner(), noOther);
+  const controller = new AbortController();
+  const aborted = embedder.embed(TEXTS, controller.signal);
+  const next = embedder.embed(TEXTS);
+  controller.abort(new Error("enough"));
+  await expect(aborted).rejects.toThrow("enough");
+  expect(lists(await next)).toEqual(VECTORS);
+});
+
+test.each([
+  [[], "input 1 is empty"],
+  [text(25, 0), "input 1 has 25 tokens, the bundle's context holds 24"],
+  [[1, 100], "input 1 has the token 100; token ids of this model are 0 to 99"],
+  [[1.5], "input 1 has the token 1.5"],
+])("an input that cannot be embedded is a RequestError: %j", async (ids, message) => {
+  await expect(new Embedder(new PageRunner(), noOther).embed([[1], ids])).rejects.toMatchObject({ code: "request_error", param: "input", message: expect.stringContaining(message) as string });
+});
