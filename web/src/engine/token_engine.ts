@@ -138,9 +138,10 @@ export class TokenEngine implements TokenSource {
     return this.#answers.size > 0;
   }
 
-  /** A page that no sequence uses until it is returned; null where all are needed. */
+  /** A page that no sequence uses until it is returned; null where one sequence may come to need them all. */
   lendPage(): number | null {
-    return this.#scheduler.takePages(1)?.[0] ?? null;
+    const { pages, pageSize, context } = this.#scheduler.config;
+    return (pages - 1) * pageSize < context ? null : (this.#scheduler.takePages(1)?.[0] ?? null);
   }
 
   returnPage(page: number): void {

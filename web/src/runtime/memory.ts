@@ -19,7 +19,7 @@ const MAX_SEQUENCES = 4;
 export interface PoolOptions {
   /** Sequences side by side, and slots for them; 4 by default. */
   readonly maxSequences?: number | undefined;
-  /** Pages of keys and values; by default enough for one sequence that fills the context. */
+  /** Pages of keys and values; by default enough for one sequence that fills the context, and one that tuning may borrow. */
   readonly pages?: number | undefined;
 }
 
@@ -34,7 +34,7 @@ export function capacityOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, p
   const perSequence = Math.ceil(manifest.context / manifest.page_size);
   const rows = { B: maxSequences, R: maxSequences, N: maxSequences, A: maxSequences, W: maxSequences };
   // A page that sequences share is listed for each of them.
-  return { S: Math.max(PREFILL_CHUNK, maxSequences), T: manifest.context, L: perSequence * maxSequences, P: pages ?? perSequence, ...rows };
+  return { S: Math.max(PREFILL_CHUNK, maxSequences), T: manifest.context, L: perSequence * maxSequences, P: pages ?? perSequence + 1, ...rows };
 }
 
 export function allocateMemory(allocator: Allocator, manifest: Manifest, activation: ActivationDtype, capacity: Dims): Memory {

@@ -119,6 +119,15 @@ test("an aborted answer ends with the signal's reason, and the engine goes on", 
   expect((await answer(engine)).ids).toHaveLength(6);
 });
 
+test("a page is lent only where a sequence that fills the context does without it", async () => {
+  const limits = { ...LIMITS, context: 16, pages: 4 };
+  expect(engineOn(new FakeRunner(limits)).lendPage()).toBeNull();
+  const engine = engineOn(new FakeRunner({ ...limits, pages: 5 }));
+  const page = engine.lendPage();
+  expect((await answer(engine, { maxTokens: 30 })).ids).toHaveLength(7);
+  engine.returnPage(page ?? -1);
+});
+
 test("leaving the loop ends the answer", async () => {
   const runner = new FakeRunner({ ...LIMITS, context: 64 });
   const engine = engineOn(runner);
