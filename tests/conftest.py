@@ -18,7 +18,7 @@ from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint, make_embedding
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 ROOT = Path(__file__).parents[1]
 # Debian's chromium brings SwiftShader, a Vulkan driver that runs on the CPU.
@@ -159,6 +159,20 @@ def browser(chromium: str) -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context()
+    # SwiftShader takes its time over pipelines, and a machine may be busy.
+    context.set_default_timeout(180_000)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Page:
+    return context.new_page()
 
 
 @pytest.fixture(scope="session")

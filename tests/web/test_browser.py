@@ -102,19 +102,6 @@ def address(site: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    context = browser.new_context()
-    context.set_default_timeout(TIMEOUT_MS)
-    yield context
-    context.close()
-
-
-@pytest.fixture
-def page(context: BrowserContext) -> Page:
-    return context.new_page()
-
-
 @pytest.fixture(scope="module")
 def ready_page(browser: Browser, address: str) -> Iterator[Page]:
     page = browser.new_page()

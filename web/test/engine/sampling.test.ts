@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 
 import { expect, test } from "vitest";
 
-import { adjustLogits, mulberry32, sampleToken } from "../../src/engine/sampling.js";
+import { adjustLogits, mulberry32, sampleToken } from "./host_sampler.js";
 
 interface Case {
   readonly name: string;

@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 
 import type { Completion, Constraint, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
-import { mulberry32 } from "../../src/engine/sampling.js";
+import { mulberry32 } from "./host_sampler.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import type { RunnerLimits } from "../../src/runtime/runner.js";

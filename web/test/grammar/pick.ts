@@ -2,7 +2,7 @@
 
 import { readFileSync } from "node:fs";
 
-import { mulberry32 } from "../../src/engine/sampling.js";
+import { mulberry32 } from "../engine/host_sampler.js";
 import type { GrammarConstraint } from "../../src/grammar/constraint.js";
 import { hasBit } from "../../src/grammar/constraint.js";
 import { Grammars } from "../../src/grammar/grammars.js";

@@ -1,6 +1,6 @@
-// Sampling on the host, as the device does it. tests/conformance/sampling.json fixes the results for every runtime.
+// What sampling means, on the host, for tests: the product samples on the device. tests/conformance/sampling.json fixes the results for every runtime.
 
-import type { SampleSettings } from "../runtime/batch.js";
+import type { SampleSettings } from "../../src/runtime/batch.js";
 
 /** Uniform numbers in [0, 1) from a 32-bit seed; one draw a token. Mulberry32, Tommy Ettinger 2017. */
 export function mulberry32(seed: number): () => number {
