@@ -6,6 +6,7 @@ All arrays are int32, the settings float32. S new tokens of B sequences lie one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -127,11 +128,38 @@ def require_task(manifest: Manifest, *, embeds: bool) -> None:
         raise RequestError(f"{manifest.model} makes embeddings and generates no text; use the bundle of a model that generates")
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest batch of a runner: new tokens, sequences (and slots for them), sampled rows, and pages of the pool.
+
+    ``pages`` None means as many as one sequence of the bundle's context takes.
+    """
+
+    tokens: int = 64
+    sequences: int = 1
+    rows: int = 1
+    pages: int | None = None
+
+
+def done(output: Output) -> Future[Output]:
+    """A result that is there already, for runners that wait in `Runner.submit`."""
+    future: Future[Output] = Future()
+    future.set_result(output)
+    return future
+
+
 class Runner(Protocol):
-    """Runs a bundle's plan on one device. Keys and values stay in its pages between calls, and so does what is kept by sequence slot."""
+    """Runs a bundle's plan on one device. Keys and values stay in its pages between calls, and so does what is kept by sequence slot.
+
+    What is asked for happens in the order of the calls, whether or not they wait for it.
+    """
 
     @property
     def manifest(self) -> Manifest: ...
+
+    @property
+    def limits(self) -> Limits:
+        """The largest batch; ``pages`` is a number."""
 
     @property
     def num_pages(self) -> int: ...
@@ -141,13 +169,19 @@ class Runner(Protocol):
         """What it runs on, in words."""
 
     def forward(self, batch: Batch) -> Output:
-        """The next tokens of the sampled rows. Raises RequestError where the bundle embeds."""
+        """The next tokens of the sampled rows. Raises RequestError where the bundle embeds, or for a batch beyond the limits."""
+
+    def submit(self, batch: Batch) -> Future[Output]:
+        """As `forward`, without waiting where the device works by itself: further calls may follow before the result is there."""
 
     def embed(self, batch: Batch) -> FloatArray:
         """The embeddings (R, E) of the sampled rows, not normalised. Raises RequestError where the bundle generates text."""
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """Set a slot's row of the state "token_counts" (V,), "logit_bias" (V,) or "token_mask" (ceil(V / 32),)."""
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the keys and values of whole pages, from the first of each pair to the second."""
 
     def close(self) -> None:
         """Give back the device's memory."""

@@ -49,11 +49,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """``context`` None means 4,096 tokens, or fewer where the model was trained for fewer. ``activations`` are those to offer, best first;
-    None means all that the quantization allows. ``kv`` is the format of keys and values: "activation" or "q8". ``tuning`` are files of
-    measured tunings to ship."""
+    """``arch`` None takes the target's default. ``context`` None means 4,096 tokens, or fewer where the model was trained for fewer.
+
+    ``activations`` are those to offer, best first; None means all that the quantization allows. ``kv`` is the format of keys and values:
+    "activation" or "q8". ``tuning`` are files of measured tunings to ship.
+    """
 
     target: str = "webgpu"
+    arch: str | None = None
     quantization: str = "q4f16"
     context: int | None = None
     activations: tuple[str, ...] | None = None
@@ -81,9 +84,11 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
         graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context, embeds=checkpoint.embedding is not None)
         check_tensors(checkpoint, graph.parameters)
         plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv))
-        lowered = target.lower_plan(plan, spec, quantization, activations, lambda done, total: progress("kernels", done, total))
+        lowered = target.lower_plan(
+            plan, spec, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total)
+        )
         check_tuning(tuning, lowered.variants)
-        kernels = write_kernels(lowered, folder, target.KERNEL_SUFFIX)
+        kernels = write_kernels(lowered, folder)
         weights, shards = write_weights(
             checkpoint, plan.weights, quantization, folder, lambda done, total: progress("weights", done, total)
         )
@@ -92,6 +97,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             format_version=FORMAT_VERSION,
             generator=f"nearfar {version('nearfar')}",
             target=options.target,
+            arch=lowered.arch,
             model=Path(model).resolve().name,
             spec=spec,
             embedding=checkpoint.embedding,
@@ -150,23 +156,23 @@ def choose_context(
     return wanted
 
 
-def write_kernels(lowered: LoweredPlan, folder: Path, suffix: str) -> dict[str, KernelEntry]:
+def write_kernels(lowered: LoweredPlan, folder: Path) -> dict[str, KernelEntry]:
     (folder / "kernels").mkdir()
-    entries = {}
-    for name, kernel in lowered.kernels.items():
-        file = f"kernels/{name}{suffix}"
-        text = kernel.text.encode()
-        (folder / file).write_bytes(text)
-        entries[name] = KernelEntry(
-            file=file,
-            sha256=sha256(text).hexdigest(),
+    for file, data in lowered.files.items():
+        (folder / file).write_bytes(data)
+    hashes = {file: sha256(data).hexdigest() for file, data in lowered.files.items()}
+    return {
+        name: KernelEntry(
+            file=kernel.file,
+            sha256=hashes[kernel.file],
             entry=kernel.entry,
             bindings=list(kernel.bindings),
             uniforms=list(kernel.uniforms),
             grid=list(kernel.grid),
             workgroup_size=kernel.workgroup_size,
         )
-    return entries
+        for name, kernel in lowered.kernels.items()
+    }
 
 
 def plan_entry(plan: Plan, lowered: LoweredPlan) -> PlanEntry:

@@ -8,6 +8,9 @@
     ├── OutputError          the place to write to exists, is full, or may not be written
     ├── DeviceError          this machine lacks what the bundle needs (adapter, feature, limit)
     ├── RequestError         a prompt, token list or option is out of range
+    ├── Unavailable          it cannot be answered now; trying again later may help
+    │   ├── QueueFull          too many requests wait already
+    │   └── DeadlineExceeded   it took longer than the request allows
     └── ToolError            something that must be installed is not
 
 A message says where, what and what to do: ``config.json: model_type 'mamba2' is not supported; supported: llama, ...``.
@@ -59,6 +62,18 @@ class DeviceError(NearfarError):
 
 class RequestError(NearfarError):
     code = "request_error"
+
+
+class Unavailable(NearfarError):
+    code = "unavailable"
+
+
+class QueueFull(Unavailable):
+    code = "queue_full"
+
+
+class DeadlineExceeded(Unavailable):
+    code = "deadline_exceeded"
 
 
 class ToolError(NearfarError):

@@ -196,6 +196,8 @@ class TuningEntry(Entry):
 class Manifest(Entry):
     """A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards.
 
+    ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes.
+
     ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys,
     then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of
     their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
@@ -206,6 +208,7 @@ class Manifest(Entry):
     format_version: int
     generator: str
     target: str
+    arch: str | None
     model: str
     spec: ModelSpec
     embedding: EmbeddingSpec | None
@@ -224,6 +227,10 @@ class Manifest(Entry):
     files: list[FileEntry]
     self_test: SelfTestEntry | None
     tuning: list[TuningEntry]
+
+    def page_states(self) -> list[str]:
+        """The states that hold keys and values, page by page."""
+        return [name for name, state in self.plan.states.items() if state.shape[0] == "P"]
 
     def pages_for(self, tokens: int) -> int:
         """How many pages hold that many tokens of one sequence."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 
 from .batch import Array as BatchArray
-from .batch import Batch, Output, require_task
+from .batch import Batch, Limits, Output, done, require_task
 from .bundle import Bundle
 from .errors import DeviceError
 from .expr import evaluate
@@ -18,17 +20,22 @@ from .rope import rope_table
 
 
 class ReferenceRunner:
-    """``activation`` is the dtype in which activations and KV are stored; None takes float32 where the bundle offers it."""
+    """``activation`` is the dtype in which activations and KV are stored; None takes float32 where the bundle offers it.
 
-    def __init__(self, bundle: Bundle, *, num_pages: int | None = None, num_slots: int = 8, activation: str | None = None) -> None:
+    Of the limits it keeps to ``pages`` and ``sequences`` only; the rest of a batch may be of any size.
+    """
+
+    def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
         offered = [entry.dtype for entry in self._manifest.activations]
         self.activation = activation or ("float32" if "float32" in offered else offered[0])
         if self.activation not in offered:
             raise DeviceError(f"{bundle.path}: was compiled for {', '.join(offered)} activations, not for {self.activation}")
-        self._num_pages, self._num_slots = num_pages or self._manifest.pages_for(self._manifest.context), num_slots
+        limits = limits or Limits(sequences=8)
+        self._num_pages, self._num_slots = limits.pages or self._manifest.pages_for(self._manifest.context), limits.sequences
+        self.limits = replace(limits, pages=self._num_pages)
         plan = self._manifest.plan
-        self._states = {name: self._zeros(state, {"P": self._num_pages, "N": num_slots}) for name, state in plan.states.items()}
+        self._states = {name: self._zeros(state, {"P": self._num_pages, "N": self._num_slots}) for name, state in plan.states.items()}
         self._constants = {name: rope_table(entry.inverse_frequencies, entry.shape[0]) for name, entry in plan.constants.items()}
         self._weights: dict[str, FloatArray] = {}
 
@@ -50,12 +57,20 @@ class ReferenceRunner:
         logits = outputs.pop("logits")
         return Output(**outputs, read_logits=lambda: logits)
 
+    def submit(self, batch: Batch) -> Future[Output]:
+        return done(self.forward(batch))
+
     def embed(self, batch: Batch) -> FloatArray:
         require_task(self._manifest, embeds=True)
         return self._outputs(batch)["embeddings"]
 
     def write_state(self, name: str, slot: int, values: BatchArray) -> None:
         self._states[name][slot] = values
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for name in self._manifest.page_states():
+            for source, destination in pairs:
+                self._states[name][destination] = self._states[name][source]
 
     def close(self) -> None:
         self._weights.clear()

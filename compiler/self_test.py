@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Batch, Chunk, make_batch
+from .batch import Batch, Chunk, Limits, make_batch
 from .bundle import Bundle
 from .errors import CheckpointError
 from .manifest import ActivationEntry, SelfTestEntry, SelfTestRow, StepEntry
@@ -118,7 +118,7 @@ def reference_logits(
     manifest = bundle.manifest
     pages = range(manifest.pages_for(len(prompt)))
     batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], manifest.page_size)
-    runners = [BlockRunner(bundle, num_pages=len(pages), activation=entry.dtype) for entry in both]
+    runners = [BlockRunner(bundle, limits=Limits(sequences=8, pages=len(pages)), activation=entry.dtype) for entry in both]
     values = [runner.start(batch) for runner in runners]
     logits = manifest.plan.outputs["logits"]
     steps = manifest.plan.steps

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from .batch import Runner
+from .batch import Limits, Runner
 from .bundle import Bundle
 from .errors import RequestError
 from .expr import Expr
@@ -27,10 +27,10 @@ RUNNERS = ("numpy", *TARGETS)
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """One kernel as it goes into a bundle; see `manifest.KernelEntry`."""
+    """One kernel as it goes into a bundle; see `manifest.KernelEntry`. ``file`` is one of the plan's `LoweredPlan.files`."""
 
     name: str
-    text: str
+    file: str
     entry: str
     bindings: tuple[BindingEntry, ...]
     uniforms: tuple[Expr, ...]
@@ -40,8 +40,13 @@ class KernelSource:
 
 @dataclass(frozen=True, slots=True)
 class LoweredPlan:
-    """``step_variants[i]`` names the list in ``variants`` for step i."""
+    """``step_variants[i]`` names the list in ``variants`` for step i; ``files`` are what kernels are in, by their place in the bundle.
 
+    ``arch`` is what the files were compiled for, None where they are source that any device of the target takes.
+    """
+
+    arch: str | None
+    files: Mapping[str, bytes]
     activations: tuple[ActivationEntry, ...]
     kernels: Mapping[str, KernelSource]
     variants: Mapping[str, tuple[VariantEntry, ...]]
@@ -52,13 +57,19 @@ class LoweredPlan:
 class Target(Protocol):
     # The largest buffer that a kernel may bind, in bytes.
     MAX_BINDING_BYTES: int
-    # The file name suffix of kernel sources.
-    KERNEL_SUFFIX: str
 
     def lower_plan(
-        self, plan: Plan, spec: ModelSpec, quantization: Quantization, activations: tuple[str, ...], progress: Callable[[int, int], None]
+        self,
+        plan: Plan,
+        spec: ModelSpec,
+        quantization: Quantization,
+        activations: tuple[str, ...],
+        arch: str | None,
+        progress: Callable[[int, int], None],
     ) -> LoweredPlan:
-        """Lower every kernel that the plan's steps may use. ``progress`` is told kernels done and in all."""
+        """Lower every kernel that the plan's steps may use, for ``arch`` or the target's default. ``progress`` is told kernels done and in
+        all. Raises RequestError for an ``arch`` that the target does not know.
+        """
 
 
 def load_target(name: str) -> Target:
@@ -68,17 +79,17 @@ def load_target(name: str) -> Target:
     return cast(Target, importlib.import_module(f"nearfar.targets.{name}.lower"))
 
 
-def open_runner(name: str, bundle: Bundle, rows: int) -> Runner:
-    """A runner that samples up to ``rows`` rows of one sequence: "numpy", the reference, or a target's own.
+def open_runner(name: str, bundle: Bundle, limits: Limits) -> Runner:
+    """A runner for batches up to ``limits``: "numpy", the reference, or a target's own.
 
     Raises RequestError for an unknown name or a bundle of another target, BundleError for a file whose hash is wrong, and DeviceError where
     this machine cannot run it.
     """
     bundle.verify()
     if name == "numpy":
-        return ReferenceRunner(bundle)
+        return ReferenceRunner(bundle, limits=limits)
     if name not in TARGETS:
         raise RequestError(f"runner {name!r} is not known; known: {', '.join(RUNNERS)}")
     if bundle.manifest.target != name:
         raise RequestError(f"{bundle.path}: was compiled for {bundle.manifest.target}; the {name} runner cannot run it")
-    return cast(Runner, importlib.import_module(f"nearfar.targets.{name}.runner").open_runner(bundle, rows))
+    return cast(Runner, importlib.import_module(f"nearfar.targets.{name}.runner").open_runner(bundle, limits))

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from ..batch import Limits
 from ..bundle import Bundle, open_bundle
 from ..generate import Timings, generate
 from ..sampling import Sampler
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     prompt = encode(tokenizer, options.prompt, raw=options.raw)
     sampler = Sampler(options.temperature, options.seed)
     max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
-    runner = open_runner(options.runner, bundle, rows=1)
+    runner = open_runner(options.runner, bundle, Limits())
     timings, stream = Timings(), TextStream(tokenizer)
     token_ids, text = [], ""
     for token in generate(runner, prompt, max_tokens, sampler, timings):

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from ..batch import Limits
 from ..bundle import open_bundle
 from ..errors import OutputError, RequestError
 from ..generate import PREFILL_CHUNK, score
@@ -38,7 +39,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     token_ids = parse_tokens(options.tokens)
     bundle = open_bundle(options.bundle)
-    runner = open_runner(options.runner, bundle, rows=PREFILL_CHUNK)
+    runner = open_runner(options.runner, bundle, Limits(rows=PREFILL_CHUNK))
     blocks = []
     with progress_bars(quiet=options.json) as bars:
         bars.start()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 
+from nearfar.compiler.errors import RequestError
 from nearfar.compiler.expr import Expr
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
 from nearfar.compiler.lower import lower
@@ -22,7 +24,6 @@ MAX_BINDING_BYTES = 128 << 20
 MAX_STORAGE_BUFFERS = 8
 MAX_THREADS = 256
 
-KERNEL_SUFFIX = ".wgsl"
 # TVM's code generation with subgroups assumes 32 lanes and is wrong elsewhere, so the attribute stays off.
 TVM_TARGET = {
     "kind": "webgpu",
@@ -33,25 +34,45 @@ TVM_TARGET = {
 NEEDS = {"float16": ["shader-f16"], "float32": []}
 
 
+@dataclass(frozen=True, slots=True)
+class WgslKernel:
+    """A kernel as a bundle lists it, and its WGSL."""
+
+    source: KernelSource
+    text: str
+
+
 def lower_plan(
-    plan: Plan, spec: ModelSpec, quantization: Quantization, activations: tuple[str, ...], progress: Callable[[int, int], None]
+    plan: Plan,
+    spec: ModelSpec,
+    quantization: Quantization,
+    activations: tuple[str, ...],
+    arch: str | None,
+    progress: Callable[[int, int], None],
 ) -> LoweredPlan:
     """WGSL for every variant of every step; see `nearfar.compiler.target`."""
+    if arch is not None:
+        raise RequestError(f"--arch {arch}: WGSL runs on every GPU, so there is nothing to choose; leave it out")
     context = Context(plan, spec, quantization, activations)
     rows = [variants_of(step, context) for step in plan.steps]
     wanted = {name: build for row in rows for variant in row for name, build in variant.kernels.items()}
     kernels = {}
+    files = {}
     sizes: dict[str, list[Expr]] = {}
     for done, (name, build) in enumerate(wanted.items()):
         progress(done, len(wanted))
         kernel = build()
-        kernels[name] = wgsl(kernel)
+        lowered = wgsl(kernel)
+        kernels[name] = lowered.source
+        files[lowered.source.file] = lowered.text.encode()
         for buffer, elements in kernel.scratch.items():
             sizes.setdefault(buffer, [])
             sizes[buffer] += [] if elements in sizes[buffer] else [elements]
     progress(len(wanted), len(wanted))
     lists = {list_name(row): tuple(entry(variant) for variant in row) for row in rows}
     return LoweredPlan(
+        arch=None,
+        files=files,
         activations=tuple(ActivationEntry(dtype=dtype, needs=NEEDS[dtype]) for dtype in activations),  # type: ignore[arg-type]
         kernels=kernels,
         variants=lists,
@@ -64,16 +85,16 @@ def largest(sizes: list[Expr]) -> Expr:
     return reduce(lambda one, other: ["max", one, other], sizes)
 
 
-def wgsl(kernel: Kernel) -> KernelSource:
+def wgsl(kernel: Kernel) -> WgslKernel:
     """One kernel as WGSL. A kernel beyond the default limits is a bug of its template."""
     lowered = lower(kernel, TVM_TARGET)
     assert len(lowered.buffers) <= MAX_STORAGE_BUFFERS, (kernel.name, lowered.buffers)
     assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
     assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)
     access = {binding.role: binding.access for binding in kernel.bindings}
-    return KernelSource(
+    source = KernelSource(
         name=kernel.name,
-        text=with_subgroups(lowered.source) if kernel.subgroups else lowered.source,
+        file=f"kernels/{kernel.name}.wgsl",
         entry=lowered.entry,
         bindings=tuple(binding(role, access[role]) for role in lowered.buffers),
         # TVM puts the index of the last workgroup in x behind the dims; the kernel returns beyond it.
@@ -81,6 +102,7 @@ def wgsl(kernel: Kernel) -> KernelSource:
         grid=kernel.grid,
         workgroup_size=kernel.workgroup_size,
     )
+    return WgslKernel(source, with_subgroups(lowered.source) if kernel.subgroups else lowered.source)
 
 
 def with_subgroups(source: str) -> str:

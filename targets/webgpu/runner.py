@@ -6,14 +6,15 @@ pass writes the two arenas, encodes all steps into one compute pass, submits onc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Output, require_task
+from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, done, require_task
 from nearfar.compiler.bundle import Bundle
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.expr import evaluate
@@ -36,19 +37,8 @@ class Region:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The largest batch: new tokens, sequences (and slots for them), sampled rows, and pages of the pool."""
-
-    tokens: int = 64
-    sequences: int = 1
-    rows: int = 1
-    pages: int | None = None
-
-
-def open_runner(bundle: Bundle, rows: int) -> WebGPURunner:
-    """A runner for one sequence, with up to ``rows`` sampled rows a batch."""
-    return WebGPURunner(bundle, limits=Limits(rows=rows))
+def open_runner(bundle: Bundle, limits: Limits) -> WebGPURunner:
+    return WebGPURunner(bundle, limits=limits)
 
 
 class WebGPURunner:
@@ -61,6 +51,7 @@ class WebGPURunner:
         self._manifest, self._path = bundle.manifest, bundle.path
         limits = limits or Limits()
         self._num_pages = limits.pages or self._manifest.pages_for(self._manifest.context)
+        self.limits = replace(limits, pages=self._num_pages)
         self._most = {
             "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages,
             "L": self._num_pages * limits.sequences, "T": self._manifest.context,
@@ -101,6 +92,9 @@ class WebGPURunner:
             read_logits=lambda: self._read("logits", dims),
         )
 
+    def submit(self, batch: Batch) -> Future[Output]:
+        return done(self.forward(batch))
+
     def embed(self, batch: Batch) -> FloatArray:
         """The embeddings (R, E) of the sampled rows. Raises RequestError as `forward`."""
         require_task(self._manifest, embeds=True)
@@ -109,6 +103,15 @@ class WebGPURunner:
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         self._device.queue.write_buffer(self._regions[name].buffer, slot * values.nbytes, values)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        encoder = self._device.create_command_encoder()
+        for name in self._manifest.page_states():
+            region = self._regions[name]
+            page_bytes = region.size // self._num_pages
+            for source, destination in pairs:
+                encoder.copy_buffer_to_buffer(region.buffer, source * page_bytes, region.buffer, destination * page_bytes, page_bytes)
+        self._device.queue.submit([encoder.finish()])
 
     def close(self) -> None:
         for region in self._regions.values():

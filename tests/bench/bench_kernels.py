@@ -73,16 +73,16 @@ def cases_of(shape: str, size: int, quantization: str) -> list[dict[str, Any]]:
 
 def case_of(row: Variant, dims: dict[str, int], sizes: dict[str, int], operations: int) -> dict[str, Any]:
     kernel = wgsl(row.build())
-    roles = [f"{binding.role}.{binding.plane}" if binding.plane else binding.role for binding in kernel.bindings]
-    x, y = (evaluate(expr, dims) for expr in kernel.grid)
+    roles = [f"{binding.role}.{binding.plane}" if binding.plane else binding.role for binding in kernel.source.bindings]
+    x, y = (evaluate(expr, dims) for expr in kernel.source.grid)
     return {
-        "name": kernel.name,
+        "name": kernel.source.name,
         "rows": dims["S"],
         "code": kernel.text,
-        "entry": kernel.entry,
+        "entry": kernel.source.entry,
         "needs": row.needs,
         "bindings": [{"size": round_up(sizes[role], 16), "cold": role.startswith("weight.")} for role in roles],
-        "uniforms": [evaluate(expr, dims) for expr in kernel.uniforms],
+        "uniforms": [evaluate(expr, dims) for expr in kernel.source.uniforms],
         "grid": spread(x, y),
         "bytes": sum(sizes[role] for role in roles),
         "operations": operations,

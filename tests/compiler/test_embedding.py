@@ -12,7 +12,7 @@ import pytest
 from tiny_models import write_modules
 from tolerances import F32, OF_ACTIVATION, relative_error
 
-from nearfar.compiler.batch import Chunk, make_batch
+from nearfar.compiler.batch import Chunk, Limits, make_batch
 from nearfar.compiler.bundle import open_bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.compile import CompileOptions, compile_model
@@ -22,7 +22,7 @@ from nearfar.compiler.generate import generate
 from nearfar.compiler.reference import ReferenceRunner
 from nearfar.compiler.sampling import Sampler
 from nearfar.compiler.tokenizer import Tokenizer
-from nearfar.targets.webgpu.runner import Limits, WebGPURunner
+from nearfar.targets.webgpu.runner import WebGPURunner
 
 CompileTiny = Callable[..., Path]
 

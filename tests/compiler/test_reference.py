@@ -11,6 +11,7 @@ from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chu
 from tiny_models import CHECKPOINTS
 from tolerances import F16, F32, relative_error
 
+from nearfar.compiler.batch import Limits
 from nearfar.compiler.bundle import open_bundle
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.reference import ReferenceRunner
@@ -35,8 +36,8 @@ def test_logits_are_those_of_transformers_in_chunks_of_any_size(
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_tiny: CompileTiny) -> None:
     bundle = open_bundle(compile_tiny(checkpoint, "q8f16"))
-    found = ragged_logits(ReferenceRunner(bundle, num_pages=20))
-    for mine, alone in zip(found, sequences_alone(ReferenceRunner(bundle, num_pages=20)), strict=True):
+    found = ragged_logits(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20)))
+    for mine, alone in zip(found, sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20))), strict=True):
         assert relative_error(mine, alone) < F32
 
 

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 from static_site import serve
 from tiny_models import VOCAB_SIZE
 
-from nearfar.compiler.batch import Chunk, make_batch
+from nearfar.compiler.batch import Chunk, Limits, make_batch
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 
@@ -193,7 +193,7 @@ def test_all_that_sampling_can_do_gives_the_tokens_of_the_reference(runner_page:
     bias = rng.normal(size=VOCAB_SIZE).astype(np.float32)
     mask = rng.integers(-(2**31), 2**31, -(-VOCAB_SIZE // 32)).astype(np.int32)
     settings = [Settings(1.5, 60, 0.95, 0.02, draw, 1.3, 0.6, 0.4) for draw in rng.random(10).tolist()]
-    reference = ReferenceRunner(open_bundle(tiny_bundle), num_slots=2, activation="float32")
+    reference = ReferenceRunner(open_bundle(tiny_bundle), limits=Limits(sequences=2), activation="float32")
     for name, values in (("token_counts", counts), ("logit_bias", bias), ("token_mask", mask)):
         reference.write_state(name, 1, values)
     chunk = Chunk(prompt, 0, range(16), [len(prompt) - 1], settings[0], slot=1, flags=COUNTS | BIAS | MASK)

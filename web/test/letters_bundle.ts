@@ -122,6 +122,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     format_version: 1,
     generator: "test",
     target: "webgpu",
+    arch: null,
     model: "letters",
     spec: SPEC,
     embedding: null,

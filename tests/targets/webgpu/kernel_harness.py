@@ -20,9 +20,8 @@ from nearfar.compiler.expr import Expr, evaluate
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.manifest import BindingEntry
 from nearfar.compiler.ops import Array, dequantize_rows
-from nearfar.compiler.target import KernelSource
 from nearfar.targets.webgpu.device import DEFAULT_LIMITS, for_naga
-from nearfar.targets.webgpu.lower import wgsl
+from nearfar.targets.webgpu.lower import WgslKernel, wgsl
 from nearfar.targets.webgpu.runner import round_up, spread
 
 HERE = Path(__file__).parent
@@ -53,7 +52,7 @@ class Case:
     def lowered(self) -> LoweredCase:
         kernels = self.kernels()
         scratch = {f"scratch.{name}": elements for kernel in kernels for name, elements in kernel.scratch.items()}
-        return LoweredCase(self.name, tuple(wgsl(kernel) for kernel in kernels), scratch, tuple(self.runs()), self.dtype)
+        return LoweredCase(self.name, tuple(map(wgsl, kernels)), scratch, tuple(self.runs()), self.dtype)
 
     def kernels(self) -> Sequence[Kernel]:
         built = self.build()
@@ -72,7 +71,7 @@ class Launch:
 @dataclass(frozen=True)
 class LoweredCase:
     name: str
-    kernels: tuple[KernelSource, ...]
+    kernels: tuple[WgslKernel, ...]
     scratch: Mapping[str, Expr]
     runs: tuple[Run, ...]
     dtype: str | None
@@ -80,11 +79,11 @@ class LoweredCase:
     @property
     def roles(self) -> tuple[str, ...]:
         """What the kernels bind, each buffer once."""
-        return tuple(dict.fromkeys(role_of(binding) for kernel in self.kernels for binding in kernel.bindings))
+        return tuple(dict.fromkeys(role_of(binding) for kernel in self.kernels for binding in kernel.source.bindings))
 
     @property
     def written(self) -> tuple[str, ...]:
-        bindings = [binding for kernel in self.kernels for binding in kernel.bindings]
+        bindings = [binding for kernel in self.kernels for binding in kernel.source.bindings]
         return tuple(dict.fromkeys(role_of(binding) for binding in bindings if binding.access == "write"))
 
     def contents(self, run: Run) -> list[bytes]:
@@ -96,9 +95,9 @@ class LoweredCase:
     def launches(self, run: Run) -> list[Launch]:
         launches = []
         for kernel in self.kernels:
-            bindings = tuple(self.roles.index(role_of(binding)) for binding in kernel.bindings)
-            uniforms = np.array([evaluate(expr, run.dims) for expr in kernel.uniforms], np.int32).tobytes()
-            x, y = (evaluate(expr, run.dims) for expr in kernel.grid)
+            bindings = tuple(self.roles.index(role_of(binding)) for binding in kernel.source.bindings)
+            uniforms = np.array([evaluate(expr, run.dims) for expr in kernel.source.uniforms], np.int32).tobytes()
+            x, y = (evaluate(expr, run.dims) for expr in kernel.source.grid)
             launches.append(Launch(bindings, uniforms + bytes(-len(uniforms) % 16), spread(x, y)))
         return launches
 
@@ -158,11 +157,11 @@ class Gpu:
     def close(self) -> None:
         self._device.destroy()
 
-    def _pipeline(self, kernel: KernelSource) -> Any:
+    def _pipeline(self, kernel: WgslKernel) -> Any:
         if kernel.text not in self._pipelines:
             module = self._device.create_shader_module(code=for_naga(kernel.text))
             self._pipelines[kernel.text] = self._device.create_compute_pipeline(
-                layout="auto", compute={"module": module, "entry_point": kernel.entry}
+                layout="auto", compute={"module": module, "entry_point": kernel.source.entry}
             )
         return self._pipelines[kernel.text]
 
@@ -175,7 +174,7 @@ def run_on_dawn(cases: Sequence[LoweredCase], node: str, environment: Mapping[st
         for run in case.runs:
             launches = [{"bindings": each.bindings, "uniforms": encode(each.uniforms), "grid": each.grid} for each in case.launches(run)]
             runs.append({"contents": [encode(data) for data in case.contents(run)], "launches": launches})
-        kernels = [{"code": kernel.text, "entry": kernel.entry} for kernel in case.kernels]
+        kernels = [{"code": kernel.text, "entry": kernel.source.entry} for kernel in case.kernels]
         written = [case.roles.index(role) for role in case.written]
         requests.append({"name": case.name, "kernels": kernels, "written": written, "runs": runs})
     answers = call_node("run_kernels.mjs", requests, node, environment, folder)

@@ -35,8 +35,8 @@ def sources(compile_tiny: Callable[..., Path]) -> Sources:
             for name, kernel in bundle.manifest.kernels.items():
                 found[f"{checkpoint}/{quantization}/{name}"] = ((bundle.path / kernel.file).read_text(), kernel.entry)
     for case in all_cases():
-        for kernel_source in map(wgsl, case.kernels()):
-            found[f"case/{case.name}/{kernel_source.name}"] = (kernel_source.text, kernel_source.entry)
+        for lowered in map(wgsl, case.kernels()):
+            found[f"case/{case.name}/{lowered.source.name}"] = (lowered.text, lowered.source.entry)
     return found
 
 

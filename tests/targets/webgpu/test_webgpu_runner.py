@@ -14,7 +14,7 @@ from tiny_models import ARCHITECTURES, CHECKPOINTS, VOCAB_SIZE
 from tolerances import F16, F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.batch import Chunk, Runner, make_batch
+from nearfar.compiler.batch import Chunk, Limits, Runner, make_batch
 from nearfar.compiler.bundle import open_bundle
 from nearfar.compiler.compile import CompileOptions, compile_model
 from nearfar.compiler.errors import DeviceError, RequestError
@@ -23,7 +23,7 @@ from nearfar.compiler.reference import ReferenceRunner
 from nearfar.compiler.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, Sampler, Settings
 from nearfar.targets.webgpu import lower
 from nearfar.targets.webgpu.device import choose_activation, features_of
-from nearfar.targets.webgpu.runner import Limits, WebGPURunner
+from nearfar.targets.webgpu.runner import WebGPURunner
 
 CompileTiny = Callable[..., Path]
 ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
@@ -66,7 +66,7 @@ def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, 
     bundle = open_bundle(compile_tiny(checkpoint, "q4f16"))
     runner = WebGPURunner(bundle, limits=ALL_ROWS, activation="float32")
     found = ragged_logits(runner)
-    reference = sequences_alone(ReferenceRunner(bundle, num_pages=20))
+    reference = sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20)))
     for mine, alone, expected in zip(found, sequences_alone(runner), reference, strict=True):
         assert relative_error(mine, alone) < F32
         assert relative_error(mine, expected) < F32
@@ -149,7 +149,7 @@ def test_penalties_bias_mask_and_tokens_fed_on_the_device_are_those_of_the_refer
     mask = rng.integers(-(2**31), 2**31, -(-VOCAB_SIZE // 32)).astype(np.int32)
     runners: list[Runner] = [
         WebGPURunner(bundle, limits=Limits(tokens=8, sequences=2, rows=2), activation="float32"),
-        ReferenceRunner(bundle, num_slots=2, activation="float32"),
+        ReferenceRunner(bundle, limits=Limits(sequences=2), activation="float32"),
     ]
     answers = []
     for runner in runners:
@@ -171,6 +171,17 @@ def test_penalties_bias_mask_and_tokens_fed_on_the_device_are_those_of_the_refer
         np.testing.assert_allclose(mine.token_logprobs, expected.token_logprobs, atol=1e-3)
         assert mine.top_token_ids.tolist() == expected.top_token_ids.tolist()
     assert [len(output.top_token_ids) for output in answers[0]] == [0, 0, 0, 2, 0, 0, 0, 0]
+
+
+def test_a_sequence_goes_on_in_copied_pages(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    limits = Limits(tokens=32, sequences=1, rows=1, pages=4)
+    for runner in (WebGPURunner(bundle, limits=limits, activation="float32"), ReferenceRunner(bundle, limits=limits, activation="float32")):
+        runner.submit(make_batch([Chunk(list(range(1, 21)), 0, [0, 1], [19])], 16)).result()
+        runner.copy_pages([(1, 3), (0, 2)])
+        first, second = (runner.submit(make_batch([Chunk([5], 20, pages, [0])], 16)).result().logits for pages in ([0, 1], [2, 3]))
+        np.testing.assert_array_equal(first, second)
+        runner.close()
 
 
 @pytest.mark.parametrize(

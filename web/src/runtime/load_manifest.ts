@@ -213,6 +213,7 @@ const MANIFEST = entry<Manifest>({
   format_version: int,
   generator: text,
   target: text,
+  arch: nullable(text),
   model: text,
   spec: SPEC,
   embedding: nullable(entry<EmbeddingSpec>({ pooling: oneOf("last_token"), normalize: flag })),

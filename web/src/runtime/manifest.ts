@@ -181,11 +181,12 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``embedding`` is None where the model generates text. */
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``embedding`` is None where the model generates text. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
   readonly target: string;
+  readonly arch: string | null;
   readonly model: string;
   readonly spec: ModelSpec;
   readonly embedding: EmbeddingSpec | null;

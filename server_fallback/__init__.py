@@ -1,0 +1,1 @@
+"""The far side: an engine with continuous batching, and a server that answers OpenAI's requests."""

@@ -1,0 +1,1 @@
+"""Sequences, pages, the scheduler and the sampling loop. Knows neither device nor HTTP."""

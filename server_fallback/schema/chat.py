@@ -1,0 +1,188 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .common import Answer, FinishReason, GenerationRequest, Request, TokenLogprob, Usage
+
+
+class TextPart(Request):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Request):
+    name: str
+    arguments: str
+
+
+class ToolCall(Request):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Request):
+    """``content`` is text, or parts of text."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: str | None = None
+
+
+class Function(Request):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Request):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Request):
+    name: str
+
+
+class NamedToolChoice(Request):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Request):
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextFormat(Request):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Request):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Request):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class RegexFormat(Request):
+    """Extension."""
+
+    type: Literal["regex"]
+    pattern: str
+
+
+class GrammarFormat(Request):
+    """Extension: EBNF, from its rule root."""
+
+    type: Literal["grammar"]
+    grammar: str
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat, Field(discriminator="type")]
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """What is for OpenAI's own accounts is taken and means nothing here: ``user`` and ``metadata`` to ``prompt_cache_key``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Extension: the last message is the start of the answer, which goes on from it.
+    continue_final_message: bool | None = None
+
+
+class ChatLogprobs(Answer):
+    content: list[TokenLogprob] | None = None
+    refusal: None = None
+
+
+class FunctionCallDelta(Answer):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Answer):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta | None = None
+
+
+class Delta(Answer):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChunkChoice(Answer):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+
+
+class ChatCompletionChunk(Answer):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+class AnswerFunction(Answer):
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(Answer):
+    id: str
+    type: Literal["function"] = "function"
+    function: AnswerFunction
+
+
+class AnswerMessage(Answer):
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    refusal: None = None
+    tool_calls: list[AnswerToolCall] | None = None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(Answer):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage

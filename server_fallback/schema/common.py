@@ -1,0 +1,82 @@
+"""What requests and answers of several routes have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_STOPS = 16
+MAX_CHOICES = 128
+
+
+class Request(BaseModel):
+    """A key that is not known is an error: nothing that a client asks for is ignored in silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class StreamOptions(Request):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class GenerationRequest(Request):
+    """Both kinds of completions take these. Null counts as not given."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    seed: int | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    user: str | None = None
+    # Extensions: see `nearfar.compiler.sampling`; a higher priority goes first.
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    priority: int | None = None
+
+
+class PromptTokensDetails(Answer):
+    cached_tokens: int = 0
+
+
+class Usage(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class TopLogprob(Answer):
+    token: str
+    bytes: list[int] | None = None
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob] = []
+
+
+class ErrorDetail(Answer):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(Answer):
+    error: ErrorDetail
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]

@@ -1,0 +1,49 @@
+"""/v1/completions, OpenAI's older form: texts or token ids are continued as they stand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .common import Answer, GenerationRequest, Usage
+
+
+class CompletionRequest(GenerationRequest):
+    """``prompt``: a text, token ids, or several of either. Of several prompts each gets ``n`` answers: choice p * n + i."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class CompletionLogprobs(Answer):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class CompletionChunk(Answer):
+    """A part of a streamed completion; ``finish_reason`` is null until the end of a choice."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class Completion(CompletionChunk):
+    usage: Usage

@@ -1,0 +1,36 @@
+"""/tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .chat import Message, Tool
+from .common import Answer, Request
+
+
+class TokenizeRequest(Request):
+    """Either ``prompt`` or ``messages``."""
+
+    model: str
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = True
+
+
+class TokenizeResponse(Answer):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeRequest(Request):
+    model: str
+    tokens: list[int]
+
+
+class DetokenizeResponse(Answer):
+    prompt: str

@@ -1,0 +1,1 @@
+"""Between texts and tokens: chat prompts, stop strings, grammars, tool calls."""
