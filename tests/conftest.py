@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +26,9 @@ ROOT = Path(__file__).parents[1]
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 
 CompileTiny = Callable[..., Path]
+
+# torch imports triton where it finds it, and triton's LLVM crashes beside the one that lavapipe has loaded. None makes the import fail.
+sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
 
 def pytest_configure(config: pytest.Config) -> None:
