@@ -106,11 +106,15 @@ class WebGPURunner:
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         encoder = self._device.create_command_encoder()
-        for name in self._manifest.page_states():
-            region = self._regions[name]
-            page_bytes = region.size // self._num_pages
+        regions = [self._regions[name] for name in self._manifest.page_states()]
+        page_bytes = max(region.size for region in regions) // self._num_pages
+        # A buffer cannot be copied onto itself.
+        between = self._buffer(page_bytes, self._flags.COPY_SRC | self._flags.COPY_DST)
+        for region in regions:
+            size = region.size // self._num_pages
             for source, destination in pairs:
-                encoder.copy_buffer_to_buffer(region.buffer, source * page_bytes, region.buffer, destination * page_bytes, page_bytes)
+                encoder.copy_buffer_to_buffer(region.buffer, source * size, between, 0, size)
+                encoder.copy_buffer_to_buffer(between, 0, region.buffer, destination * size, size)
         self._device.queue.submit([encoder.finish()])
 
     def close(self) -> None:
