@@ -8,7 +8,7 @@ One thread: every so-manyeth key of a tile, whole, with all heads' scores and we
 and a query vector is loaded once for several keys; then a block of 16 bytes, or a part of one, of four values in a row at a time.
 Needs: S == B; ``tile`` a multiple of the page and of the threads, ``split`` of the tile.
 Measured on lavapipe (a CPU adapter), one layer of 14 query heads and 2 kv heads of 64, 8,192 keys in ranges of 256: 5 ms of one core, in
-float16 and in 8-bit integers; 26 ms before, when several threads shared a key and waited for each other 44 times a range.
+float16 and in 8-bit integers; 26 ms before, when several threads shared a key.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from .builder import (
 from .linear_vector import power_of_two
 from .new_heads import NewHeads
 from .pages import LOWEST, Heads, Pages, largest_lane
+from .vector_lanes import as_four, first_lanes, lane_at, part_of
 
 # The most vectors of results that a thread keeps in registers.
 MAX_RESULTS = 16
@@ -388,30 +389,3 @@ def added_dot(sum_: Scalar, one: Scalar, other: Scalar, lanes: int) -> Scalar:
 def four_heads(scores: Array, first: int, v: int, heads: int) -> Scalar:
     """A vector of a key's scores; heads that there are not have the lowest."""
     return vector(*(scores[first + h] if h < heads else number(LOWEST, "float32") for h in range(v * 4, v * 4 + 4)))
-
-
-def part_of(vectors: list[Scalar], part: Scalar, size: int) -> list[Scalar]:
-    """The ``size`` vectors that thread ``part`` takes of a block."""
-    if size == len(vectors):
-        return vectors
-    parts = len(vectors) // size
-    chosen = vectors[-size:]
-    for i in reversed(range(parts - 1)):
-        chosen = [select(part % parts == i, one, other) for one, other in zip(vectors[i * size : (i + 1) * size], chosen, strict=True)]
-    return chosen
-
-
-def lane_at(value: Scalar, lane: Scalar) -> Scalar:
-    """The lane of a vector of 4 with a number known at run time."""
-    first, second, third, fourth = (lane_of(value, i) for i in range(4))
-    return select(lane < 2, select(lane == 0, first, second), select(lane == 2, third, fourth))
-
-
-def as_four(value: Scalar, lanes: int) -> Scalar:
-    """A vector of ``lanes`` with zeros behind it."""
-    return value if lanes == 4 else vector(lane_of(value, 0), lane_of(value, 1), number(0, "float32"), number(0, "float32"))
-
-
-def first_lanes(value: Scalar, lanes: int) -> Scalar:
-    """What `as_four` was made of."""
-    return value if lanes == 4 else vector(lane_of(value, 0), lane_of(value, 1))
