@@ -134,6 +134,28 @@ class ActivationEntry(Entry):
     needs: list[str]
 
 
+class LoraModule(Entry):
+    """Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``."""
+
+    a: str
+    b: str
+    part: int
+    start: int
+    stop: int
+
+
+class LoraEntry(Entry):
+    """LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj"."""
+
+    rank: int
+    modules: dict[str, LoraModule]
+
+    @property
+    def states(self) -> list[str]:
+        """The states that hold adapters, place by place."""
+        return list(dict.fromkeys(name for module in self.modules.values() for name in (module.a, module.b)))
+
+
 class TokenizerEntry(Entry):
     """``chat_template`` is Jinja, as Hugging Face writes it; None where the model has none. The tokens are those that templates may name.
 
@@ -202,7 +224,7 @@ class Manifest(Entry):
     then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of
     their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
     ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and
-    activation dtype. ``embedding`` is None where the model generates text.
+    activation dtype. ``lora`` is None where the bundle takes no adapters. ``embedding`` is None where the model generates text.
     """
 
     format_version: int
@@ -216,6 +238,7 @@ class Manifest(Entry):
     context: int
     page_size: int
     kv: Literal["activation", "q8"]
+    lora: LoraEntry | None
     activations: list[ActivationEntry]
     plan: PlanEntry
     variants: dict[str, list[VariantEntry]]

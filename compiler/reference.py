@@ -22,7 +22,7 @@ from .rope import rope_table
 class ReferenceRunner:
     """``activation`` is the dtype in which activations and KV are stored; None takes float32 where the bundle offers it.
 
-    Of the limits it keeps to ``pages`` and ``sequences`` only; the rest of a batch may be of any size.
+    Of the limits it keeps to ``pages``, ``sequences`` and ``adapters`` only; the rest of a batch may be of any size.
     """
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
@@ -35,7 +35,10 @@ class ReferenceRunner:
         self._num_pages, self._num_slots = limits.pages or self._manifest.pages_for(self._manifest.context), limits.sequences
         self.limits = replace(limits, pages=self._num_pages)
         plan = self._manifest.plan
-        self._states = {name: self._zeros(state, {"P": self._num_pages, "N": self._num_slots}) for name, state in plan.states.items()}
+        self._states = {
+            name: self._zeros(state, {"P": self._num_pages, "N": self._num_slots, "M": limits.adapters})
+            for name, state in plan.states.items()
+        }
         self._constants = {name: rope_table(entry.inverse_frequencies, entry.shape[0]) for name, entry in plan.constants.items()}
         self._weights: dict[str, FloatArray] = {}
 
@@ -77,7 +80,7 @@ class ReferenceRunner:
 
     def _outputs(self, batch: Batch) -> dict[str, Array]:
         values: dict[str, Array] = {**batch.arrays(), **self._states, **self._constants}
-        dims = batch.dims(self._num_pages, self._num_slots)
+        dims = batch.dims(self._num_pages, self._num_slots, self.limits.adapters)
         for step in self._manifest.plan.steps:
             self._run(step, values, dims)
         return {role: values[name] for role, name in self._manifest.plan.outputs.items()}

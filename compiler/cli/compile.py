@@ -45,6 +45,10 @@ def add_parser(commands: Any) -> None:
         help="keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--lora-rank", type=int, default=0, metavar="RANK",
+        help="take LoRA adapters of up to this rank, a choice for each request (default: none)",
+    )  # fmt: skip
+    parser.add_argument(
         "--tuning", nargs="+", type=Path, default=[], metavar="FILE",
         help="ship what engine.exportTuning() measured on some GPUs, so that these need not measure again",
     )  # fmt: skip
@@ -67,6 +71,7 @@ def run(options: argparse.Namespace) -> None:
         context=options.context,
         activations=tuple(options.activations) if options.activations else None,
         kv=options.kv,
+        lora_rank=options.lora_rank,
         self_test=options.self_test,
         tuning=tuple(options.tuning),
         force=options.force,
