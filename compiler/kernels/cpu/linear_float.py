@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, minimum, number
 from ..projection import Projection
-from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, round_up_quotient
 from .math import exp, fused, sum_of_lanes
 from .packed import PackedRows
 from .rows import each_vector, norm_row
@@ -31,34 +31,34 @@ def linear_float(name: str, isa: Isa, facts: Projection) -> Kernel:
 
     with kernel.tasks("row", batch) as row:
         for start, width in pieces(groups * GROUP - columns, lanes):
-            padded[row, ramp(columns + start, width)] = number(0, f"float32x{width}" if width > 1 else "float32")
+            padded[row, ramp(columns + start, width)] = number(0, floats(width))
         if norm is not None and facts.norm_eps is not None:
             norm_row(kernel, isa, x, row, norm, columns, facts.norm_eps, padded)
         else:
 
             def copy(start: Scalar, width: int) -> None:
-                padded[row, ramp(start, width)] = cast(x[row, ramp(start, width)], f"float32x{width}" if width > 1 else "float32")
+                padded[row, ramp(start, width)] = cast(x[row, ramp(start, width)], floats(width))
 
             each_vector(kernel, columns, lanes, copy)
 
     halves = 2 if facts.gated else 1
     with kernel.tasks("block", -(-facts.outputs // OUTPUTS)) as block, kernel.loop("place", OUTPUTS) as place:
         output = kernel.let("output", block * OUTPUTS + place)
-        with kernel.when(True if facts.outputs % OUTPUTS == 0 else output < facts.outputs):
-            with kernel.loop("tile", (kernel.size(batch) + (ROWS - 1)) // ROWS) as tile:
-                # Rows beyond the last are copies of it, and are not stored.
-                rows = [kernel.let("row", minimum(tile * ROWS + i, kernel.size(batch) - 1)) for i in range(ROWS)]
-                sums = kernel.local("sums", halves * ROWS, f"float32x{lanes}", fill=0)
-                with kernel.loop("group", groups) as group:
-                    for half in range(halves):
-                        for part, weights in enumerate(weight.group(output + half * facts.outputs, group)):
-                            values = kernel.let("weights", weights)
-                            for i, row in enumerate(rows):
-                                inputs = padded[row, ramp(group * GROUP + part * lanes, lanes)]
-                                sums[half * ROWS + i] = fused(values, inputs, sums[half * ROWS + i])
-                for i, row in enumerate(rows):
-                    with kernel.when(tile * ROWS + i < kernel.size(batch)):
-                        finish.store(row, output, [sum_of_lanes(sums[half * ROWS + i]) for half in range(halves)])
+        inside = True if facts.outputs % OUTPUTS == 0 else output < facts.outputs
+        with kernel.when(inside), kernel.loop("tile", round_up_quotient(kernel.size(batch), ROWS)) as tile:
+            # Rows beyond the last are copies of it, and are not stored.
+            rows = [kernel.let("row", minimum(tile * ROWS + i, kernel.size(batch) - 1)) for i in range(ROWS)]
+            sums = kernel.local("sums", halves * ROWS, f"float32x{lanes}", fill=0)
+            with kernel.loop("group", groups) as group:
+                for half in range(halves):
+                    for part, weights in enumerate(weight.group(output + half * facts.outputs, group)):
+                        values = kernel.let("weights", weights)
+                        for i, row in enumerate(rows):
+                            inputs = padded[row, ramp(group * GROUP + part * lanes, lanes)]
+                            sums[half * ROWS + i] = fused(values, inputs, sums[half * ROWS + i])
+            for i, row in enumerate(rows):
+                with kernel.when(tile * ROWS + i < kernel.size(batch)):
+                    finish.store(row, output, [sum_of_lanes(sums[half * ROWS + i]) for half in range(halves)])
     return kernel.finish()
 
 
