@@ -20,6 +20,7 @@ from .variants import Context, Variant, variants_of
 
 # Indices within a buffer are 32-bit, with a sign.
 MAX_BINDING_BYTES = (2 << 30) - 1
+TAKES_LORA = True
 
 
 def lower_plan(

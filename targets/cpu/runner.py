@@ -60,7 +60,7 @@ class CpuRunner:
         self._most = {
             "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages,
             "L": self._num_pages * limits.sequences, "T": self._manifest.context,
-            "N": limits.sequences, "A": limits.rows, "W": limits.rows,
+            "N": limits.sequences, "A": limits.rows, "W": limits.rows, "M": limits.adapters, "G": limits.tokens,
         }  # fmt: skip
         self.threads = threads or default_threads()
         (file,) = {kernel.file for kernel in self._manifest.kernels.values()}
@@ -119,7 +119,7 @@ class CpuRunner:
 
     def _dims(self, batch: Batch) -> dict[str, int]:
         """A batch's dims. Raises RequestError for those beyond the limits."""
-        dims = batch.dims(self._num_pages, self._most["N"])
+        dims = batch.dims(self._num_pages, self._most["N"], self._most["M"])
         for dim, value in dims.items():
             if value > self._most[dim]:
                 raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")

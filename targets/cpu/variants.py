@@ -18,6 +18,7 @@ from nearfar.compiler.kernels.cpu.attention import rope_attention
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.linear_float import linear_float
+from nearfar.compiler.kernels.cpu.lora import add_lora, gate_halves
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
@@ -126,6 +127,24 @@ def projection_rows(facts: Projection, activation: str | None, context: Context)
     return plain(context, f"{facts.name}_float", lambda name, isa: linear_float(name, isa, facts), activation)
 
 
+def add_lora_variants(step: Step, context: Context) -> Sequence[Variant]:
+    ranks, columns = sizes(context.plan.shape_of(step.inputs["a"])[1:])
+    widths, eps = step.attrs["widths"], step.attrs.get("eps")
+    rank = ranks // len(widths)
+    variants: list[Variant] = []
+    for activation in context.activations:
+        x, y = (context.dtype_of(name, activation) for name in (step.inputs["x"], step.outputs["y"]))
+        name = f"add_lora_{sum(widths)}x{columns}_r{rank}_{x}_{y}" + ("_norm" if eps is not None else "")
+        build = partial(add_lora, columns=columns, widths=widths, rank=rank, x_dtype=x, y_dtype=y, eps=eps)
+        variants += plain(context, name, build, activation)
+    return variants
+
+
+def gate_halves_variants(step: Step, context: Context) -> Sequence[Variant]:
+    (columns,) = sizes(context.plan.shape_of(step.outputs["y"])[1:])
+    return plain(context, f"gate_halves_{columns}", partial(gate_halves, columns=columns))
+
+
 def rope_attention_variants(step: Step, context: Context) -> Sequence[Variant]:
     kv_heads, page_size = sizes(context.plan.shape_of(step.inputs["kv"])[2:4])
     (positions,) = sizes(context.plan.shape_of(step.inputs["table"])[:1])
@@ -163,6 +182,8 @@ OPS: dict[str, Callable[[Step, Context], Sequence[Variant]]] = {
     "embed": embed_variants,
     "linear": projection_variants,
     "gated_linear": projection_variants,
+    "add_lora": add_lora_variants,
+    "gate_halves": gate_halves_variants,
     "rope_attention": rope_attention_variants,
     "take_rows": take_rows_variants,
     "rms_norm": rms_norm_variants,
