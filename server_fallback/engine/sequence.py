@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from .prefix_cache import Place
 from .request import FinishReason
 
-WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
+WAITING: Final = "waiting"
+RUNNING: Final = "running"
+FINISHED: Final = "finished"
 
 
 @dataclass(eq=False, slots=True)
