@@ -24,7 +24,8 @@ def make_adapter(folder: Path, checkpoint: Path, targets: tuple[str, ...], *, ra
         shapes = {name.removesuffix(".weight"): weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
     rng = np.random.default_rng(seed)
     scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
-    tensors, deltas = {}, {}
+    tensors: dict[str, npt.NDArray[np.float32]] = {}
+    deltas: dict[str, npt.NDArray[np.float32]] = {}
     for module, shape in shapes.items():
         if not module.endswith(targets):
             continue

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 
+from .adapters import Adapter
 from .request import Completion, GeneratedToken, TokenRequest
 from .resolved_sampling import ResolvedSampling
 from .sequence import Sequence
@@ -22,6 +23,7 @@ class Answer:
         self.loop = asyncio.get_running_loop()
         # The engine's thread makes it when the answer's turn comes.
         self.sequence: Sequence | None = None
+        self.adapter: Adapter | None = None
         # All tokens of the answer so far.
         self.token_ids: list[int] = []
         self.ended = False

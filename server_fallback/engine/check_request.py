@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.sampling import ALTERNATIVES, WORD
 
+from .adapters import not_loaded
 from .model import TokenModel
 from .request import TokenRequest
 
 Holds = Callable[[float], bool]
 
 
-def check_request(request: TokenRequest, model: TokenModel) -> None:
-    """Raises RequestError, whose details name the parameter ("param")."""
+def check_request(request: TokenRequest, model: TokenModel, adapters: Collection[str] = ()) -> None:
+    """``adapters`` are the names of those that are loaded. Raises RequestError, whose details name the parameter ("param")."""
     if model.embeds:
         raise RequestError("this model makes embeddings and generates no text; ask a model that generates, or for embeddings")
-    if request.adapter is not None:
-        raise RequestError(f"adapter '{request.adapter}' is not loaded; load it, or leave it out", param="adapter")
+    if request.adapter is not None and request.adapter not in adapters:
+        raise not_loaded(request.adapter)
     check_prompt(request, model)
     ids = f"token ids from 0 to {model.vocab_size - 1}"
     if request.max_tokens is not None:

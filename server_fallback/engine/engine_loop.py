@@ -12,14 +12,15 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from nearfar.compiler.batch import Array, Batch, Output
+from nearfar.compiler.batch import Array, Batch, FloatArray, Output
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, Unavailable
 from nearfar.compiler.sampling import BIAS, COUNTS, MASK
 
+from .adapters import Adapter, Adapters
 from .answer import Answer, News, Outbox
 from .config import EngineConfig, SchedulerConfig
 from .embedder import Embedder, EmbedJob, matrix
@@ -44,6 +45,7 @@ class EngineLoop:
         limits = runner.limits
         self._runner, self._model, self._config, self._inbox = runner, model, config, inbox
         self._embedder = Embedder(runner, model.page_size)
+        self.adapters = Adapters(limits.adapters)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 page_size=model.page_size,
@@ -81,6 +83,8 @@ class EngineLoop:
                     self._end(answer, None)
                 for job in letters.jobs:
                     self._embedder.add(job)
+                for call in letters.calls:
+                    call()
                 if letters.stop:
                     break
                 self._turn()
@@ -97,6 +101,8 @@ class EngineLoop:
                 self._end(answer, reason)
             for job in [*self._embedder.drop(lambda _: True), *letters.jobs]:
                 self._end_job(job, reason)
+            for call in letters.calls:
+                call()
             self._send()
             self._runner.close()
 
@@ -124,6 +130,12 @@ class EngineLoop:
     def _begin(self, answer: Answer) -> None:
         """Queue a request's sequence."""
         request = answer.request
+        if request.adapter is not None:
+            try:
+                answer.adapter = self.adapters.use(request.adapter)
+            except NearfarError as error:
+                self._end(answer, error)
+                return
         sequence = answer.sequence = Sequence(
             id=self._next_id,
             prompt=request.prompt_ids,
@@ -132,12 +144,13 @@ class EngineLoop:
             priority=request.priority,
             keep=None if request.when_full == "stop" else request.when_full,
             stepwise=request.constraint is not None,
-            adapter=request.adapter,
+            adapter=answer.adapter.key if answer.adapter else None,
+            adapter_place=answer.adapter.place if answer.adapter else -1,
         )
         self._next_id += 1
         self._answers[sequence] = answer
         if sequence.keep is None and len(sequence.prompt) > 1:
-            leader = self._leaders.setdefault((request.adapter, *request.prompt_ids), sequence)
+            leader = self._leaders.setdefault((sequence.adapter, *request.prompt_ids), sequence)
             if leader is not sequence and leader.priority >= sequence.priority:
                 sequence.leader = leader
         if request.deadline is not None:
@@ -158,6 +171,8 @@ class EngineLoop:
             key = (sequence.adapter, *sequence.prompt)
             if self._leaders.get(key) is sequence:
                 del self._leaders[key]
+        if answer.adapter is not None:
+            self.adapters.release(answer.adapter)
         self._inbox.finished()
 
     def _expire(self) -> None:
@@ -165,6 +180,30 @@ class EngineLoop:
             answer = heapq.heappop(self._deadlines)[2]
             count = len(answer.token_ids)
             self._end(answer, DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or ask for fewer"))
+
+    # --- adapters --------------------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, name: str, states: Mapping[str, FloatArray], loaded: Future[None]) -> None:
+        """Put an adapter's matrices into a free place. Raises nothing: what fails is the future's."""
+        adapter: Adapter | None = None
+        try:
+            adapter = self.adapters.take_place(name)
+            for state, values in states.items():
+                self._write(state, adapter.place, values)
+        except NearfarError as error:
+            if adapter is not None:
+                self.adapters.give_back(adapter)
+            loaded.set_exception(error)
+        else:
+            self.adapters.add(adapter)
+            loaded.set_result(None)
+
+    def unload_adapter(self, name: str, left: Future[None]) -> None:
+        """``left`` is done when no answer uses the adapter any more."""
+        try:
+            self.adapters.remove(name).add_done_callback(lambda _: left.set_result(None))
+        except NearfarError as error:
+            left.set_exception(error)
 
     # --- one turn --------------------------------------------------------------------------------------------------------------
 

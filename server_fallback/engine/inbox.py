@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Condition
 
@@ -13,11 +14,12 @@ from .embedder import EmbedJob
 
 @dataclass(slots=True)
 class Letters:
-    """What came in since the engine looked last. ``abandoned`` are answers that nobody reads any more."""
+    """What came in since the engine looked last. ``abandoned`` are answers that nobody reads, ``calls`` what its thread is to do."""
 
     arrivals: list[Answer] = field(default_factory=list)
     abandoned: list[Answer] = field(default_factory=list)
     jobs: list[EmbedJob] = field(default_factory=list)
+    calls: list[Callable[[], None]] = field(default_factory=list)
     stop: bool = False
 
 
@@ -48,6 +50,14 @@ class Inbox:
                 self._letters.arrivals.append(item)
             else:
                 self._letters.jobs.append(item)
+            self._changed.notify_all()
+
+    def call(self, call: Callable[[], None]) -> None:
+        """Have the engine's thread do something between two steps. Raises why nothing is taken any more."""
+        with self._changed:
+            if self._refusal is not None:
+                raise self._refusal
+            self._letters.calls.append(call)
             self._changed.notify_all()
 
     def abandon(self, answer: Answer) -> None:

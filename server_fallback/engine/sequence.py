@@ -22,7 +22,7 @@ class Sequence:
     ``id`` is unique and rises with the order of arrival. ``max_tokens`` None: as many as the context holds. ``keep``: where the context is
     full, the oldest tokens after the first so many make way; None ends the answer there. ``stepwise``: each token must be read before the
     next can be asked for, as a constraint's mask depends on it. ``leader`` is an earlier sequence with the same prompt, whose pages this
-    one starts from once the prompt is computed.
+    one starts from once the prompt is computed. ``adapter`` is the key of its adapter, ``adapter_place`` where that is on the device.
     """
 
     id: int
@@ -34,6 +34,7 @@ class Sequence:
     keep: int | None = None
     stepwise: bool = False
     adapter: str | None = None
+    adapter_place: int = -1
     leader: Sequence | None = None
 
     state: Literal["waiting", "running", "finished"] = WAITING

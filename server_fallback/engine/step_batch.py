@@ -26,6 +26,7 @@ def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternati
     token_ids, positions, slots, page_ids = array("i"), array("i"), array("i"), array("i")
     seq_starts, page_indptr = array("i", [0]), array("i", [0])
     sample_rows, sample_slots, settings = array("i"), array("i"), array("f")
+    adapters = array("i")
     for row in step.rows:
         sequence, start, end = row.sequence, row.start, row.start + row.count
         pages, tokens = sequence.pages, sequence.tokens
@@ -38,6 +39,7 @@ def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternati
         for index in range(start // page_size, -(-end // page_size)):
             first, last = max(start - index * page_size, 0), min(end - index * page_size, page_size)
             slots.extend(range(pages[index] * page_size + first, pages[index] * page_size + last))
+        adapters.extend([sequence.adapter_place] * row.count)
         seq_starts.append(len(token_ids))
         page_ids.extend(pages)
         page_indptr.append(len(page_ids))
@@ -60,6 +62,7 @@ def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternati
         sample_rows=ints(sample_rows),
         sample_slots=ints(sample_slots).reshape(-1, 2),
         sample_settings=floats(settings).reshape(-1, len(Settings._fields)),
+        adapters=ints(adapters),
         alternatives=alternatives,
     )
 

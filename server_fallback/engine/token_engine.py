@@ -6,7 +6,8 @@ What is here runs on the event loops; the work is done on a thread of the engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
 
@@ -53,7 +54,7 @@ class TokenEngine:
 
         Raises RequestError for what cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the engine is closed, or DeviceError.
         """
-        check_request(request, self.model)
+        check_request(request, self.model, self._loop.adapters.names)
         answer = Answer(request, resolve_sampling(request.sampling, self.model.vocab_size))
         self._inbox.add(answer)
         try:
@@ -89,6 +90,21 @@ class TokenEngine:
         except asyncio.CancelledError:
             job.abandoned = True
             raise
+
+    async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
+        """Make a LoRA adapter known by a name that requests may give. ``states`` are what `nearfar.compiler.formats.peft` reads.
+
+        Raises RequestError for a name that is taken, or where no place is free.
+        """
+        loaded: Future[None] = Future()
+        self._inbox.call(lambda: self._loop.load_adapter(name, states, loaded))
+        await asyncio.wrap_future(loaded)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no new requests for an adapter, and give its place back when those that use it have ended. Raises RequestError."""
+        left: Future[None] = Future()
+        self._inbox.call(lambda: self._loop.unload_adapter(name, left))
+        await asyncio.wrap_future(left)
 
     def stats(self) -> EngineStats:
         """What it did so far; may be asked from any thread."""
