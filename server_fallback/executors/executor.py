@@ -27,7 +27,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
-    """What the model's executor is doing. ``memory_bytes`` is what it holds on the device, None where it is not known."""
+    """What the model's executor is doing. ``memory_bytes`` is what it holds on the device, None where it is not known.
+
+    ``kv_usage`` is 0 to 1. The rest are counts since the start: tokens that were looked up in the prefix cache and found there, requests
+    that had to give their pages back, drafts made and the tokens in them, and how many of those were right.
+    """
 
     ready: bool
     detail: str
@@ -35,6 +39,12 @@ class ExecutorState:
     waiting: int = 0
     kv_usage: float = 0.0
     memory_bytes: int | None = None
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Executor(Protocol):
