@@ -30,7 +30,6 @@ from .upstream import Upstream, make_upstream
 ATTEMPTS = 3
 # Before another attempt, between half and all of it; twice as much before the third.
 RETRY_SECONDS = 0.1
-CHECK_SECONDS = 5.0
 # What servers call an answer's end beside OpenAI's words.
 ENDS = {"eos_token": "stop", "stop_sequence": "stop", "max_tokens": "length"}
 
@@ -49,6 +48,7 @@ class UpstreamOptions:
     api_key: str | None = None
     context: int | None = None
     priorities: bool = False
+    check_seconds: float = 5.0
 
 
 async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
@@ -88,11 +88,9 @@ async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> t
 class UpstreamExecutor:
     """Needs a running event loop, on which it checks its servers from time to time."""
 
-    def __init__(
-        self, replicas: Replicas, options: UpstreamOptions, model: str, context: int, *, check_seconds: float = CHECK_SECONDS
-    ) -> None:
+    def __init__(self, replicas: Replicas, options: UpstreamOptions, model: str, context: int) -> None:
         self._replicas, self._options, self._model, self._context = replicas, options, model, context
-        self._checks = asyncio.create_task(self._check(check_seconds))
+        self._checks = asyncio.create_task(self._check(options.check_seconds))
 
     @property
     def context(self) -> int:
