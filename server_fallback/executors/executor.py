@@ -5,7 +5,7 @@ Requests and answers are OpenAI's, as the classes of `schema/`; HTTP, keys and l
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,12 +17,17 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What surrounds a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent)."""
+    """What surrounds a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
+
+    ``priority`` is the final one: what the request asks for, within what its key may. An executor of our own tells ``observe_queue``, for
+    each answer, the seconds until its first token was handed to the device.
+    """
 
     request_id: str
     priority: int = 0
     deadline: float | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    observe_queue: Callable[[float], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, Reques
 # Of an answer that is no JSON, so much is shown.
 SHOWN_CHARACTERS = 200
 # The upstream, or a proxy before it, is not there; a 500 is a fault that the same request may well meet again elsewhere.
+STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
 NOT_THERE = {408, 502, 503, 504, 529}
 
 
@@ -25,9 +26,7 @@ def streamed_error(url: str, error: dict[str, Any]) -> NearfarError:
     code = error.get("code")
     if isinstance(code, int):
         return by_status(url, code, error, None)
-    if error.get("type") == "invalid_request_error":
-        return by_status(url, 400, error, None)
-    return by_status(url, 500, error, None)
+    return by_status(url, STATUS_OF_TYPE.get(str(error.get("type")), 500), error, None)
 
 
 def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds: float | None) -> NearfarError:

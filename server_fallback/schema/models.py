@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, Request
+from .common import Answer, Items, Request
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -40,7 +39,7 @@ class LoadRequest(Request):
 
     model: Name
     name: Name | None = None
-    aliases: Sequence[Name] = ()
+    aliases: Items[Name] = Field(default_factory=list)
 
 
 class UnloadRequest(Request):
