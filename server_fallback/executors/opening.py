@@ -11,7 +11,7 @@ from .executor import Executor
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """``memory_bytes`` None where it is not this process that holds the model. ``open`` may take minutes; it leaves nothing when it fails."""
+    """``memory_bytes`` None where this process does not hold the model. ``open`` may take minutes, and leaves nothing where it fails."""
 
     name: str
     memory_bytes: int | None

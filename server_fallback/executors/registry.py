@@ -22,6 +22,7 @@ from .opening import Opener
 
 POLL_SECONDS = 0.02
 UNLOAD_DRAIN_SECONDS = 600.0
+SHUTTING_DOWN = "the server is shutting down; it loads nothing more"
 LOADING = ExecutorState(ready=False, detail="loading")
 
 
@@ -73,17 +74,17 @@ class Registry:
     async def load(self, request: LoadRequest) -> ModelCard:
         """Whoever asks for a model that is being loaded already waits for the same load, which goes on even if none of them waits."""
         if self._closed:
-            raise Unavailable("the server is shutting down; it loads nothing more")
+            raise Unavailable(SHUTTING_DOWN)
         name = request.name or default_name(request.model)
         entry = self._entries.get(name)
         if entry is not None and entry.loading is not None and entry.model == request.model:
-            return await asyncio.shield(entry.loading)
+            return await self._loaded(entry.loading)
         self._reserve([name, *request.aliases])
         entry = self._entries[name] = Entry(name, request.model, int(time.time()), aliases=list(request.aliases))
         entry.loading = asyncio.create_task(self._load(entry))
         # Where nobody waits any more, nobody asks for the exception.
         entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(entry.loading)
+        return await self._loaded(entry.loading)
 
     async def unload(self, name: str) -> None:
         entry = self._find(name)
@@ -131,6 +132,14 @@ class Registry:
         await asyncio.gather(*loads, return_exceptions=True)
         await asyncio.gather(*(self._remove(entry, drain_seconds) for entry in list(self._entries.values())))
 
+    async def _loaded(self, loading: asyncio.Task[ModelCard]) -> ModelCard:
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            if not loading.cancelled():
+                raise
+            raise Unavailable(SHUTTING_DOWN) from None
+
     async def _load(self, entry: Entry) -> ModelCard:
         try:
             opening = await self._opener.prepare(entry.model, entry.name)
@@ -144,11 +153,14 @@ class Registry:
 
     def _take(self, wanted: int, entry: Entry) -> int:
         """Raises Unavailable where a model of so many bytes does not fit beside the others."""
-        others = {each.name: each.memory_bytes for each in (*self._entries.values(), *self._leaving) if each is not entry and each.memory_bytes}
-        if self._budget is not None and wanted + sum(others.values()) > self._budget:
+        others = {
+            each.name: each.memory_bytes for each in (*self._entries.values(), *self._leaving) if each is not entry and each.memory_bytes
+        }
+        used = sum(others.values())
+        if self._budget is not None and wanted + used > self._budget:
             held = ", ".join(f"{name} {megabytes(size)}" for name, size in others.items()) or "nothing else is loaded"
             raise Unavailable(
-                f"{entry.name}: needs {megabytes(wanted)}, of {megabytes(self._budget)} {megabytes(max(0, self._budget - sum(others.values())))} "
+                f"{entry.name}: needs {megabytes(wanted)}, of {megabytes(self._budget)} {megabytes(max(0, self._budget - used))} "
                 f"are free ({held}); unload a model, or serve with less --kv-memory or more --memory",
                 needed_bytes=wanted, budget_bytes=self._budget,
             )  # fmt: skip
