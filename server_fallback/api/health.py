@@ -10,9 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from .service import Service
 
-NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: {"description": "A model is not ready, there is none, or the server is shutting down."}
-}
+NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "A model is not ready, there is none, or the server is shutting down."}}
 
 
 def health_router(service: Service) -> APIRouter:
