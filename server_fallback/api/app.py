@@ -41,7 +41,8 @@ EXPOSED_HEADERS = (
 
 def create_app(models: Models, config: ApiConfig, traces: Traces | None = None) -> FastAPI:
     """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. ``app.state.service`` is what its routes share."""
-    service = Service(models, config, Limiter(config.max_concurrent_requests), Metrics(models), Drain(), traces)
+    limiter = Limiter(config.max_concurrent_requests)
+    service = Service(models, config, limiter, Metrics(models), Drain(lambda: limiter.running > 0), traces)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -12,6 +12,7 @@ from starlette.types import Receive
 from nearfar.compiler.errors import DeadlineExceeded, Unavailable
 
 Result = TypeVar("Result")
+POLL_SECONDS = 0.02
 SHUTTING_DOWN = "the server is shutting down; ask again, another one may answer"
 
 
@@ -20,10 +21,11 @@ class ClientGone(Exception):
 
 
 class Drain:
-    """``started``: nothing new begins."""
+    """``started``: nothing new begins. ``busy`` tells whether any request is under way, be it that its body is still read."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy: Callable[[], bool]) -> None:
         self.started = False
+        self._busy = busy
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Coroutine[Any, Any, Result], receive: Receive, deadline: float) -> Result:
@@ -52,16 +54,15 @@ class Drain:
             await asyncio.gather(task, gone, return_exceptions=True)
 
     async def finish(self, seconds: float) -> None:
-        """Return when nothing runs any more; after ``seconds`` see to it."""
+        """Return when no request is under way; after ``seconds`` cut off those that generate."""
         self.started = True
         give_up = time.monotonic() + seconds
-        while self._running and (left := give_up - time.monotonic()) > 0:
-            # What runs may make room for work of its own connection, so look again when it is done.
-            await asyncio.wait(set(self._running), timeout=left)
+        while self._busy() and time.monotonic() < give_up:
+            await asyncio.sleep(POLL_SECONDS)
         for task in self._running:
             task.cancel()
         while self._running:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(POLL_SECONDS)
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -16,6 +16,7 @@ from ..schema.fold import fold_chat, fold_completion
 from .encode import chat_chunk_json, chat_json, completion_chunk_json, completion_json
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
+from .json_body import printable
 from .metrics import says_something
 from .route import WITH_BODY, keyed_router
 from .service import Service
@@ -54,7 +55,7 @@ def generation_router(service: Service) -> APIRouter:
 
 async def _begin(service: Service, body: GenerationRequest, num_prompts: int, exchange: Exchange) -> Executor:
     """Check what the configuration limits, and find the model. Raises ApiError, UnknownModel."""
-    exchange.log.update(model=body.model, stream=bool(body.stream))
+    exchange.log.update(model=printable(body.model), stream=bool(body.stream))
     config = service.config
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "'stream_options' is for streamed answers; set 'stream' to true", "invalid_value", "stream_options")

@@ -31,7 +31,8 @@ async def read_json(request: Request, max_bytes: int, timeout_seconds: float) ->
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page of another site can send text/plain here without asking; JSON it cannot.
     if content_type != "application/json":
-        raise ApiError(415, f"the Content-Type is {content_type or 'missing'!r}; send application/json", "unsupported_content_type")
+        given = f"is {printable(content_type)!r}" if content_type else "is missing"
+        raise ApiError(415, f"the Content-Type {given}; send application/json", "unsupported_content_type")
     try:
         async with asyncio.timeout(timeout_seconds):
             body = await _read(request, max_bytes)

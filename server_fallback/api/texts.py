@@ -9,6 +9,7 @@ from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .errors import ApiError
 from .exchange import exchange_of
+from .json_body import printable
 from .route import WITH_BODY, keyed_router
 from .service import Service
 
@@ -19,7 +20,7 @@ def texts_router(service: Service) -> APIRouter:
     @router.post("/v1/embeddings", response_model=EmbeddingResponse, responses=WITH_BODY)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         exchange = exchange_of(request)
-        exchange.log["model"] = body.model
+        exchange.log["model"] = printable(body.model)
         limit = service.config.max_inputs
         if isinstance(body.input, list) and body.input and not isinstance(body.input[0], int) and len(body.input) > limit:
             raise ApiError(400, f"{len(body.input)} inputs; this server takes {limit} at once", "invalid_value", "input")
@@ -32,14 +33,14 @@ def texts_router(service: Service) -> APIRouter:
     @router.post("/tokenize", response_model=TokenizeResponse, responses=WITH_BODY)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         exchange = exchange_of(request)
-        exchange.log["model"] = body.model
+        exchange.log["model"] = printable(body.model)
         executor = await service.models.executor(body.model)
         return _answer(await service.drain.run(executor.tokenize(body), request.receive, exchange.deadline))
 
     @router.post("/detokenize", response_model=DetokenizeResponse, responses=WITH_BODY)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         exchange = exchange_of(request)
-        exchange.log["model"] = body.model
+        exchange.log["model"] = printable(body.model)
         executor = await service.models.executor(body.model)
         return _answer(await service.drain.run(executor.detokenize(body), request.receive, exchange.deadline))
 

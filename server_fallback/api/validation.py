@@ -21,9 +21,11 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     kind = first["type"]
     if kind == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: '{param}'.", "unknown_parameter", param)
-    if kind == "missing":
+    if kind == "missing" and param is not None:
         return ApiError(400, f"Missing required parameter: '{param}'.", "missing_required_parameter", param)
-    about = f"'{param}'" if param else "body"
+    if param is None:
+        return ApiError(400, f"The body must be a JSON object. Got {_shown(body)}.", "invalid_type")
+    about = f"'{param}'"
     alike = [error["msg"] for error in errors if _path(error, body) == path]
     wanted = "; or: ".join(dict.fromkeys(alike))
     if kind.endswith(("_type", "_parsing")) or kind in ("int_from_float", "literal_error"):
