@@ -47,20 +47,24 @@ class Entry:
 
 
 class Registry:
-    """Implements `Models`. ``memory_bytes`` is what all models together may take, None for no limit."""
+    """Implements `Models`. ``memory_bytes`` is what all models together may take, None for no limit. ``closed``: it loads nothing more."""
 
     def __init__(self, opener: Opener, memory_bytes: int | None = None) -> None:
         self._opener, self._budget = opener, memory_bytes
         self._entries: dict[str, Entry] = {}
         # Those on their way out: nobody finds them, but their memory is not free yet.
         self._leaving: set[Entry] = set()
-        self._closed = False
+        self.closed = False
 
     def cards(self) -> Sequence[ModelCard]:
         return [card for entry in self._entries.values() if entry.executor is not None for card in self._cards_of(entry)]
 
     def states(self) -> Mapping[str, ExecutorState]:
         return {name: entry.state() for name, entry in self._entries.items()}
+
+    def memory_bytes(self, name: str) -> int:
+        """What a model was counted with; 0 where it is not this process that holds it."""
+        return self._find(name).memory_bytes
 
     async def executor(self, name: str) -> Executor:
         entry = self._find(name)
@@ -73,7 +77,7 @@ class Registry:
 
     async def load(self, request: LoadRequest) -> ModelCard:
         """Whoever asks for a model that is being loaded already waits for the same load, which goes on even if none of them waits."""
-        if self._closed:
+        if self.closed:
             raise Unavailable(SHUTTING_DOWN)
         name = request.name or default_name(request.model)
         entry = self._entries.get(name)
@@ -125,7 +129,7 @@ class Registry:
         await entry.executor.unload_adapter(name)
 
     async def close(self, drain_seconds: float) -> None:
-        self._closed = True
+        self.closed = True
         loads = [entry.loading for entry in self._entries.values() if entry.loading is not None]
         for load in loads:
             load.cancel()

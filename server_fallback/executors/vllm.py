@@ -6,12 +6,14 @@ import secrets
 import shutil
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nearfar.compiler.errors import ToolError
 
 from .executor import ExecutorState
+from .opening import Opening
+from .registry import default_name
 from .replicas import Replicas
 from .supervised import ServerProgram, SupervisedServer
 from .upstream import make_upstream
@@ -29,6 +31,20 @@ class VllmOptions:
     arguments: tuple[str, ...] = ()
     start_seconds: float = 1800.0
     first_restart_seconds: float = 1.0
+
+
+class VllmOpener:
+    """Implements `Opener`: a server of its own for each model. The model and name in ``options`` are not used."""
+
+    def __init__(self, options: VllmOptions) -> None:
+        self._options = options
+
+    async def prepare(self, model: str, name: str | None) -> Opening:
+        """Raises ToolError where vLLM is not installed."""
+        options = replace(self._options, model=model, name=name or default_name(model))
+        find_vllm()
+        # Its memory is its own.
+        return Opening(options.name, None, lambda: open_vllm(options))
 
 
 async def open_vllm(options: VllmOptions) -> VllmExecutor:
@@ -73,6 +89,14 @@ class VllmExecutor(UpstreamExecutor):
 
 
 def command(options: VllmOptions, port: int) -> list[str]:
+    return [
+        find_vllm(), "serve", options.model, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", options.name,
+        "--tensor-parallel-size", str(options.tensor_parallel_size), "--pipeline-parallel-size", str(options.pipeline_parallel_size),
+        "--scheduling-policy", "priority", *options.arguments,
+    ]  # fmt: skip
+
+
+def find_vllm() -> str:
     beside = str(Path(sys.executable).parent)
     program = shutil.which("vllm") or shutil.which("vllm", path=beside)
     if program is None:
@@ -80,11 +104,7 @@ def command(options: VllmOptions, port: int) -> list[str]:
             "vllm is not installed; 'pip install vllm' into an environment on the PATH (it needs Linux and a GPU that it supports), "
             "or serve the model without --executor vllm"
         )
-    return [
-        program, "serve", options.model, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", options.name,
-        "--tensor-parallel-size", str(options.tensor_parallel_size), "--pipeline-parallel-size", str(options.pipeline_parallel_size),
-        "--scheduling-policy", "priority", *options.arguments,
-    ]  # fmt: skip
+    return program
 
 
 def free_port() -> int:
