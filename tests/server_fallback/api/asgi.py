@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 import httpx
@@ -53,10 +53,11 @@ def events(response: httpx.Response) -> list[Any]:
 class Held:
     """A request whose connection the test closes when it likes, and whose answer it reads piece by piece."""
 
-    def __init__(self, app: FastAPI, path: str, body: object) -> None:
+    def __init__(self, app: FastAPI, path: str, body: object, headers: Mapping[str, str] | None = None) -> None:
         self.sent: asyncio.Queue[Message] = asyncio.Queue()
         self._gone = asyncio.Event()
         self._body = [json.dumps(body).encode()]
+        given = {"content-type": "application/json", "host": "test", **(headers or {})}
         scope = {
             "type": "http",
             "method": "POST",
@@ -65,7 +66,7 @@ class Held:
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
-            "headers": [(b"content-type", b"application/json"), (b"host", b"test")],
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         }
         self.task = asyncio.create_task(app(scope, self._receive, self.sent.put))
 

@@ -178,5 +178,5 @@ def test_a_port_that_is_taken_is_an_error(port: int) -> None:
         bind("127.0.0.1", port)
     with pytest.raises(RequestError, match="--port 70000"):
         bind("127.0.0.1", 70000)
-    with pytest.raises(RequestError, match="--host 203.0.113.1 "):
+    with pytest.raises(RequestError, match=r"--host 203\.0\.113\.1 "):
         bind("203.0.113.1", 0)
