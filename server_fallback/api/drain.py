@@ -26,6 +26,7 @@ class Drain:
     def __init__(self, busy: Callable[[], bool]) -> None:
         self.started = False
         self._busy = busy
+        self._give_up = float("inf")
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Coroutine[Any, Any, Result], receive: Receive, deadline: float) -> Result:
@@ -56,13 +57,17 @@ class Drain:
     async def finish(self, seconds: float) -> None:
         """Return when no request is under way; after ``seconds`` cut off those that generate."""
         self.started = True
-        give_up = time.monotonic() + seconds
-        while self._busy() and time.monotonic() < give_up:
+        self._give_up = min(self._give_up, time.monotonic() + seconds)
+        while self._busy() and time.monotonic() < self._give_up:
             await asyncio.sleep(POLL_SECONDS)
         for task in self._running:
             task.cancel()
         while self._running:
             await asyncio.sleep(POLL_SECONDS)
+
+    def hurry(self) -> None:
+        """Wait no longer."""
+        self._give_up = 0.0
 
 
 async def _disconnect(receive: Receive) -> None:

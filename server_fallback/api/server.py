@@ -28,12 +28,17 @@ KEEP_ALIVE_SECONDS = 65
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes a free one. Raises RequestError, so bind before anything slow is done."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # Or a server that was just stopped would keep its port for a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
+        listener.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RequestError(f"--host {host} --port {port}: {reason}; choose others, or port 0 for a free one") from error
+    return listener
 
 
 def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -79,8 +84,11 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Unlike uvicorn's, this keeps listening while requests finish, and does not raise the signal again at the end."""
-        if self._loop is None or self._service.drain.started or not self.started:
+        if self._loop is None or not self.started:
             self.should_exit = True
+            return
+        if self._service.drain.started:
+            self._service.drain.hurry()
             return
         self._service.drain.started = True
         log_event("draining", signal=signal.Signals(sig).name, seconds=self._service.config.drain_seconds)

@@ -5,6 +5,7 @@ The status is sent with the first event, so that what fails before it is an ordi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -55,6 +56,8 @@ class EventStream(Response):
             async for event in events:
                 await self._start(send)
                 await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
+                # Neither a ready event nor a send into a buffer with room lets go of the loop, which others and this one's end need.
+                await asyncio.sleep(0)
 
     async def _start(self, send: Send) -> None:
         if not self._started:
