@@ -134,7 +134,7 @@ def test_a_second_turn_computes_new_tokens_only() -> None:
 
 def test_answers_to_one_prompt_compute_it_once_even_its_last_page() -> None:
     async def work() -> None:
-        runner = HashRunner(Limits(tokens=64, sequences=8, rows=8, pages=40))
+        runner = HashRunner(Limits(tokens=64, sequences=8, rows=8, pages=40), threaded=True, step_seconds=0.002)
         async with engine_on(runner) as engine:
             answers = await asyncio.gather(*(collect(engine, sampling=Sampling(temperature=1, seed=seed)) for seed in range(5)))
             assert [completion.cached_tokens for _, completion in answers] == [0, 9, 9, 9, 9]
@@ -168,11 +168,13 @@ def test_those_that_wait_for_a_prompt_go_on_without_the_one_that_computes_it() -
 
 def test_requests_made_at_once_share_steps_and_are_answered_as_each_alone() -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS)
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.002)
         async with engine_on(runner) as engine:
             prompts = [PROMPT, *OTHERS]
-            for prompt, answer in zip(prompts, await asyncio.gather(*(ids(engine, prompt) for prompt in prompts)), strict=True):
-                assert answer == answer_of(prompt, 6, 64)[0]
+            for prompt, answer in zip(
+                prompts, await asyncio.gather(*(ids(engine, prompt, max_tokens=12) for prompt in prompts)), strict=True
+            ):
+                assert answer == answer_of(prompt, 12, 64)[0]
         assert max(len(batch.seq_starts) - 1 for batch in runner.batches) == 3
 
     run(work())
