@@ -17,8 +17,8 @@ async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Pie
     """What each choice yields, with its index. When one fails, or the consumer leaves, all of them are closed."""
     if len(choices) == 1:
         async with aclosing(choices[0]) as only:
-            async for item in only:
-                yield 0, item
+            async for piece in only:
+                yield 0, piece
         return
     news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | Exception]] = asyncio.Queue()
     tasks = [asyncio.create_task(_forward(index, choice, news)) for index, choice in enumerate(choices)]

@@ -1,4 +1,4 @@
-"""Tool calls in an answer, as they come. Pieces of text flow in, text and calls flow out in the order and form in which OpenAI's API streams them.
+"""Tool calls in an answer, as they come: pieces of text flow in, text and calls flow out in the order in which OpenAI's API streams them.
 
 How the text is cut into pieces does not matter. What looks like a call and is none comes out as text.
 """
@@ -42,9 +42,10 @@ _Mode = Literal["text", "head", "arguments", "tail"]
 _CLOSE = "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
 _STRING = r'"(?:[^"\\]|\\.)*"'
+_TYPE = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
 # A call up to where its arguments begin.
 _HEAD = re.compile(
-    rf'\s*\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
+    rf'\s*\{{\s*{_TYPE}"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
 )
 _FIRST_KEY = re.compile(rf"\s*\{{\s*({_STRING})", re.DOTALL)
 # What may come before a call.

@@ -1,5 +1,4 @@
-"""Tools: functions that a model may call. What a request says of them flows in; how this model writes calls, and the grammar that makes it write
-them, flow out.
+"""Tools: functions that a model may call. What a request says of them flows in, the grammar that makes a model write calls flows out.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from nearfar.compiler.errors import RequestError
 from ..schema.chat import NamedToolChoice, Tool
 from .grammar.source import GrammarSource, Tag, TagsSource
 
-# How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): <tool_call>{"name": .., "arguments": ..}</tool_call>. "llama3" (Llama 3.1 and on):
-# {"name": .., "parameters": ..} as the whole answer.
+# How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): <tool_call>{"name": .., "arguments": ..}</tool_call>. "llama3" (Llama 3.1
+# and on): {"name": .., "parameters": ..} as the whole answer.
 ToolFormat = Literal["hermes", "llama3"]
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 

@@ -38,7 +38,7 @@ class Vocabulary:
         """The bytes that each id adds to an answer's text. Raises RequestError for a tokenizer that puts spaces between words."""
         if self.spaced_by is not None:
             raise RequestError(
-                f"a grammar needs a tokenizer whose tokens are bytes; this model's decoder is {self.spaced_by}, which puts spaces between words"
+                f"a grammar needs a tokenizer whose tokens are bytes; this model's decoder, {self.spaced_by}, puts spaces between words"
             )
         silent = self.special_ids | set(self.eos_token_ids)
         return [b"" if token is None or index in silent else token for index, token in enumerate(self.tokens)]
