@@ -20,15 +20,21 @@ from .vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """``given`` is the text, or the token ids themselves."""
+
     ids: Sequence[int]
-    text: str
+    given: str | list[int]
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        """As it is echoed. The ids must be in the vocabulary."""
+        return self.given if isinstance(self.given, str) else tokenizer.decode(self.given)
 
 
 def read_prompts(tokenizer: Tokenizer, given: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
     """One text or list of token ids, or several of either; texts get the special tokens that the tokenizer adds."""
 
     def read(part: str | list[int]) -> Prompt:
-        return Prompt(tokenizer.encode(part), part) if isinstance(part, str) else Prompt(part, tokenizer.decode(part))
+        return Prompt(tokenizer.encode(part) if isinstance(part, str) else part, part)
 
     if isinstance(given, str):
         return [read(given)]

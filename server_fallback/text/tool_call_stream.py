@@ -44,9 +44,7 @@ _PYTHON_TAG = "<|python_tag|>"
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _TYPE = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
 # A call up to where its arguments begin.
-_HEAD = re.compile(
-    rf'\s*\{{\s*{_TYPE}"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL
-)
+_HEAD = re.compile(rf'\s*\{{\s*{_TYPE}"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', re.DOTALL)
 _FIRST_KEY = re.compile(rf"\s*\{{\s*({_STRING})", re.DOTALL)
 # What may come before a call.
 _LEAD = re.compile(r"\A[\s;]*")

@@ -1,5 +1,4 @@
-"""Tools: functions that a model may call. What a request says of them flows in, the grammar that makes a model write calls flows out.
-"""
+"""Tools: functions that a model may call. What a request says of them flows in, the grammar that makes a model write calls flows out."""
 
 from __future__ import annotations
 

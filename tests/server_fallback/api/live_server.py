@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from threading import Thread
 
 from fake_models import FakeModels
+
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.server import Server, bind
