@@ -54,6 +54,8 @@ def add_parser(commands: Any) -> None:
     local.add_argument(
         "--kv", choices=("activation", "q8"), default="activation", help="of what is compiled: keys and values; q8 halves them"
     )
+    local.add_argument("--lora-rank", type=int, default=0, metavar="RANK", help="of what is compiled: take LoRA adapters up to this rank")
+    local.add_argument("--max-adapters", type=count, default=4, metavar="N", help="LoRA adapters loaded at once (default: %(default)s)")
     local.add_argument("--max-sequences", type=count, metavar="N", help="answers made at once (default: 32; on a GPU 256)")
     local.add_argument("--max-waiting", type=count, default=256, metavar="N", help="requests that may queue (default: %(default)s)")
     local.add_argument("--kv-memory", type=size_bytes, metavar="SIZE", help="for keys and values of a model, such as 4GB")

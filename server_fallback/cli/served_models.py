@@ -36,9 +36,11 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             quantization=options.quantization,
             context=options.context,
             kv=options.kv,
+            lora_rank=options.lora_rank,
             max_sequences=options.max_sequences,
             kv_memory_bytes=options.kv_memory,
             max_waiting=options.max_waiting,
+            max_adapters=options.max_adapters,
         ),
         progress,
     )

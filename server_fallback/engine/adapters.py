@@ -40,7 +40,7 @@ class Adapters:
         return [name for name, adapter in list(self._loaded.items()) if adapter.left is None]
 
     def take_place(self, name: str) -> Adapter:
-        """A place for a new adapter; nobody can ask for it before `add`. Raises RequestError for a taken name, or where no place is free."""
+        """A place for a new adapter, not known before `add`. Raises RequestError for a name that is taken, or where no place is free."""
         if name in self._loaded:
             raise RequestError(f"an adapter '{name}' is loaded already; unload it first, or give this one another name", param="name")
         if not self._free:

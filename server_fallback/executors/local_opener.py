@@ -17,6 +17,7 @@ from nearfar.compiler.target import open_runner
 from ..engine.config import EngineConfig
 from ..engine.model import TokenModel
 from ..engine.token_engine import TokenEngine
+from .adaptable import AdaptableExecutor
 from .compile_process import compiled
 from .devices import default_target, kv_memory_bytes
 from .executor import Executor
@@ -36,18 +37,21 @@ Progress = Callable[[str, str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """``target`` None: a GPU where there is one, else the CPU. ``target`` to ``kv`` are for what is compiled; bundles have theirs.
+    """``target`` None: a GPU where there is one, else the CPU. ``target`` to ``lora_rank`` are for what is compiled; bundles have theirs.
 
-    ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory.
+    ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory. ``max_adapters``: places
+    for LoRA adapters in a bundle that takes them.
     """
 
     target: str | None = None
     quantization: str = "q4f16"
     context: int | None = None
     kv: Literal["activation", "q8"] = "activation"
+    lora_rank: int = 0
     max_sequences: int | None = None
     kv_memory_bytes: int | None = None
     max_waiting: int = 256
+    max_adapters: int = 4
 
 
 class LocalOpener:
@@ -64,7 +68,8 @@ class LocalOpener:
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(target, weight_bytes(bundle.manifest))
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(target, 8)
         tokens = max(STEP_TOKENS.get(target, 64), sequences)
-        memory = plan_memory(bundle.manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes)
+        adapters = options.max_adapters if bundle.manifest.lora else 0
+        memory = plan_memory(bundle.manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, adapters=adapters)
         name = name or default_name(model)
 
         async def open_it() -> Executor:
@@ -76,6 +81,8 @@ class LocalOpener:
             except BaseException:
                 runner.close()
                 raise
+            if bundle.manifest.lora:
+                return AdaptableExecutor(engine, text, bundle.manifest, memory_bytes=memory.total_bytes)
             return LocalExecutor(engine, text, memory_bytes=memory.total_bytes)
 
         return Opening(name, memory.total_bytes, open_it)
@@ -90,6 +97,7 @@ class LocalOpener:
             quantization=options.quantization,
             context=options.context,
             kv=options.kv,
+            lora_rank=options.lora_rank,
             # It is for browsers, which meet GPUs that nobody tried.
             self_test=False,
         )

@@ -27,10 +27,10 @@ def weight_bytes(manifest: Manifest) -> int:
     return sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
 
 
-def plan_memory(manifest: Manifest, *, sequences: int, tokens: int, kv_bytes: int, extra_rows: int = 0) -> MemoryPlan:
+def plan_memory(manifest: Manifest, *, sequences: int, tokens: int, kv_bytes: int, extra_rows: int = 0, adapters: int = 0) -> MemoryPlan:
     """As many pages as ``sequences`` of the whole context take, or as fit into ``kv_bytes``.
 
-    ``tokens`` a step; ``extra_rows`` sampled rows a step beside one for each sequence.
+    ``tokens`` a step; ``extra_rows`` sampled rows a step beside one for each sequence; places for ``adapters``.
     Raises RequestError where one sequence does not fit.
     """
     dims = {
@@ -41,7 +41,7 @@ def plan_memory(manifest: Manifest, *, sequences: int, tokens: int, kv_bytes: in
         "A": sequences + extra_rows,
         "W": sequences + extra_rows,
     }
-    dims |= {"T": manifest.context}
+    dims |= {"T": manifest.context, "M": adapters, "G": tokens}
     states = manifest.page_states()
     paged = [manifest.plan.states[name] for name in states]
     page_bytes = size_bytes(manifest, paged, dims | {"P": 1, "L": 1})
@@ -58,7 +58,7 @@ def plan_memory(manifest: Manifest, *, sequences: int, tokens: int, kv_bytes: in
     others = [state for name, state in plan.states.items() if name not in states]
     passing = size_bytes(manifest, (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values(), *others), dims)
     tables = sum(math.prod(constant.shape) * ITEM_BYTES["float32"] for constant in plan.constants.values())
-    limits = Limits(tokens=tokens, sequences=sequences, rows=sequences + extra_rows, pages=pages)
+    limits = Limits(tokens=tokens, sequences=sequences, rows=sequences + extra_rows, pages=pages, adapters=adapters)
     return MemoryPlan(limits, pages * page_bytes, weight_bytes(manifest) + pages * page_bytes + passing + tables)
 
 
