@@ -73,7 +73,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     """
     target = load_target(options.target)
     quantization = quant.by_name(options.quantization)
-    activations = choose_activations(options.activations, quantization)
+    activations = choose_activations(options.activations, quantization, getattr(target, "EXTRA_ACTIVATIONS", ()))
     tuning = read_tuning(options.tuning)
     checkpoint = load(model)
     spec = checkpoint.spec
@@ -125,13 +125,14 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     return Bundle(output, manifest)
 
 
-def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization) -> tuple[str, ...]:
+def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """``extra``: what the target can besides, in place of float16."""
     if wanted is None:
         return quantization.activations
-    missing = [dtype for dtype in wanted if dtype not in quantization.activations]
+    offered = (*quantization.activations, *(extra if "float16" in quantization.activations else ()))
+    missing = [dtype for dtype in wanted if dtype not in offered]
     if missing or not wanted:
-        offered = ", ".join(quantization.activations)
-        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {offered}")
+        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}")
     return wanted
 
 
