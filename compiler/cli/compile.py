@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--activations", nargs="+", choices=("float16", "bfloat16", "float32"), metavar="DTYPE",
-        help="which activation dtypes to offer, best first: float16, float32, for cuda bfloat16 too (default: all that the weights' format allows)",
+        help="which activation dtypes to offer, best first: float16, float32, on cuda bfloat16 (default: the weights' format's)",
     )  # fmt: skip
     parser.add_argument(
         "--kv", choices=("activation", "q8"), default="activation",

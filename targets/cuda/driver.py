@@ -26,7 +26,7 @@ class Arguments:
     pointers: npt.NDArray[np.uint64] = field(init=False)
 
     def __post_init__(self) -> None:
-        pointers = np.uint64(self.values.ctypes.data) + np.arange(0, 8 * len(self.values), 8, np.uint64)
+        pointers = self.values.ctypes.data + 8 * np.arange(len(self.values), dtype=np.uint64)
         object.__setattr__(self, "pointers", pointers)
 
 

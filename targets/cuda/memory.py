@@ -100,7 +100,7 @@ class DeviceMemory:
                 if events[piece % 2] is not None:
                     self._driver.wait(events[piece % 2])
                     events[piece % 2] = None
-                size = file.readinto(memoryview(stage))
+                size = file.readinto(stage.data)
                 if not size:
                     break
                 self._driver.upload(address, stage[:size])
@@ -120,5 +120,3 @@ def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, Aren
         arena[name] = ArenaPlace(offset, elements)
         offset += -(-4 * elements // ALIGNMENT) * ALIGNMENT
     return arena
-
-

@@ -161,9 +161,7 @@ def linear_mma(facts: Projection, shape: MmaShape) -> Kernel:
                 for j in range(shape.tiles):
                     for right in range(2):
                         output = kernel.let("output", first_output + (j * 8 + right) + quarter * 2)
-                        dots = [
-                            sums[((half * shape.tiles + j) * row_tiles + i) * 4 + below * 2 + right] * factor for half in range(halves)
-                        ]
+                        dots = [sums[((half * shape.tiles + j) * row_tiles + i) * 4 + below * 2 + right] * factor for half in range(halves)]
                         arguments.store(kernel, row, output, dots, guard_below(output, facts.outputs, shape.outputs))
     return kernel.finish()
 

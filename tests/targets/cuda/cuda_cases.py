@@ -42,8 +42,8 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
 
 
 def cuda_cases() -> Iterator[Case]:
-    # Every template and option once at least; WebGPU's tests run them all.
-    yield from list(all_cases())[::9]
+    # Here it is about CUDA's code, not about templates' logic, which WebGPU's tests run through in full.
+    yield from list(all_cases())[::16]
     yield from (mma_case(*row) for row in MMA)
     facts = Heads(4, 2, 64, 16, 160, "bfloat16", EPS)
     yield attention_case("tile", facts, tile=TileOptions(16))

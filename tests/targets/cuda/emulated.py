@@ -46,7 +46,7 @@ class Library:
             compiler = find_compiler()
             assert compiler is not None
             file.write_text(text)
-            command = [*compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(file)]
+            command = [*compiler, "-std=c++17", "-O1", "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(file)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr[:4000]
         self._library = ctypes.CDLL(str(library))
