@@ -77,7 +77,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     """
     target = load_target(options.target)
     quantization = quant.by_name(options.quantization)
-    activations = choose_activations(options.activations, quantization)
+    activations = choose_activations(options.activations, quantization, getattr(target, "EXTRA_ACTIVATIONS", ()))
     tuning = read_tuning(options.tuning)
     if not 0 <= options.lora_rank <= MAX_LORA_RANK:
         raise RequestError(f"--lora-rank {options.lora_rank}: must be 0, for no adapters, to {MAX_LORA_RANK}")
@@ -134,13 +134,14 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     return Bundle(output, manifest)
 
 
-def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization) -> tuple[str, ...]:
+def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """``extra``: what the target can besides, in place of float16."""
     if wanted is None:
         return quantization.activations
-    missing = [dtype for dtype in wanted if dtype not in quantization.activations]
+    offered = (*quantization.activations, *(extra if "float16" in quantization.activations else ()))
+    missing = [dtype for dtype in wanted if dtype not in offered]
     if missing or not wanted:
-        offered = ", ".join(quantization.activations)
-        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {offered}")
+        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}")
     return wanted
 
 

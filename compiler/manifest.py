@@ -122,7 +122,7 @@ class VariantEntry(Entry):
     """
 
     kernels: list[str]
-    activation: Literal["float32", "float16"] | None
+    activation: Literal["float32", "float16", "bfloat16"] | None
     needs: list[str]
     when: Condition
 
@@ -130,7 +130,7 @@ class VariantEntry(Entry):
 class ActivationEntry(Entry):
     """An activation dtype, and the device features without which a runtime takes the next entry."""
 
-    dtype: Literal["float32", "float16"]
+    dtype: Literal["float32", "float16", "bfloat16"]
     needs: list[str]
 
 
@@ -211,7 +211,7 @@ class TuningEntry(Entry):
     """What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists."""
 
     adapter: AdapterEntry
-    activation: Literal["float32", "float16"]
+    activation: Literal["float32", "float16", "bfloat16"]
     variants: dict[str, list[TunedRow]]
 
 

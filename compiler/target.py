@@ -21,7 +21,7 @@ from .quant import Quantization
 from .reference import ReferenceRunner
 from .spec import ModelSpec
 
-TARGETS = ("webgpu", "cpu")
+TARGETS = ("webgpu", "cpu", "cuda")
 RUNNERS = ("numpy", *TARGETS)
 
 

@@ -37,8 +37,8 @@ def add_parser(commands: Any) -> None:
         "--context", type=int, metavar="N", help="the longest sequence in tokens (default: 4096, or what the model was trained for)"
     )
     parser.add_argument(
-        "--activations", nargs="+", choices=("float16", "float32"), metavar="DTYPE",
-        help="which activation dtypes to offer, best first: float16, float32 (default: all that the weights' format allows)",
+        "--activations", nargs="+", choices=("float16", "bfloat16", "float32"), metavar="DTYPE",
+        help="which activation dtypes to offer, best first: float16, float32, on cuda bfloat16 (default: the weights' format's)",
     )  # fmt: skip
     parser.add_argument(
         "--kv", choices=("activation", "q8"), default="activation",

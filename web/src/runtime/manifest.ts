@@ -123,14 +123,14 @@ export interface KernelEntry {
 /** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the device ("subgroups") and of its shading language ("subgroup_id"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
-  readonly activation: "float32" | "float16" | null;
+  readonly activation: "float32" | "float16" | "bfloat16" | null;
   readonly needs: readonly string[];
   readonly when: Condition;
 }
 
 /** An activation dtype, and the device features without which a runtime takes the next entry. */
 export interface ActivationEntry {
-  readonly dtype: "float32" | "float16";
+  readonly dtype: "float32" | "float16" | "bfloat16";
   readonly needs: readonly string[];
 }
 
@@ -192,7 +192,7 @@ export interface TunedRow {
 /** What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists. */
 export interface TuningEntry {
   readonly adapter: AdapterEntry;
-  readonly activation: "float32" | "float16";
+  readonly activation: "float32" | "float16" | "bfloat16";
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
