@@ -20,17 +20,26 @@ SHORTEST_CONTEXT = 256
 
 
 class Bucket(NamedTuple):
-    """Of one graph: sequences, tokens of context, whether logits are adjusted, whether the likeliest tokens are wanted."""
+    """Of one graph: sequences, tokens of context, whether logits are adjusted, the likeliest tokens wanted, and LoRA adapters in use."""
 
     sequences: int
     context: int
     adjusts: bool
     alternatives: bool
+    adapted: bool
 
     def dims(self, dims: Mapping[str, int]) -> dict[str, int]:
         """The dims of a batch that was filled up."""
         size = self.sequences
-        own = {"S": size, "B": size, "R": size, "T": self.context, "A": size * self.adjusts, "W": size * self.alternatives}
+        own = {
+            "S": size,
+            "B": size,
+            "R": size,
+            "T": self.context,
+            "A": size * self.adjusts,
+            "W": size * self.alternatives,
+            "G": size * self.adapted,
+        }
         return {**dims, **own}
 
 
@@ -48,7 +57,7 @@ def bucket_of(dims: Mapping[str, int], sizes: Sequence[int], longest: int) -> Bu
     while context < dims["T"]:
         context *= 2
     size = next(size for size in sizes if size >= dims["B"])
-    return Bucket(size, min(context, longest), dims["A"] > 0, dims["W"] > 0)
+    return Bucket(size, min(context, longest), dims["A"] > 0, dims["W"] > 0, dims["G"] > 0)
 
 
 def filled_up(batch: Batch, size: int, page: int, page_size: int) -> Batch:
@@ -73,5 +82,6 @@ def filled_up(batch: Batch, size: int, page: int, page_size: int) -> Batch:
         sample_rows=np.concatenate([batch.sample_rows, np.arange(size - more, size, dtype=np.int32)]),
         sample_slots=np.concatenate([batch.sample_slots, np.tile(np.array([[-1, 0]], np.int32), (more, 1))]),
         sample_settings=np.concatenate([batch.sample_settings, np.tile(np.array([GREEDY], np.float32), (more, 1))]),
+        adapters=np.concatenate([batch.adapters, np.full(more, -1, np.int32)]),
         alternatives=batch.alternatives,
     )

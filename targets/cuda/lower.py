@@ -20,6 +20,7 @@ from .variants import variants_of
 
 # Kernels index with 32-bit integers, and the smallest element is a word.
 MAX_BINDING_BYTES = 8 << 30
+TAKES_LORA = True
 # What --activations may name beside the weights' own: every GPU that kernels run on has it.
 EXTRA_ACTIVATIONS = ("bfloat16",)
 # Kernels are compiled in so many files at once, each of which becomes a module.

@@ -50,7 +50,8 @@ class DeviceMemory:
             driver.upload(self.addresses[name], table)
         scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
         for name, entry in {**plan.states, **plan.buffers, **scratch}.items():
-            size = self._size_bytes(name, entry)
+            # A driver allocates nothing of no bytes, as the states of adapters are where there is no place for any.
+            size = max(self._size_bytes(name, entry), ALIGNMENT)
             self.addresses[name] = driver.allocate(size)
             # States must start as zeros; of the others, what nobody writes is never used.
             if name in plan.states:

@@ -72,6 +72,7 @@ class CudaRunner:
         self._most = {
             "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages, "T": context,
             "L": limits.sequences * self._manifest.pages_for(context), "N": limits.sequences, "A": limits.rows, "W": limits.rows,
+            "M": limits.adapters, "G": limits.tokens,
         }  # fmt: skip
         self.activation = choose_activation(self._manifest, activation, bundle.path)
         self._driver = driver or NvidiaDriver()
@@ -138,7 +139,7 @@ class CudaRunner:
 
     def _send(self, batch: Batch, result: Callable[[dict[str, Any], dict[str, int]], Any]) -> Future[Any]:
         """Upload, launch, and let the outputs follow; ``result`` makes the future's result of these and the dims."""
-        dims = batch.dims(self._num_pages, self._most["N"])
+        dims = batch.dims(self._num_pages, self._most["N"], self._most["M"])
         for dim, value in dims.items():
             if value > self._most[dim]:
                 raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from functools import partial
 
 from nearfar.compiler.expr import Condition
+from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
 from nearfar.compiler.kernels.cuda.rows16 import rows16, rows16_name
+from nearfar.compiler.kernels.gate_halves import gate_halves
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
 from nearfar.compiler.kernels.pages import Heads
@@ -108,6 +110,24 @@ def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]
     return tuple(rows)
 
 
+def add_lora_variants(step: Step, context: Context) -> tuple[Variant, ...]:
+    ranks, columns = sizes(context.plan.shape_of(step.inputs["a"])[1:])
+    widths, eps = step.attrs["widths"], step.attrs.get("eps")
+    rank = ranks // len(widths)
+    rows = []
+    for activation in context.activations:
+        x, y = (context.dtype_of(name, activation) for name in (step.inputs["x"], step.outputs["y"]))
+        name = f"add_lora_{sum(widths)}x{columns}_r{rank}_{SHORT[x]}_{SHORT[y]}" + ("_norm" if eps is not None else "")
+        rows.append(Variant(name, partial(add_lora, name, columns, widths, rank, x_dtype=x, y_dtype=y, eps=eps), activation))
+    return tuple(rows)
+
+
+def gate_halves_variants(step: Step, context: Context) -> tuple[Variant, ...]:
+    (columns,) = sizes(context.plan.shape_of(step.outputs["y"])[1:])
+    name = f"gate_halves_{columns}"
+    return (Variant(name, lambda: gate_halves(name, columns), None),)
+
+
 def decode_variants(facts: Heads) -> list[Variant]:
     """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
     rows = []
@@ -163,5 +183,7 @@ def suffix(facts: Heads, *, new: bool = True) -> str:
 OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
     "linear": projection_variants,
     "gated_linear": projection_variants,
+    "add_lora": add_lora_variants,
+    "gate_halves": gate_halves_variants,
     "rope_attention": rope_attention_variants,
 }

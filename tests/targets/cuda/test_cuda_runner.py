@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from emulated_driver import EmulatedDriver
 from ragged import whole_and_in_chunks
-from tolerances import F16, relative_error
+from tolerances import F16, F32, relative_error
 
 from nearfar.compiler.batch import Chunk, Limits, Output, make_batch
 from nearfar.compiler.bundle import open_bundle
@@ -20,6 +20,7 @@ from nearfar.compiler.sampling import COUNTS, Settings
 from nearfar.targets.cuda.decode_graphs import Bucket, bucket_of, bucket_sizes
 from nearfar.targets.cuda.runner import CudaRunner, choose_activation
 
+CompileTiny = Callable[..., Path]
 LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20)
 
 
@@ -103,6 +104,28 @@ def test_a_sequence_goes_on_in_copied_pages(runner: CudaRunner) -> None:
     np.testing.assert_array_equal(first, second)
 
 
+def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(compile_tiny: CompileTiny, emulated_cuda: Path) -> None:
+    lora = {"lora_rank": 2, "context": 64, "activations": ("float32",), "self_test": False}
+    bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cuda", **lora))
+    limits = Limits(tokens=8, sequences=3, rows=3, pages=6, adapters=2)
+    rng = np.random.default_rng(8)
+    assert bundle.manifest.lora is not None
+    shapes = {name: bundle.manifest.plan.states[name].shape[1:] for name in bundle.manifest.lora.states}
+    states = [{name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in shapes.items()} for _ in range(2)]  # type: ignore[arg-type]
+    found = []
+    for runner in (CudaRunner(bundle, limits=limits, driver=EmulatedDriver(emulated_cuda)), ReferenceRunner(bundle, limits=limits)):
+        for place, values in enumerate(states):
+            for name, value in values.items():
+                runner.write_state(name, place, value)
+        for step in range(2):
+            chunks = [Chunk([7] * (2 - step), 2 * step, [page], [1 - step], adapter=page - 1) for page in range(3)]
+            found.append(runner.forward(make_batch(chunks, 16)).logits)
+        runner.close()
+    for mine, expected in zip(found[:2], found[2:], strict=True):
+        assert relative_error(mine, expected) < F32
+        assert relative_error(mine[0], mine[1]) > F32
+
+
 def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
     runner = CudaRunner(open_bundle(cuda_bundle), limits=Limits(tokens=8, pages=2), driver=driver)
@@ -145,9 +168,9 @@ def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
     assert bucket_sizes(1) == (1,)
     assert bucket_sizes(5) == (1, 2, 4, 5)
     assert bucket_sizes(100) == (1, 2, 4, 8, 16, 32, 48, 64, 96, 100)
-    decode = {"S": 5, "B": 5, "R": 5, "T": 257, "A": 0, "W": 5}
-    assert bucket_of(decode, (1, 8, 9), 4096) == Bucket(8, 512, adjusts=False, alternatives=True)
-    assert bucket_of({**decode, "T": 4000}, (8,), 4096) == Bucket(8, 4096, adjusts=False, alternatives=True)
-    assert bucket_of({**decode, "T": 290}, (8,), 300) == Bucket(8, 300, adjusts=False, alternatives=True)
+    decode = {"S": 5, "B": 5, "R": 5, "T": 257, "A": 0, "W": 5, "G": 0}
+    assert bucket_of(decode, (1, 8, 9), 4096) == Bucket(8, 512, adjusts=False, alternatives=True, adapted=False)
+    assert bucket_of({**decode, "T": 4000}, (8,), 4096) == Bucket(8, 4096, adjusts=False, alternatives=True, adapted=False)
+    assert bucket_of({**decode, "T": 290}, (8,), 300) == Bucket(8, 300, adjusts=False, alternatives=True, adapted=False)
     for other in ({"S": 6}, {"R": 4}, {"S": 0, "B": 0, "R": 0}):
         assert bucket_of({**decode, **other}, (1, 8), 4096) is None
