@@ -35,13 +35,15 @@ class Batch:
     sample_rows: IntArray
     sample_slots: IntArray
     sample_settings: FloatArray
+    # (S,): the place of each token's LoRA adapter, -1 for none.
+    adapters: IntArray
     # Whether the likeliest tokens of the sampled rows are wanted.
     alternatives: bool = False
 
     def arrays(self) -> dict[str, Array]:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "alternatives"}
 
-    def dims(self, num_pages: int, num_slots: int = 1) -> dict[str, int]:
+    def dims(self, num_pages: int, num_slots: int = 1, num_adapters: int = 0) -> dict[str, int]:
         """The values of all dims for this batch, on a pool of ``num_pages`` and for ``num_slots`` sequence slots."""
         rows = len(self.sample_rows)
         return {
@@ -52,6 +54,8 @@ class Batch:
             "L": len(self.page_ids),
             "P": num_pages,
             "N": num_slots,
+            "M": num_adapters,
+            "G": len(self.token_ids) if (self.adapters >= 0).any() else 0,
             "A": rows if self.sample_slots[:, 1].any() else 0,
             "W": rows if self.alternatives else 0,
         }
@@ -62,6 +66,7 @@ class Chunk:
     """New tokens of one sequence.
 
     ``token_ids`` follow ``start`` cached ones, ``pages`` hold the sequence, ``sample`` lists the rows of the chunk whose logits are wanted.
+    ``adapter`` is the place of the sequence's LoRA adapter, -1 for the model as it is.
     The next token of such a row is chosen by ``settings`` and left in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`.
     """
 
@@ -72,6 +77,7 @@ class Chunk:
     settings: Settings = GREEDY
     slot: int = -1
     flags: int = 0
+    adapter: int = -1
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False) -> Batch:
@@ -96,6 +102,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         sample_rows=join(rows),
         sample_slots=np.array([(chunk.slot, chunk.flags) for chunk in chunks for _ in chunk.sample], np.int32).reshape(-1, 2),
         sample_settings=np.array([chunk.settings for chunk in chunks for _ in chunk.sample], np.float32).reshape(-1, len(Settings._fields)),
+        adapters=np.repeat(np.array([chunk.adapter for chunk in chunks], np.int32), lengths),
         alternatives=alternatives,
     )
 
@@ -130,7 +137,7 @@ def require_task(manifest: Manifest, *, embeds: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest batch of a runner: new tokens, sequences (and slots for them), sampled rows, and pages of the pool.
+    """The largest batch of a runner: new tokens, sequences (and slots for them), sampled rows, pages of the pool, places for LoRA adapters.
 
     ``pages`` None means as many as one sequence of the bundle's context takes.
     """
@@ -139,6 +146,7 @@ class Limits:
     sequences: int = 1
     rows: int = 1
     pages: int | None = None
+    adapters: int = 0
 
 
 def done(output: Output) -> Future[Output]:
@@ -178,7 +186,10 @@ class Runner(Protocol):
         """The embeddings (R, E) of the sampled rows, not normalised. Raises RequestError where the bundle generates text."""
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
-        """Set a slot's row of the state "token_counts" (V,), "logit_bias" (V,) or "token_mask" (ceil(V / 32),)."""
+        """Set a slot's row of the state "token_counts" (V,), "logit_bias" (V,) or "token_mask" (ceil(V / 32),).
+
+        Of the manifest's `LoraEntry.states` it is the row of an adapter's place.
+        """
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the keys and values of whole pages, from the first of each pair to the second."""

@@ -32,6 +32,7 @@ from .manifest import (
     TokenizerEntry,
 )
 from .passes import run_passes
+from .passes.add_lora import lora_entry
 from .plan import Buffer, Plan, make_plan
 from .quant import Quantization
 from .self_test import make_self_test
@@ -42,6 +43,7 @@ from .weights import check_tensors, write_weights
 
 PAGE_SIZE = 16
 DEFAULT_CONTEXT = 4096
+MAX_LORA_RANK = 256
 
 # Called with a phase ("kernels", "weights", "self-test"), what is done and what there is in all.
 Progress = Callable[[str, int, int], None]
@@ -52,7 +54,8 @@ class CompileOptions:
     """``arch`` None takes the target's default. ``context`` None means 4,096 tokens, or fewer where the model was trained for fewer.
 
     ``activations`` are those to offer, best first; None means all that the quantization allows. ``kv`` is the format of keys and values:
-    "activation" or "q8". ``tuning`` are files of measured tunings to ship.
+    "activation" or "q8". ``lora_rank`` is the largest rank of LoRA adapters that the bundle takes, 0 for none. ``tuning`` are files of
+    measured tunings to ship.
     """
 
     target: str = "webgpu"
@@ -61,6 +64,7 @@ class CompileOptions:
     context: int | None = None
     activations: tuple[str, ...] | None = None
     kv: Literal["activation", "q8"] = "activation"
+    lora_rank: int = 0
     self_test: bool = True
     tuning: tuple[Path, ...] = ()
     force: bool = False
@@ -73,8 +77,12 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     """
     target = load_target(options.target)
     quantization = quant.by_name(options.quantization)
-    activations = choose_activations(options.activations, quantization)
+    activations = choose_activations(options.activations, quantization, getattr(target, "EXTRA_ACTIVATIONS", ()))
     tuning = read_tuning(options.tuning)
+    if not 0 <= options.lora_rank <= MAX_LORA_RANK:
+        raise RequestError(f"--lora-rank {options.lora_rank}: must be 0, for no adapters, to {MAX_LORA_RANK}")
+    if options.lora_rank and not target.TAKES_LORA:
+        raise RequestError(f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out")
     checkpoint = load(model)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:
@@ -83,7 +91,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     with new_folder(output, force=options.force) as folder:
         graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context, embeds=checkpoint.embedding is not None)
         check_tensors(checkpoint, graph.parameters)
-        plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv))
+        plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank))
         lowered = target.lower_plan(
             plan, spec, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total)
         )
@@ -105,6 +113,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             context=context,
             page_size=PAGE_SIZE,
             kv=options.kv,
+            lora=lora_entry(plan, options.lora_rank) if options.lora_rank else None,
             activations=list(lowered.activations),
             plan=plan_entry(plan, lowered),
             variants={name: list(rows) for name, rows in lowered.variants.items()},
@@ -125,13 +134,14 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     return Bundle(output, manifest)
 
 
-def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization) -> tuple[str, ...]:
+def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """``extra``: what the target can besides, in place of float16."""
     if wanted is None:
         return quantization.activations
-    missing = [dtype for dtype in wanted if dtype not in quantization.activations]
+    offered = (*quantization.activations, *(extra if "float16" in quantization.activations else ()))
+    missing = [dtype for dtype in wanted if dtype not in offered]
     if missing or not wanted:
-        offered = ", ".join(quantization.activations)
-        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {offered}")
+        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}")
     return wanted
 
 

@@ -4,7 +4,8 @@ An expression is an int, the name of a dim ("S"), or a list ``[operator, operand
 A condition is ``[comparison, expression, expression]`` or ``["and", condition, condition]``; ``None`` (null) is always true.
 
 Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages (entries of all page lists), P pages of the pool,
-N sequence slots, A and W: R where any row's logits are adjusted, or the likeliest tokens wanted, else 0;
+N sequence slots, M places of LoRA adapters, A and W: R where any row's logits are adjusted, or the likeliest tokens wanted, else 0;
+G: S where any new token's sequence has an adapter, else 0;
 and of the model H query heads, K kv heads, D head dim, E hidden, F ffn, V vocab, which are plain ints by the time a plan exists.
 """
 

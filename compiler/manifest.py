@@ -122,7 +122,7 @@ class VariantEntry(Entry):
     """
 
     kernels: list[str]
-    activation: Literal["float32", "float16"] | None
+    activation: Literal["float32", "float16", "bfloat16"] | None
     needs: list[str]
     when: Condition
 
@@ -130,8 +130,30 @@ class VariantEntry(Entry):
 class ActivationEntry(Entry):
     """An activation dtype, and the device features without which a runtime takes the next entry."""
 
-    dtype: Literal["float32", "float16"]
+    dtype: Literal["float32", "float16", "bfloat16"]
     needs: list[str]
+
+
+class LoraModule(Entry):
+    """Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``."""
+
+    a: str
+    b: str
+    part: int
+    start: int
+    stop: int
+
+
+class LoraEntry(Entry):
+    """LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj"."""
+
+    rank: int
+    modules: dict[str, LoraModule]
+
+    @property
+    def states(self) -> list[str]:
+        """The states that hold adapters, place by place."""
+        return list(dict.fromkeys(name for module in self.modules.values() for name in (module.a, module.b)))
 
 
 class TokenizerEntry(Entry):
@@ -189,7 +211,7 @@ class TuningEntry(Entry):
     """What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists."""
 
     adapter: AdapterEntry
-    activation: Literal["float32", "float16"]
+    activation: Literal["float32", "float16", "bfloat16"]
     variants: dict[str, list[TunedRow]]
 
 
@@ -203,7 +225,7 @@ class Manifest(Entry):
     first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values
     on; all steps share them.
     ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and
-    activation dtype. ``embedding`` is None where the model generates text.
+    activation dtype. ``lora`` is None where the bundle takes no adapters. ``embedding`` is None where the model generates text.
     """
 
     format_version: int
@@ -217,6 +239,7 @@ class Manifest(Entry):
     context: int
     page_size: int
     kv: Literal["activation", "q8"]
+    lora: LoraEntry | None
     activations: list[ActivationEntry]
     plan: PlanEntry
     variants: dict[str, list[VariantEntry]]

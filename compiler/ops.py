@@ -21,7 +21,8 @@ from .expr import Expr
 from .sampling import ALTERNATIVES, COUNTS, Settings, choose_token
 from .sampling import adjust_logits as adjusted_row
 
-# "activation" is float16 or float32: a bundle may offer both and the device decides. What must not overflow is always float32.
+# "activation" is float16, float32 or, on some targets, bfloat16: a bundle may offer several and the device decides. What must not overflow
+# is always float32.
 # "uint32" are words of packed integers.
 DType = Literal["float32", "int32", "uint32", "activation"]
 Array: TypeAlias = npt.NDArray[Any]
@@ -131,6 +132,32 @@ def place(part: Array, inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     return y
 
 
+def infer_add_lora(shapes: Shapes, attrs: Attrs) -> Type:
+    parts, (_, ranks, columns), (_, outputs, rank) = attrs["widths"], shapes["a"], shapes["b"]
+    fits = shapes["x"][-1] == columns and shapes["into"][-1] == outputs == sum(parts) and ranks == rank * len(parts)
+    require(fits, "add_lora", shapes)
+    return shapes["into"], attrs["dtype"]
+
+
+def add_lora(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """into, and what each row's adapter changes: norm(x) @ a.T @ b.T, for each part of the columns with its own rows of a. Hu et al. 2021.
+
+    x (S, K), norm (K,) with attrs eps, adapters (S,), a (M, parts * rank, K), b (M, N, rank), into (S, N) -> (S, N). ``adapters`` are
+    places of a and b, -1 for a row without; attrs ``widths`` are the columns of each part, N in all. Where no row has one, G is 0 and
+    nothing is to be done.
+    """
+    y, adapters, widths = inputs["into"], inputs["adapters"], attrs["widths"]
+    x = rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs) if "norm" in inputs else inputs["x"].astype(np.float32)
+    rank = inputs["b"].shape[2]
+    for place in set(adapters[adapters >= 0].tolist()):
+        rows = np.flatnonzero(adapters == place)
+        lows = x[rows] @ inputs["a"][place].T
+        for part, stop in enumerate(np.cumsum(widths)):
+            columns = slice(stop - widths[part], stop)
+            y[rows, columns] += lows[:, part * rank : (part + 1) * rank] @ inputs["b"][place, columns].T
+    return y
+
+
 def infer_gated_linear(shapes: Shapes, attrs: Attrs) -> tuple[Shape, DType]:
     (rows, columns), (outputs, weight_columns) = shapes["x"], shapes["weight"]
     require(columns == weight_columns and isinstance(outputs, int) and outputs % 2 == 0, "gated_linear", shapes)
@@ -185,6 +212,18 @@ def gated_silu(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
     with np.errstate(over="ignore"):
         y: Array = gate / (1 + np.exp(-gate)) * inputs["up"]
     return y
+
+
+def infer_gate_halves(shapes: Shapes, attrs: Attrs) -> Type:
+    rows, columns = shapes["x"]
+    require(isinstance(columns, int) and columns % 2 == 0, "gate_halves", shapes)
+    return (rows, columns // 2), "float32"  # type: ignore[operator]
+
+
+def gate_halves(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
+    """silu(gate) * up, x (S, 2F) being gate beside up -> (S, F)."""
+    gate, up = np.split(inputs["x"], 2, axis=1)
+    return gated_silu({"gate": gate, "up": up}, {})
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------------------
@@ -401,6 +440,8 @@ OPS: dict[str, Op] = {
     "take_rows": Op(infer_take_rows, take_rows),
     "slice_columns": Op(infer_slice_columns, slice_columns),
     "linear": Op(infer_linear, linear),
+    "add_lora": Op(infer_add_lora, add_lora),
+    "gate_halves": Op(infer_gate_halves, gate_halves),
     "gated_linear": Op(infer_gated_linear, gated_linear),
     "rms_norm": Op(infer_like_x, rms_norm),
     "add": Op(infer_add, add),

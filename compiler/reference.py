@@ -22,12 +22,13 @@ from .rope import rope_table
 class ReferenceRunner:
     """``activation`` is the dtype in which activations and KV are stored; None takes float32 where the bundle offers it.
 
-    Of the limits it keeps to ``pages`` and ``sequences`` only; the rest of a batch may be of any size.
+    Of the limits it keeps to ``pages``, ``sequences`` and ``adapters`` only; the rest of a batch may be of any size.
     """
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
-        offered = [entry.dtype for entry in self._manifest.activations]
+        # numpy has no bfloat16: float32 stands in for it.
+        offered = ["float32" if entry.dtype == "bfloat16" else entry.dtype for entry in self._manifest.activations]
         self.activation = activation or ("float32" if "float32" in offered else offered[0])
         if self.activation not in offered:
             raise DeviceError(f"{bundle.path}: was compiled for {', '.join(offered)} activations, not for {self.activation}")
@@ -35,7 +36,10 @@ class ReferenceRunner:
         self._num_pages, self._num_slots = limits.pages or self._manifest.pages_for(self._manifest.context), limits.sequences
         self.limits = replace(limits, pages=self._num_pages)
         plan = self._manifest.plan
-        self._states = {name: self._zeros(state, {"P": self._num_pages, "N": self._num_slots}) for name, state in plan.states.items()}
+        self._states = {
+            name: self._zeros(state, {"P": self._num_pages, "N": self._num_slots, "M": limits.adapters})
+            for name, state in plan.states.items()
+        }
         self._constants = {name: rope_table(entry.inverse_frequencies, entry.shape[0]) for name, entry in plan.constants.items()}
         self._weights: dict[str, FloatArray] = {}
 
@@ -77,7 +81,7 @@ class ReferenceRunner:
 
     def _outputs(self, batch: Batch) -> dict[str, Array]:
         values: dict[str, Array] = {**batch.arrays(), **self._states, **self._constants}
-        dims = batch.dims(self._num_pages, self._num_slots)
+        dims = batch.dims(self._num_pages, self._num_slots, self.limits.adapters)
         for step in self._manifest.plan.steps:
             self._run(step, values, dims)
         return {role: values[name] for role, name in self._manifest.plan.outputs.items()}

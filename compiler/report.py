@@ -14,7 +14,7 @@ from .variant import choose_variant
 
 # The dims of one sequence, with all that sampling can do.
 ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1}
-ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "uint32": 4}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4}
 
 
 @dataclass(frozen=True, slots=True)

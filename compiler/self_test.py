@@ -6,6 +6,7 @@ prompt runs once with float32 and once with float16 activations, and the distanc
 * float16: four times that distance, because a GPU may round towards zero, which is twice as far and always to the same side, and because
   the roundings of a GPU and of numpy need not cancel. Never less than `FLOAT16_LEAST`, what tests allow tiny models (tests/tolerances.py).
   Never more than `FLOAT16_MOST`: a model that float16 changes by so much is wrong in float16, however right its kernels are.
+* bfloat16: eight times as far as float16, for it has three bits less.
 * float32: rounding is 2^13 times finer here, so no model comes near `FLOAT32_LEAST`, ten times what tests allow tiny models, for more
   layers and longer sums; unless keys and values are integers, where the finest difference may take a value to the next one. So where the
   distance is larger, it counts, up to `FLOAT32_MOST`.
@@ -58,6 +59,7 @@ def make_self_test(bundle: Bundle, progress: Callable[[int, int], None] = lambda
     tolerances = {
         "float32": rounded(min(max(distance, FLOAT32_LEAST), FLOAT32_MOST)),
         "float16": rounded(min(max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
+        "bfloat16": rounded(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
     }
     return SelfTestEntry(prompt_ids=prompt, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)})
 

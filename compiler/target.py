@@ -21,7 +21,7 @@ from .quant import Quantization
 from .reference import ReferenceRunner
 from .spec import ModelSpec
 
-TARGETS = ("webgpu",)
+TARGETS = ("webgpu", "cpu", "cuda")
 RUNNERS = ("numpy", *TARGETS)
 
 
@@ -57,6 +57,8 @@ class LoweredPlan:
 class Target(Protocol):
     # The largest buffer that a kernel may bind, in bytes.
     MAX_BINDING_BYTES: int
+    # Whether its bundles can take LoRA adapters.
+    TAKES_LORA: bool
 
     def lower_plan(
         self,

@@ -196,3 +196,31 @@ def swiftshader(node: str, runtime_folder: None) -> Mapping[str, str]:  # noqa: 
     if not SWIFTSHADER.is_file():
         lacks(f"{SWIFTSHADER} is not there (Debian: apt-get install chromium)")
     return {**os.environ, "VK_ICD_FILENAMES": str(SWIFTSHADER)}
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> None:
+    """Asked for by tests that compile for CUDA."""
+    from nearfar.compiler.errors import ToolError
+    from nearfar.targets.cuda.nvrtc import load_nvrtc
+
+    try:
+        load_nvrtc()
+    except ToolError as error:
+        lacks(error.message)
+
+
+@pytest.fixture(scope="session")
+def emulated_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for kernels that are compiled for the CPU, on machines that can."""
+    from emulated import find_compiler
+
+    if find_compiler() is None:
+        lacks("neither g++ nor clang++ nor the package ziglang is there to compile emulated CUDA kernels")
+    return tmp_path_factory.mktemp("emulated")
+
+
+@pytest.fixture(scope="session")
+def cuda_bundle(compile_tiny: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
+    """A tiny qwen3 for CUDA, q4f16, of 300 tokens, with float16 activations."""
+    return compile_tiny("qwen3", "q4f16", target="cuda", context=300, activations=("float16",), self_test=False)

@@ -26,6 +26,7 @@ PAGE_SIZE = 4
 CONTEXT = 32
 NUM_PAGES = 24
 NUM_SLOTS = 3
+NUM_ADAPTERS = 2
 
 
 @dataclass(frozen=True)
@@ -93,18 +94,20 @@ def random_batches(vocab_size: int, seed: int) -> list[Batch]:
             tokens = [int(token) for token in rng.integers(0, vocab_size, count)]
             settings = Settings(temperature=float(rng.integers(0, 2)), draw=rng.random(), repetition_penalty=2.0)
             flags = COUNTS * int(forward > 0)
-            chunks.append(Chunk(tokens, start, [int(page) for page in used], sampled, settings, slot=sequence, flags=flags))
+            chunks.append(
+                Chunk(tokens, start, [int(page) for page in used], sampled, settings, slot=sequence, flags=flags, adapter=sequence - 1)
+            )
         if chunks:
             batches.append(make_batch(chunks, PAGE_SIZE, alternatives=forward == 2))
     return batches
 
 
-def run_graph(graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch]) -> Result:
-    """Every batch in turn, each value an array of its own."""
-    fixed = {**fixed_arrays(graph, tensors), **new_states(graph)}
+def run_graph(graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch], states: Mapping[str, Array] | None = None) -> Result:
+    """Every batch in turn, each value an array of its own. Of ``states`` those that are given start so, the others at zero."""
+    fixed = {**fixed_arrays(graph, tensors), **new_states(graph), **(states or {})}
     outputs = []
     for batch in batches:
-        dims = batch.dims(NUM_PAGES, NUM_SLOTS)
+        dims = batch.dims(NUM_PAGES, NUM_SLOTS, NUM_ADAPTERS)
         values: dict[str, Array] = {**fixed, **batch.arrays()}
         for node in graph.nodes:
             op = OPS[node.op]
@@ -124,14 +127,16 @@ def run_graph(graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batc
     return Result(tuple(outputs), {name: fixed[name] for name in graph.states})
 
 
-def run_plan(plan: Plan, graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch]) -> Result:
-    """The plan of a graph, whose nodes are its steps one by one."""
+def run_plan(
+    plan: Plan, graph: Graph, tensors: Mapping[str, Array], batches: Sequence[Batch], states: Mapping[str, Array] | None = None
+) -> Result:
+    """The plan of a graph, whose nodes are its steps one by one. ``states`` as in `run_graph`."""
     assert len(plan.steps) == len(graph.nodes)
     last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs.values()}
-    fixed = {**fixed_arrays(graph, tensors), **new_states(graph)}
+    fixed = {**fixed_arrays(graph, tensors), **new_states(graph), **(states or {})}
     outputs = []
     for batch in batches:
-        dims = batch.dims(NUM_PAGES, NUM_SLOTS)
+        dims = batch.dims(NUM_PAGES, NUM_SLOTS, NUM_ADAPTERS)
         storage: dict[str, Array] = {name: poison(new_array(buffer, dims)) for name, buffer in plan.buffers.items()}
         values: dict[str, Array] = {**fixed, **batch.arrays(), **storage}
         for index, (step, node) in enumerate(zip(plan.steps, graph.nodes, strict=True)):
@@ -162,7 +167,7 @@ def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
 
 
 def new_states(graph: Graph) -> dict[str, Array]:
-    return {name: new_array(state, {"P": NUM_PAGES, "N": NUM_SLOTS}) for name, state in graph.states.items()}
+    return {name: new_array(state, {"P": NUM_PAGES, "N": NUM_SLOTS, "M": NUM_ADAPTERS}) for name, state in graph.states.items()}
 
 
 def new_array(value: Value | Buffer, dims: Mapping[str, int]) -> Array:

@@ -13,10 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = {"compiler": ("targets", "server_fallback"), "targets": ("server_fallback",)}
-HEAVY = {"tvm", "torch", "wgpu", "transformers", "huggingface_hub", "playwright"}
+HEAVY = {"tvm", "torch", "wgpu", "transformers", "huggingface_hub", "playwright", "cuda"}
 # Files that exist for a heavy library; nothing imports them before it is needed.
 MAY_IMPORT_AT_THE_TOP = {
     "compiler/kernels/builder.py": {"tvm"},
+    "compiler/kernels/cpu/builder.py": {"tvm"},
+    "compiler/kernels/cpu/math.py": {"tvm"},
     "compiler/demo/model.py": {"torch"},
     "compiler/demo/evaluate.py": {"torch"},
     "compiler/demo/train.py": {"torch"},

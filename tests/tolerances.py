@@ -6,7 +6,8 @@ F16 is for whole models whose activations and KV are stored as float16. Two sums
 2^-10 of the value apart, and layers carry that on. Measured on the tiny checkpoints: 3.3e-4 at most between lavapipe and a reference that
 rounds in the same places, 1.6e-3 at most between float16 and float32 activations. The bound leaves a factor of three on the latter.
 
-F16_ROUNDING is for one kernel whose result is stored as float16: one such step to a neighbour, of the largest value.
+F16_ROUNDING is for one kernel whose result is stored as float16: one such step to a neighbour, of the largest value. BF16_ROUNDING
+is the same for bfloat16.
 
 Q8_ROUNDING is for what is stored as 8-bit integers: one such step, of the largest value. It may happen to few words of four, Q8_ROUNDED of
 all at most; what is computed from them then differs by Q8_KERNEL at most.
@@ -26,6 +27,7 @@ import numpy.typing as npt
 F32 = 1e-4
 F16 = 5e-3
 F16_ROUNDING = 2.0**-10
+BF16_ROUNDING = 2.0**-7
 Q8_ROUNDING = 1.001 / 127
 Q8_ROUNDED = 1e-3
 Q8_KERNEL = 2e-3
@@ -33,7 +35,7 @@ KV_Q8 = 4e-2
 KV_Q8_F16 = 1.5e-2
 
 OF_ACTIVATION = {"float32": F32, "float16": F16}
-OF_KERNEL = {"float32": F32, "float16": F16_ROUNDING}
+OF_KERNEL = {"float32": F32, "float16": F16_ROUNDING, "bfloat16": BF16_ROUNDING}
 
 
 def relative_error(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:

@@ -1,8 +1,9 @@
-"""The command line: ``nearfar compile | inspect | run | score | demo | --version``. One file a command."""
+"""The command line: ``nearfar compile | inspect | run | score | demo | serve | bench | --version``. One file a command."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -13,6 +14,8 @@ from . import demo, inspect, run, score
 from .output import print_error
 
 COMMANDS = (compile_command, inspect, run, score, demo)
+# Commands of the layer above, found by name as targets are: the compiler imports nothing of it.
+COMMANDS_ABOVE = ("nearfar.server_fallback.cli.serve", "nearfar.server_fallback.cli.bench")
 # The exit code for the user's mistakes; a bug of ours is a traceback and 1.
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -43,4 +46,6 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
+    for name in COMMANDS_ABOVE:
+        importlib.import_module(name).add_parser(commands)
     return parser

@@ -37,12 +37,16 @@ def add_parser(commands: Any) -> None:
         "--context", type=int, metavar="N", help="the longest sequence in tokens (default: 4096, or what the model was trained for)"
     )
     parser.add_argument(
-        "--activations", nargs="+", choices=("float16", "float32"), metavar="DTYPE",
-        help="which activation dtypes to offer, best first: float16, float32 (default: all that the weights' format allows)",
+        "--activations", nargs="+", choices=("float16", "bfloat16", "float32"), metavar="DTYPE",
+        help="which activation dtypes to offer, best first: float16, float32, on cuda bfloat16 (default: the weights' format's)",
     )  # fmt: skip
     parser.add_argument(
         "--kv", choices=("activation", "q8"), default="activation",
         help="keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora-rank", type=int, default=0, metavar="RANK",
+        help="take LoRA adapters of up to this rank, a choice for each request (default: none)",
     )  # fmt: skip
     parser.add_argument(
         "--tuning", nargs="+", type=Path, default=[], metavar="FILE",
@@ -67,6 +71,7 @@ def run(options: argparse.Namespace) -> None:
         context=options.context,
         activations=tuple(options.activations) if options.activations else None,
         kv=options.kv,
+        lora_rank=options.lora_rank,
         self_test=options.self_test,
         tuning=tuple(options.tuning),
         force=options.force,

@@ -25,7 +25,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("--context", type=int, metavar="N", help="the sequence length that memory is counted for (default: the bundle's)")
-    parser.add_argument("--activation", choices=("float16", "float32"), help="count for this dtype (default: the bundle's first choice)")
+    parser.add_argument(
+        "--activation", choices=("float16", "bfloat16", "float32"), help="count for this dtype (default: the bundle's first choice)"
+    )
     parser.add_argument("--verify", action="store_true", help="compare every file with its hash first")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -54,7 +54,7 @@ class Kernel:
     """A TIR function before lowering, and what a runtime must know to launch it.
 
     ``grid`` counts workgroups in x and y; ``scratch`` gives the float32 elements of each scratch buffer that the kernel binds.
-    ``subgroups``: it uses `KernelBuilder.subgroup`.
+    ``subgroups``: it uses `KernelBuilder.subgroup`. ``scalars``: of a kernel for CPUs, the dims that it takes behind its buffers.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Kernel:
     shared_bytes: int
     scratch: Mapping[str, Expr]
     subgroups: bool = False
+    scalars: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,9 @@ class KernelBuilder:
         return Array(buffer)
 
     def scratch(self, name: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
-        """Declare a buffer by which a variant's kernels pass float32 values to the next; all steps share it."""
+        """Declare a buffer by which a variant's kernels pass values of 32 bits to the next; all steps share it."""
         base, _, lanes = dtype.partition("x")
-        assert base == "float32", dtype
+        assert base in ("float32", "uint32"), dtype
         elements: Expr = int(lanes or 1)
         for extent in shape:
             elements = ["mul", elements, extent]
@@ -303,7 +304,9 @@ def reinterpret(value: Scalar, dtype: str) -> Scalar:
 
 def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
     """``then`` if the condition holds, else ``otherwise``. Both are evaluated, without a branch, so loads in them must be in range."""
-    return tirx.Select(condition, then, otherwise)
+    # TVM's CUDA code takes a condition a lane.
+    _, _, lanes = str(getattr(then, "ty", "")).partition("x")
+    return tirx.Select(splat(condition, int(lanes)) if lanes else condition, then, otherwise)
 
 
 def truncated_quotient(dividend: Scalar, divisor: Scalar) -> Scalar:
@@ -332,3 +335,13 @@ minimum = tirx.min
 def extern(dtype: str, function: str, *arguments: Scalar) -> Scalar:
     """A call of a builtin of the target's language."""
     return tirx.call_pure_extern(dtype, function, *arguments)
+
+
+def perform(function: str, *arguments: Scalar | int) -> None:
+    """A call of a function of the target's language for what it does."""
+    script.evaluate(tirx.call_extern("void", function, *arguments))
+
+
+def place_of(array: Array, *index: Scalar | int) -> Scalar:
+    """A pointer to an element, as an argument of such functions."""
+    return tirx.address_of(array.buffer[index])

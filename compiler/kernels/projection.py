@@ -44,7 +44,7 @@ class Projection:
         parts += ["norm"] * (self.norm_eps is not None) + ["bias"] * self.bias + ["residual"] * self.residual
         if self.width:
             parts.append(f"at{self.offset}of{self.width}")
-        parts += [{"float16": "f16", "float32": "f32"}[dtype] for dtype in (self.x_dtype, self.y_dtype)]
+        parts += [{"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[dtype] for dtype in (self.x_dtype, self.y_dtype)]
         return "_".join(parts)
 
 

@@ -6,6 +6,7 @@ fuse_rope_append  slices, q/k norm, rotation, KV append         -> one step
 fuse_attention    that step, then attention over the same pages -> one step
 fuse_residual     projection, then residual addition            -> one projection
 fuse_norm         RMSNorm, then projection                      -> one projection that norms its input as it reads it
+add_lora          projections                                   -> with what a LoRA adapter adds behind each, where that is asked for
 split_large       a weight larger than a binding                -> parts by rows
 quantize_kv       KV pages of activations                       -> of 8-bit integers, where that is asked for
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from ..graph import Graph
 from ..quant import Quantization
+from .add_lora import add_lora
 from .fuse_attention import fuse_attention
 from .fuse_gate_up import fuse_gate_up
 from .fuse_norm import fuse_norm
@@ -26,9 +28,13 @@ from .split_large import split_large
 FUSIONS = (fuse_gate_up, fuse_projections, fuse_rope_append, fuse_attention, fuse_residual, fuse_norm)
 
 
-def run_passes(graph: Graph, quantization: Quantization, max_binding_bytes: int, kv: str = "activation") -> Graph:
-    """All fusions, then the split of weights whose planes exceed ``max_binding_bytes``; pages of ``kv``, "activation" or "q8"."""
+def run_passes(graph: Graph, quantization: Quantization, max_binding_bytes: int, kv: str = "activation", lora_rank: int = 0) -> Graph:
+    """All fusions, then the split of weights whose planes exceed ``max_binding_bytes``; pages of ``kv``, "activation" or "q8"; adapters up
+    to ``lora_rank``, 0 for none.
+    """
     for fuse in FUSIONS:
         graph = fuse(graph)
+    if lora_rank:
+        graph = add_lora(graph, lora_rank)
     graph = split_large(graph, quantization, max_binding_bytes)
     return quantize_kv(graph) if kv == "q8" else graph

@@ -5,7 +5,7 @@ Requests and answers are OpenAI's, as the classes of `schema/`; HTTP, keys and l
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,17 +17,26 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What surrounds a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent)."""
+    """What surrounds a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
+
+    ``priority`` is the final one: what the request asks for, within what its key may. An executor of our own tells ``observe_queue``, for
+    each answer, the seconds until its first token was handed to the device.
+    """
 
     request_id: str
     priority: int = 0
     deadline: float | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    observe_queue: Callable[[float], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
-    """What the model's executor is doing. ``memory_bytes`` is what it holds on the device, None where it is not known."""
+    """What the model's executor is doing. ``memory_bytes`` is what it holds on the device, None where it is not known.
+
+    ``kv_usage`` is 0 to 1. The rest are counts since the start: tokens that were looked up in the prefix cache and found there, requests
+    that had to give their pages back, drafts made and the tokens in them, and how many of those were right.
+    """
 
     ready: bool
     detail: str
@@ -35,6 +44,12 @@ class ExecutorState:
     waiting: int = 0
     kv_usage: float = 0.0
     memory_bytes: int | None = None
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Executor(Protocol):

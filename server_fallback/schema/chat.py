@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .common import Answer, FinishReason, GenerationRequest, Request, TokenLogprob, Usage
+from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Usage
 
 
 class TextPart(Request):
@@ -29,10 +29,10 @@ class Message(Request):
     """``content`` is text, or parts of text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     refusal: str | None = None
 
 
@@ -97,13 +97,13 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | Re
 class ChatCompletionRequest(GenerationRequest):
     """What is for OpenAI's own accounts is taken and means nothing here: ``user`` and ``metadata`` to ``prompt_cache_key``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_STOPS = 16
 MAX_CHOICES = 128
 
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Item = TypeVar("Item")
+# Of a million wrong items one is told; a list of a million errors takes seconds to write.
+Items = Annotated[list[Item], Field(fail_fast=True)]
+
 
 class Request(BaseModel):
-    """A key that is not known is an error: nothing that a client asks for is ignored in silence."""
+    """A key that is not known is an error, and so is a text where a number is due: nothing that a client asks for is ignored or guessed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Answer(BaseModel):
@@ -34,17 +39,18 @@ class GenerationRequest(Request):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
-    seed: int | None = None
+    stop: str | Annotated[Items[str], Field(max_length=MAX_STOPS)] | None = None
+    seed: Int64 | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    # JSON's keys are texts.
+    logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = None
     user: str | None = None
     # Extensions: see `nearfar.compiler.sampling`; a higher priority goes first.
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    priority: int | None = None
+    priority: Int64 | None = None
 
 
 class PromptTokensDetails(Answer):

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, GenerationRequest, Usage
+from .common import Answer, GenerationRequest, Items, Usage
 
 
 class CompletionRequest(GenerationRequest):
     """``prompt``: a text, token ids, or several of either. Of several prompts each gets ``n`` answers: choice p * n + i."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Items[int] | Items[str] | Items[Items[int]]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None

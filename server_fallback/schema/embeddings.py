@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, Request
+from .common import Answer, Items, Request
 
 
 class EmbeddingRequest(Request):
     model: str
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | Items[str] | Items[int] | Items[Items[int]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None

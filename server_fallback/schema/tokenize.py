@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .chat import Message, Tool
-from .common import Answer, Request
+from .common import Answer, Items, Request
 
 
 class TokenizeRequest(Request):
@@ -15,8 +15,8 @@ class TokenizeRequest(Request):
 
     model: str
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
+    tools: Items[Tool] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
 
@@ -29,7 +29,7 @@ class TokenizeResponse(Answer):
 
 class DetokenizeRequest(Request):
     model: str
-    tokens: list[int]
+    tokens: Items[int]
 
 
 class DetokenizeResponse(Answer):

@@ -21,6 +21,7 @@ from .variants import MAX_SHARED_BYTES, Context, Variant, variants_of
 
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
+TAKES_LORA = False
 MAX_STORAGE_BUFFERS = 8
 MAX_THREADS = 256
 

@@ -55,7 +55,7 @@ class WebGPURunner:
         self._most = {
             "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages,
             "L": self._num_pages * limits.sequences, "T": self._manifest.context,
-            "N": limits.sequences, "A": limits.rows, "W": limits.rows,
+            "N": limits.sequences, "A": limits.rows, "W": limits.rows, "M": 0, "G": 0,
         }  # fmt: skip
         self._adapter_name, self._device, self.activation = open_device(self._manifest, activation, bundle.path)
         self._features = features_of(self._device.features)

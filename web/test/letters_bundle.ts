@@ -130,6 +130,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     context: 256,
     page_size: 16,
     kv: "activation",
+    lora: null,
     activations: [{ dtype: "float32", needs: [] }],
     plan: {
       inputs: {

@@ -17,6 +17,7 @@ from zlib import crc32
 
 import numpy as np
 from kernel_harness import Case, Run
+from lora_cases import lora_cases
 from sampling_rows import rows_of
 
 from nearfar.compiler import quant
@@ -120,6 +121,7 @@ def all_cases() -> Iterator[Case]:
     for columns in (37, 64, 72):
         yield replace(take_rows_case(columns), on_dawn=True)
         yield replace(rms_norm_case(columns), on_dawn=True)
+    yield from lora_cases()
     yield from conformance_cases()
     for columns in (1, 100, 256, 509):
         # SwiftShader takes its time over kernels of this size.

@@ -116,7 +116,7 @@ class LoweredCase:
                 found, expected, limit = dequantize_pages(found), dequantize_pages(expected), Q8_ROUNDING
             # Unused places of pages hold NaN before and after.
             assert (np.isnan(found) == np.isnan(expected)).all(), (self.name, role, run.dims)
-            error = relative_error(np.nan_to_num(found), np.nan_to_num(expected))
+            error = relative_error(np.nan_to_num(found.astype(np.float64)), np.nan_to_num(expected.astype(np.float64)))
             assert error < limit, (self.name, role, run.dims, error)
 
 

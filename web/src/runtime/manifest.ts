@@ -123,15 +123,30 @@ export interface KernelEntry {
 /** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the device ("subgroups") and of its shading language ("subgroup_id"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
-  readonly activation: "float32" | "float16" | null;
+  readonly activation: "float32" | "float16" | "bfloat16" | null;
   readonly needs: readonly string[];
   readonly when: Condition;
 }
 
 /** An activation dtype, and the device features without which a runtime takes the next entry. */
 export interface ActivationEntry {
-  readonly dtype: "float32" | "float16";
+  readonly dtype: "float32" | "float16" | "bfloat16";
   readonly needs: readonly string[];
+}
+
+/** Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``. */
+export interface LoraModule {
+  readonly a: string;
+  readonly b: string;
+  readonly part: number;
+  readonly start: number;
+  readonly stop: number;
+}
+
+/** LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj". */
+export interface LoraEntry {
+  readonly rank: number;
+  readonly modules: Readonly<Record<string, LoraModule>>;
 }
 
 /** ``chat_template`` is Jinja, as Hugging Face writes it; None where the model has none. The tokens are those that templates may name. ``add_bos_token`` None leaves it to the tokenizer's file whether a text starts with the bos token. */
@@ -177,11 +192,11 @@ export interface TunedRow {
 /** What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists. */
 export interface TuningEntry {
   readonly adapter: AdapterEntry;
-  readonly activation: "float32" | "float16";
+  readonly activation: "float32" | "float16" | "bfloat16";
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``embedding`` is None where the model generates text. */
+/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``lora`` is None where the bundle takes no adapters. ``embedding`` is None where the model generates text. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -194,6 +209,7 @@ export interface Manifest {
   readonly context: number;
   readonly page_size: number;
   readonly kv: "activation" | "q8";
+  readonly lora: LoraEntry | null;
   readonly activations: readonly ActivationEntry[];
   readonly plan: PlanEntry;
   readonly variants: Readonly<Record<string, readonly VariantEntry[]>>;

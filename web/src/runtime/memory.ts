@@ -73,13 +73,14 @@ export function sizeBytes(entry: BufferEntry, activation: ActivationDtype, dims:
   return elements(entry.shape, dims) * bytesOf(entry.dtype === "activation" ? activation : entry.dtype);
 }
 
-function bytesOf(dtype: "float32" | "int32" | "uint32" | "float16"): number {
+function bytesOf(dtype: "float32" | "int32" | "uint32" | "float16" | "bfloat16"): number {
   switch (dtype) {
     case "float32":
     case "int32":
     case "uint32":
       return 4;
     case "float16":
+    case "bfloat16":
       return 2;
     default:
       return dtype satisfies never;

@@ -1,0 +1,85 @@
+"""What LoRA adapters need beside the projections: what a row's adapter adds, and the activation of gate beside up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from ..builder import Kernel, Scalar, cast, number
+from .builder import CpuKernelBuilder, Isa, floats, ramp
+from .math import exp, fused, sum_of_lanes
+from .rows import each_vector, rms_factor
+
+# Columns of the result a task.
+COLUMNS = 128
+
+
+def add_lora(name: str, isa: Isa, columns: int, widths: Sequence[int], rank: int, x_dtype: str, y_dtype: str, eps: float | None) -> Kernel:
+    """``widths`` as in `ops.add_lora`; ``eps`` is that of the norm, None where x is read as it is.
+
+    First tasks: the products of one row with one row of A each. Then: COLUMNS columns of one row each.
+    """
+    outputs, ranks = sum(widths), rank * len(widths)
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", ("S", columns), x_dtype)
+    norm = kernel.buffer("norm", (columns,), "float32") if eps is not None else None
+    adapters = kernel.buffer("adapters", ("S",), "int32")
+    a = kernel.buffer("a", ("M", ranks, columns), "float32")
+    b = kernel.buffer("b", ("M", outputs, rank), "float32")
+    y = kernel.buffer("y", ("S", outputs), y_dtype, write=True)
+    lows = kernel.scratch("lows", ("G", ranks), "float32", write=True)
+
+    def load(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+        return cast(x[row, ramp(start, lanes)], floats(lanes))
+
+    with kernel.tasks("row", "G") as row:
+        place = kernel.let("place", adapters[row])
+        with kernel.when(place >= 0):
+            factor = number(1, "float32")
+            if eps is not None:
+                factor = rms_factor(kernel, isa, lambda start, lanes: load(row, start, lanes), columns, eps)
+            with kernel.loop("r", ranks) as r:
+                sums = kernel.local("sums", 1, floats(isa.lanes), fill=0)
+                rest = kernel.local("rest", 1, "float32", fill=0)
+
+                def add(start: Scalar, lanes: int) -> None:
+                    weight = a[place, r, ramp(start, lanes)]
+                    if norm is not None:
+                        weight = weight * norm[ramp(start, lanes)]
+                    if lanes == isa.lanes:
+                        sums[0] = fused(load(row, start, lanes), weight, sums[0])
+                    else:
+                        rest[0] = rest[0] + sum_of_lanes(load(row, start, lanes) * weight)
+
+                each_vector(kernel, columns, isa.lanes, add)
+                lows[row, r] = (sum_of_lanes(sums[0]) + rest[0]) * factor
+
+    stops = list(accumulate(widths))
+    with kernel.tasks("block", "G", -(-outputs // COLUMNS)) as block:
+        row, first = kernel.split(block, -(-outputs // COLUMNS), ("row", "first"))
+        place = kernel.let("place", adapters[row])
+        with kernel.when(place >= 0), kernel.loop("i", COLUMNS) as i:
+            column = kernel.let("column", first * COLUMNS + i)
+            for part, stop in enumerate(stops):
+                with kernel.when(column < stop), kernel.when(True if part == 0 else column >= stops[part - 1]):
+                    total = kernel.local("total", 1, "float32", fill=0)
+                    with kernel.loop("r", rank) as r:
+                        total[0] = fused(lows[row, part * rank + r], b[place, column, r], total[0])
+                    y[row, column] = cast(cast(y[row, column], "float32") + total[0], y_dtype)
+    return kernel.finish()
+
+
+def gate_halves(name: str, isa: Isa, columns: int) -> Kernel:
+    """silu(gate) * up of rows that hold gate beside up. One task: one row."""
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", ("S", 2 * columns), "float32")
+    y = kernel.buffer("y", ("S", columns), "float32", write=True)
+    with kernel.tasks("row", "S") as row:
+
+        def gated(start: Scalar, lanes: int) -> None:
+            gate = kernel.let("gate", x[row, ramp(start, lanes)])
+            up = x[row, ramp(start + columns, lanes)]
+            y[row, ramp(start, lanes)] = gate / (number(1, floats(lanes)) + exp(-gate)) * up
+
+        each_vector(kernel, columns, isa.lanes, gated)
+    return kernel.finish()

@@ -1,0 +1,94 @@
+"""The app: OpenAI's HTTP API over the executors of a `Models`. Requests flow through CORS, the gate, a keyed route and its handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+
+from nearfar.compiler.errors import NearfarError
+
+from ..executors.models import Models
+from .config import ApiConfig
+from .drain import Drain
+from .errors import ApiError, api_error
+from .exchange import TIMEOUT_HEADER, exchange_of
+from .gate import Gate
+from .generation import generation_router
+from .health import health_router
+from .limiter import Limiter
+from .log import log_failure
+from .metrics import Metrics
+from .model_routes import admin_router, models_router
+from .service import Service
+from .texts import texts_router
+from .traces import Traces
+
+EXPOSED_HEADERS = (
+    "X-Request-Id",
+    "Retry-After",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+)
+
+
+def create_app(models: Models, config: ApiConfig, traces: Traces | None = None) -> FastAPI:
+    """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. ``app.state.service`` is what its routes share."""
+    limiter = Limiter(config.max_concurrent_requests)
+    service = Service(models, config, limiter, Metrics(models), Drain(lambda: limiter.running > 0), traces)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001
+        yield
+        await service.drain.finish(config.drain_seconds)
+        await models.close(0.0)
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
+
+    # The pages that show the document would come from another server's scripts.
+    app = FastAPI(title="nearfar", version=version("nearfar"), lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.service = service
+    for error in (ApiError, NearfarError, HTTPException):
+        app.add_exception_handler(error, _answer_error)
+    # A fixed address such as /v1/models/load comes before the pattern that it would fit.
+    for router in (generation_router, texts_router, admin_router, models_router, health_router):
+        app.include_router(router(service))
+    app.add_middleware(Gate, service=service)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=("GET", "POST"),
+            # OpenAI's client sends a dozen of its own.
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    document = app.openapi
+    app.openapi = lambda: _without_422(document())  # type: ignore[method-assign]
+    return app
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    told = api_error(error)
+    log_failure(exchange_of(request), error, told)
+    return told.response()
+
+
+def _without_422(document: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI writes its own answer to wrong requests into the document; here that is OpenAI's, with status 400."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+            if "requestBody" in operation:
+                header = {"name": TIMEOUT_HEADER, "in": "header", "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999_999}}
+                operation["parameters"] = [*(p for p in operation.get("parameters", ()) if p["name"] != TIMEOUT_HEADER), header]
+    for name in ("HTTPValidationError", "ValidationError"):
+        document.get("components", {}).get("schemas", {}).pop(name, None)
+    return document

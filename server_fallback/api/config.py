@@ -1,0 +1,36 @@
+"""ApiConfig: what the HTTP side of the server allows. Sizes in bytes, times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..schema.common import MAX_CHOICES, MAX_STOPS
+from .keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class ApiConfig:
+    """``keys`` without any key leave the API open to whoever reaches it; then bind it to this machine.
+
+    ``allowed_hosts`` are the names that the Host header may have, none for any: a server without keys should list its own, or a page in a
+    browser could reach it through a name of its own that points here. ``cors_origins`` are the pages that may call, such as
+    ``https://example.org``, or ``*``.
+    ``request_timeout_seconds`` is the longest that a request may take; the header X-Request-Timeout-Ms asks for less.
+    ``body_timeout_seconds`` is how long a body may take to come, ``write_timeout_seconds`` how long a reader may take nothing, and
+    ``header_timeout_seconds`` how long a connection may be silent before and between requests.
+    ``max_choices`` bounds n times the number of prompts, ``max_inputs`` the texts of one embedding request.
+    """
+
+    keys: Keys = field(default_factory=Keys)
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 4 << 20
+    max_choices: int = MAX_CHOICES
+    max_stops: int = MAX_STOPS
+    max_inputs: int = 2048
+    max_concurrent_requests: int = 1024
+    request_timeout_seconds: float = 600.0
+    body_timeout_seconds: float = 30.0
+    write_timeout_seconds: float = 60.0
+    header_timeout_seconds: float = 75.0
+    drain_seconds: float = 30.0

@@ -1,0 +1,99 @@
+"""Connection: uvicorn's HTTP protocol with the limits that it lacks, so that no connection holds anything for long without doing anything.
+
+A client that sends no whole header in time, sends one without end, or takes nothing of its answer for too long is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADER_BYTES = 64 << 10
+
+
+class Connection(HttpToolsProtocol):
+    """``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's buffer is full."""
+
+    def __init__(self, *arguments: Any, header_timeout_seconds: float, write_timeout_seconds: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._header_timeout_seconds = header_timeout_seconds
+        self._write_timeout_seconds = write_timeout_seconds
+        self._in_header = False
+        self._header_bytes = 0
+        self._silent: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_header()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._silent, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_header:
+            return
+        self._header_bytes += len(data)
+        if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self.send_400_response(f"The header is larger than {MAX_HEADER_BYTES} bytes.")
+            else:
+                # It is the next request's, sent while an answer is under way.
+                self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        self._in_header = True
+        self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_header = False
+        if self._silent is not None:
+            self._silent.cancel()
+            self._silent = None
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._cut_off_later()
+        elif self.cycle.response_complete:
+            self._await_header()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._cut_off_later()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cut_off_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _await_header(self) -> None:
+        self._silent = self.loop.call_later(self._header_timeout_seconds, self.transport.abort)
+
+    def _cut_off_later(self) -> None:
+        """A transport that closes still waits for a reader that does not read, and would wait for ever."""
+        if self._stuck is None:
+            self._stuck = self.loop.call_later(self._write_timeout_seconds, self.transport.abort)
+
+
+def connection_factory(header_timeout_seconds: float, write_timeout_seconds: float) -> Callable[..., Connection]:
+    """What uvicorn calls for each connection."""
+
+    def connect(**options: Any) -> Connection:
+        return Connection(header_timeout_seconds=header_timeout_seconds, write_timeout_seconds=write_timeout_seconds, **options)
+
+    return connect

@@ -1,0 +1,91 @@
+"""Errors as OpenAI's API answers them: ``{"error": {message, type, param, code}}`` with a status that clients know how to take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from nearfar.compiler.errors import (
+    BundleError,
+    CheckpointError,
+    DeadlineExceeded,
+    NearfarError,
+    QuantizationError,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
+
+from ..executors.models import UnknownModel
+from ..schema.common import ErrorDetail, ErrorResponse
+
+DEFAULT_RETRY_SECONDS = 1.0
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """``kind`` is the error's ``type``."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    kind: str = "invalid_request_error"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> ErrorResponse:
+        return ErrorResponse(error=ErrorDetail(message=self.message, type=self.kind, param=self.param, code=self.code))
+
+    def response(self) -> Response:
+        return Response(self.body().model_dump_json(), self.status, dict(self.headers), "application/json")
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told. Of an error that is a bug of ours it is told nothing, for its text may hold anything."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, NearfarError):
+        return _of_ours(error)
+    if isinstance(error, HTTPException):
+        return _of_http(error)
+    return ApiError(500, "internal error; the server's log has it under this request's id", "internal_error", kind="server_error")
+
+
+def _of_ours(error: NearfarError) -> ApiError:
+    param = error.details.get("param")
+    param = param if isinstance(param, str) else None
+    code = error.details.get("code")
+    code = code if isinstance(code, str) else None
+    if isinstance(error, UnknownModel):
+        return ApiError(404, error.message, error.code, param or "model")
+    if isinstance(error, RequestError):
+        return ApiError(400, error.message, code or "invalid_value", param)
+    if isinstance(error, CheckpointError | BundleError | QuantizationError):
+        return ApiError(400, error.message, code or error.code, param)
+    if isinstance(error, QueueFull):
+        return ApiError(429, error.message, error.code, param, "rate_limit_error", retry_after(error.details.get("retry_after_seconds")))
+    if isinstance(error, DeadlineExceeded):
+        return ApiError(503, error.message, error.code, param, "timeout_error", retry_after(error.details.get("retry_after_seconds")))
+    if isinstance(error, Unavailable):
+        return ApiError(503, error.message, error.code, param, "server_error", retry_after(error.details.get("retry_after_seconds")))
+    return ApiError(500, error.message, error.code, param, "server_error")
+
+
+def _of_http(error: HTTPException) -> ApiError:
+    """What the router says: no such route, or not with this method."""
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return ApiError(404, "there is nothing at this address; GET /openapi.json lists what there is", "unknown_url", headers=headers)
+    if error.status_code == 405:
+        return ApiError(405, f"this address takes {headers.get('Allow', 'other methods')}", "method_not_allowed", headers=headers)
+    return ApiError(error.status_code, str(error.detail), headers=headers)
+
+
+def retry_after(seconds: object = None) -> dict[str, str]:
+    """The header that says after how many seconds to try again, at least 1."""
+    given = float(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else DEFAULT_RETRY_SECONDS
+    return {"Retry-After": str(max(1, math.ceil(given)))}

@@ -1,0 +1,55 @@
+"""Exchange: one request and its answer, from the first header to the last byte. The gate makes it, the routes fill it in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from .errors import ApiError
+from .keys import ApiKey
+
+TIMEOUT_HEADER = "X-Request-Timeout-Ms"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """``arrived`` and ``deadline`` are times of `time.monotonic`. ``passed_on`` are headers for other servers that help to answer.
+
+    ``log`` is what the log's line says beside the usual; no text of a prompt or an answer may come in. ``answer_headers`` are added to the
+    answer. ``held`` is let go of when the exchange is over.
+    """
+
+    request_id: str
+    passed_on: dict[str, str]
+    arrived: float = field(default_factory=time.monotonic)
+    deadline: float = float("inf")
+    key: ApiKey | None = None
+    log: dict[str, object] = field(default_factory=dict)
+    answer_headers: dict[str, str] = field(default_factory=dict)
+    held: ExitStack = field(default_factory=ExitStack)
+
+    def set_deadline(self, headers: Mapping[str, str], longest_seconds: float) -> None:
+        """Raises ApiError where the header is no number of milliseconds."""
+        seconds = longest_seconds
+        asked = headers.get(TIMEOUT_HEADER)
+        if asked is not None:
+            if not (asked.isascii() and asked.isdigit() and 0 < len(asked) <= 12 and int(asked) > 0):
+                raise ApiError(400, f"the header {TIMEOUT_HEADER} must be a whole number of milliseconds above 0", "invalid_header")
+            seconds = min(seconds, int(asked) / 1000)
+        self.deadline = self.arrived + seconds
+
+    def priority(self, asked: int | None) -> int:
+        """A key bounds what its requests may ask for; they may always ask for less."""
+        if self.key is None:
+            return asked or 0
+        return self.key.priority if asked is None else min(asked, self.key.priority)
+
+
+def exchange_of(request: Request) -> Exchange:
+    exchange = request.state.exchange
+    assert isinstance(exchange, Exchange)
+    return exchange

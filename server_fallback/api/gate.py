@@ -1,0 +1,106 @@
+"""Gate: the outermost layer of the app. Each request gets an id here, and when it is over its line in the log, its count and its span.
+
+Whatever fails further in becomes an answer here; no exception leaves the app.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .drain import ClientGone
+from .errors import ApiError, api_error
+from .exchange import Exchange
+from .log import log_event, log_failure
+from .service import Service
+from .traces import context_headers
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# What nginx calls it when the client has closed the connection.
+CLIENT_CLOSED = 499
+# Asked for all the time by machines.
+QUIET = ("/health/live", "/health/ready", "/metrics")
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        exchange = Exchange(request_id, context_headers(headers))
+        traces = self._service.traces
+        span = None
+        if traces is not None:
+            span, exchange.passed_on = traces.begin(scope["method"], headers)
+        scope.setdefault("state", {})["exchange"] = exchange
+        status = CLIENT_CLOSED
+
+        async def named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                answer = MutableHeaders(scope=message)
+                answer["x-request-id"] = exchange.request_id
+                answer.update(exchange.answer_headers)
+            await send(message)
+
+        started = time.monotonic()
+        try:
+            with exchange.held:
+                self._check_host(headers)
+                await self._app(scope, receive, named)
+        except ClientGone:
+            status = CLIENT_CLOSED
+        except Exception as error:
+            told = api_error(error)
+            log_failure(exchange, error, told)
+            if status == CLIENT_CLOSED:
+                await told.response()(scope, receive, named)
+        finally:
+            self._note(scope, exchange, status, time.monotonic() - started)
+            if traces is not None and span is not None:
+                traces.end(span, scope["method"], _route(scope), status, {"request_id": request_id, **exchange.log})
+
+    def _check_host(self, headers: Headers) -> None:
+        allowed = self._service.config.allowed_hosts
+        if not allowed:
+            return
+        try:
+            host = urlsplit(f"//{headers.get('host', '')}").hostname
+        except ValueError:
+            host = None
+        if host not in allowed:
+            raise ApiError(403, f"this server answers as {', '.join(allowed)} only; start it with that host allowed", "host_not_allowed")
+
+    def _note(self, scope: Scope, exchange: Exchange, status: int, seconds: float) -> None:
+        route = _route(scope)
+        self._service.metrics.http.labels(route, scope["method"], str(status)).inc()
+        log_event(
+            "request",
+            logging.DEBUG if route in QUIET else logging.INFO,
+            request_id=exchange.request_id,
+            method=scope["method"],
+            route=route,
+            status=status,
+            seconds=round(seconds, 4),
+            key=exchange.key.name if exchange.key is not None else None,
+            **exchange.log,
+        )
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern; never the address itself, which could be anything and make a metric of its own each time."""
+    return str(getattr(scope.get("route"), "path", "none"))

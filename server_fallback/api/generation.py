@@ -1,0 +1,103 @@
+"""/v1/chat/completions and /v1/completions: a request flows to its model's executor; chunks flow back, as events or folded to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from ..executors.executor import Call, Executor
+from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from ..schema.common import GenerationRequest
+from ..schema.completions import Completion, CompletionChunk, CompletionRequest
+from ..schema.fold import fold_chat, fold_completion
+from .encode import chat_chunk_json, chat_json, completion_chunk_json, completion_json
+from .errors import ApiError
+from .exchange import Exchange, exchange_of
+from .json_body import printable
+from .metrics import says_something
+from .route import WITH_BODY, keyed_router
+from .service import Service
+from .sse import EventStream
+
+Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
+JSON = "application/json"
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+
+
+def generation_router(service: Service) -> APIRouter:
+    router = keyed_router()
+
+    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses={**WITH_BODY, **STREAMED})
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        exchange = exchange_of(request)
+        executor = await _begin(service, body, 1, exchange)
+        chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
+        if body.stream:
+            return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain)
+        answer = await service.drain.run(fold_chat(chunks), request.receive, exchange.deadline)
+        return Response(chat_json(answer), media_type=JSON)
+
+    @router.post("/v1/completions", response_model=Completion, responses={**WITH_BODY, **STREAMED})
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        exchange = exchange_of(request)
+        executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
+        chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
+        if body.stream:
+            return EventStream(_events(chunks, body, completion_chunk_json), exchange, service.drain)
+        answer = await service.drain.run(fold_completion(chunks), request.receive, exchange.deadline)
+        return Response(completion_json(answer), media_type=JSON)
+
+    return router
+
+
+async def _begin(service: Service, body: GenerationRequest, num_prompts: int, exchange: Exchange) -> Executor:
+    """Check what the configuration limits, and find the model. Raises ApiError, UnknownModel."""
+    exchange.log.update(model=printable(body.model), stream=bool(body.stream))
+    config = service.config
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "'stream_options' is for streamed answers; set 'stream' to true", "invalid_value", "stream_options")
+    choices = (body.n or 1) * num_prompts
+    if choices > config.max_choices:
+        param = "n" if num_prompts == 1 else "prompt"
+        message = f"{choices} answers asked for (n times the number of prompts); this server gives {config.max_choices} at most"
+        raise ApiError(400, message, "invalid_value", param)
+    if isinstance(body.stop, list) and len(body.stop) > config.max_stops:
+        message = f"{len(body.stop)} stop strings; this server takes {config.max_stops} at most"
+        raise ApiError(400, message, "invalid_value", "stop")
+    return await service.models.executor(body.model)
+
+
+def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call:
+    return Call(
+        request_id=exchange.request_id,
+        priority=exchange.priority(body.priority),
+        deadline=exchange.deadline,
+        headers=exchange.passed_on,
+        observe_queue=service.metrics.queue.labels(body.model).observe,
+    )
+
+
+def _num_prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> int:
+    return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
+
+
+async def _events(
+    chunks: AsyncGenerator[Chunk, None], body: GenerationRequest, encode: Callable[[Chunk, bool], bytes | None]
+) -> AsyncGenerator[bytes, None]:
+    """Chunks as JSON. Those before the first that says something wait for it, so that a full queue can still be a 429."""
+    include_usage = body.stream_options is not None and body.stream_options.include_usage
+    held: list[bytes] = []
+    silent = True
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            event = encode(chunk, include_usage)
+            if event is not None:
+                held.append(event)
+            silent = silent and not any(says_something(choice) for choice in chunk.choices)
+            if not silent:
+                for waiting in held:
+                    yield waiting
+                held.clear()

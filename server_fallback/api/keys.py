@@ -1,0 +1,123 @@
+"""API keys: who may ask, how much and how urgently. Only SHA-256 hashes of them are kept.
+
+A file of keys is TOML, one table for each::
+
+    [[keys]]
+    name = "web"                  # what logs call it
+    key = "sk-..."                # or sha256 = "..." of it, in hex
+    requests_per_minute = 120     # these four may be left out
+    max_concurrent = 8
+    priority = 0
+    admin = false
+
+The environment variable NEARFAR_API_KEYS holds ``name=key`` pairs with commas between them, without limits; ``admin`` is the admin's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nearfar.compiler.errors import RequestError
+
+ENVIRONMENT = "NEARFAR_API_KEYS"
+MIN_KEY_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """``digest`` is the key's SHA-256. Its requests go with ``priority``, or less where they ask for less. None is no limit."""
+
+    name: str
+    digest: bytes
+    requests_per_minute: float | None = None
+    max_concurrent: int | None = None
+    priority: int = 0
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All keys; none of them leaves the API open."""
+
+    keys: tuple[ApiKey, ...] = ()
+
+    def find(self, presented: str) -> ApiKey | None:
+        """The key that this text is. Compares with every key and in constant time, so that the time tells nothing."""
+        digest = _digest(presented)
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def read_keys(file: Path | None, environment: Mapping[str, str]) -> Keys:
+    """The keys of a file and of the environment together. Raises RequestError, which never quotes a key."""
+    keys = [*(_of_file(file) if file is not None else ()), *_of_environment(environment.get(ENVIRONMENT, ""))]
+    for part in ("name", "digest"):
+        values = [getattr(key, part) for key in keys]
+        if len(set(values)) != len(values):
+            raise RequestError(f"two API keys have the same {'name' if part == 'name' else 'text'}; every key needs its own")
+    return Keys(tuple(keys))
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    key: Annotated[str, Field(min_length=MIN_KEY_LENGTH)] | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")] | None = None
+    requests_per_minute: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    priority: int = 0
+    admin: bool = False
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    keys: Annotated[list[_Row], Field(min_length=1)]
+
+
+def _of_file(file: Path) -> list[ApiKey]:
+    try:
+        rows = _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).keys
+    except OSError as error:
+        raise RequestError(f"{file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        # The parser's own message may quote the line, and with it the key.
+        where = re.search(r"\(at .*\)", str(error))
+        raise RequestError(f"{file}: not TOML {where.group() if where else ''}".rstrip()) from None
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise RequestError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    keys = []
+    for row in rows:
+        if (row.key is None) == (row.sha256 is None):
+            raise RequestError(f"{file}: key {row.name!r} needs either 'key' or 'sha256'")
+        digest = _digest(row.key) if row.key is not None else bytes.fromhex(row.sha256 or "")
+        keys.append(ApiKey(row.name, digest, row.requests_per_minute, row.max_concurrent, row.priority, row.admin))
+    return keys
+
+
+def _of_environment(text: str) -> list[ApiKey]:
+    keys = []
+    for number, pair in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
+        name, equals, key = pair.partition("=")
+        if not equals or not name or len(key) < MIN_KEY_LENGTH:
+            raise RequestError(f"{ENVIRONMENT}: entry {number} is not name=key with a key of at least {MIN_KEY_LENGTH} characters")
+        keys.append(ApiKey(name, _digest(key), admin=name == "admin"))
+    return keys
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

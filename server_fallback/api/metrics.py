@@ -1,0 +1,138 @@
+"""Metrics for Prometheus. Names are vLLM's where they mean the same, so that its dashboards and autoscalers work; all have ``model_name``.
+
+Times are measured where answers leave the executor: a chunk may hold some tokens, so the inter-token latency is that between chunks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..executors.executor import ExecutorState
+from ..executors.models import Models
+from ..schema.chat import ChatCompletionChunk
+from ..schema.completions import CompletionChunk
+from .exchange import Exchange
+
+MODEL = "model_name"
+# Seconds. The steps are about those of vLLM, the ends far enough for a CPU's long prompts.
+FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
+NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+
+# Of an executor's state: the metric's name, its help, the state's field.
+GAUGES = (
+    ("vllm:num_requests_running", "Requests that the device works on.", "running"),
+    ("vllm:num_requests_waiting", "Requests that wait.", "waiting"),
+    ("vllm:kv_cache_usage_perc", "Share of the pages of keys and values that are in use, 0 to 1.", "kv_usage"),
+    ("nearfar:memory_bytes", "Memory that the model holds on its device.", "memory_bytes"),
+    ("nearfar:model_ready", "1 where the model can answer, else 0.", "ready"),
+)
+COUNTERS = (
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
+    ("vllm:prefix_cache_hits", "Prompt tokens found there.", "prefix_hits"),
+    ("vllm:num_preemptions", "Requests that gave their pages back to others and began again.", "preemptions"),
+    ("vllm:spec_decode_num_drafts", "Drafts made for speculative decoding.", "drafts"),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", "draft_tokens"),
+    ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that were right.", "accepted_tokens"),
+)
+
+Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
+
+
+class Metrics:
+    def __init__(self, models: Models) -> None:
+        registry = self._registry = CollectorRegistry()
+        registry.register(_States(models))
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, [MODEL], buckets=buckets, registry=registry)
+
+        self.first_token = histogram("vllm:time_to_first_token_seconds", "Until the first token leaves.", FIRST_TOKEN_BUCKETS)
+        self.next_token = histogram("vllm:inter_token_latency_seconds", "From each chunk of an answer to its next.", NEXT_TOKEN_BUCKETS)
+        self.whole = histogram("vllm:e2e_request_latency_seconds", "Until the answer's end.", REQUEST_BUCKETS)
+        self.queue = histogram("vllm:request_queue_time_seconds", "Until the device begins.", REQUEST_BUCKETS)
+        self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", [MODEL], registry=registry)
+        self.generation_tokens = Counter("vllm:generation_tokens", "Tokens of answers.", [MODEL], registry=registry)
+        self.success = Counter("vllm:request_success", "Answers that ended, by how.", [MODEL, "finished_reason"], registry=registry)
+        self.http = Counter("http_requests", "HTTP requests.", ["handler", "method", "status"], registry=registry)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    async def measured(self, chunks: AsyncGenerator[Chunk, None], model: str, exchange: Exchange) -> AsyncGenerator[Chunk, None]:
+        """The same chunks; what they tell goes to the metrics and to the request's line in the log."""
+        last_at: dict[int, float] = {}
+        reasons: dict[int, str] = {}
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    now = time.monotonic()
+                    for choice in chunk.choices:
+                        if choice.finish_reason is not None:
+                            reasons[choice.index] = choice.finish_reason
+                        if not says_something(choice):
+                            continue
+                        if choice.index in last_at:
+                            self.next_token.labels(model).observe(now - last_at[choice.index])
+                        elif not last_at:
+                            self.first_token.labels(model).observe(now - exchange.arrived)
+                            exchange.log["first_token_seconds"] = round(now - exchange.arrived, 4)
+                        last_at[choice.index] = now
+                    if chunk.usage is not None:
+                        self.count(model, chunk.usage.prompt_tokens, chunk.usage.completion_tokens, exchange)
+                    yield chunk
+            self.whole.labels(model).observe(time.monotonic() - exchange.arrived)
+        except Exception:
+            reasons = reasons or {0: "error"}
+            raise
+        finally:
+            for reason in reasons.values() if reasons else ("abort",):
+                self.success.labels(model, reason).inc()
+            exchange.log["finish_reason"] = ",".join(sorted(set(reasons.values()))) or "abort"
+
+    def count(self, model: str, prompt_tokens: int, completion_tokens: int, exchange: Exchange) -> None:
+        self.prompt_tokens.labels(model).inc(prompt_tokens)
+        self.generation_tokens.labels(model).inc(completion_tokens)
+        exchange.log["prompt_tokens"] = prompt_tokens
+        exchange.log["completion_tokens"] = completion_tokens
+
+
+def says_something(choice: object) -> bool:
+    """Whether a chunk's choice has text, a part of a tool call, or the end; a first chunk may have the role only."""
+    delta = getattr(choice, "delta", None)
+    if delta is not None:
+        return bool(delta.content or delta.tool_calls or getattr(choice, "finish_reason", None))
+    return bool(getattr(choice, "text", "") or getattr(choice, "finish_reason", None))
+
+
+class _States(Collector):
+    """What the executors' states say, read at each scrape."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        states: Mapping[str, ExecutorState] = self._models.states()
+        for name, text, field in GAUGES:
+            gauge = GaugeMetricFamily(name, text, labels=[MODEL])
+            for model, state in states.items():
+                if (value := getattr(state, field)) is not None:
+                    gauge.add_metric([model], float(value))
+            yield gauge
+        for name, text, field in COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=[MODEL])
+            for model, state in states.items():
+                counter.add_metric([model], float(getattr(state, field)))
+            yield counter
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, so that no state is read before the models are there."""
+        return iter(())

@@ -1,0 +1,67 @@
+"""/v1/models, and for admins: load and unload models and LoRA adapters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from ..executors.models import UnknownModel
+from ..schema.common import ErrorResponse
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, ModelList, UnloadAdapterRequest, UnloadRequest
+from .route import EVERYWHERE, WITH_BODY, AdminRoute, keyed_router
+from .service import Service
+
+Result = TypeVar("Result")
+
+
+def models_router(service: Service) -> APIRouter:
+    router = keyed_router()
+
+    @router.get("/v1/models", responses=EVERYWHERE)
+    async def list_models() -> ModelList:
+        return ModelList(data=list(service.models.cards()))
+
+    # A model's name may have slashes in it.
+    @router.get("/v1/models/{model:path}", responses={**EVERYWHERE, 404: {"model": ErrorResponse}})
+    async def one_model(model: str) -> ModelCard:
+        for card in service.models.cards():
+            if card.id == model:
+                return card
+        names = ", ".join(card.id for card in service.models.cards())
+        raise UnknownModel(f"no model {model[:100]!r} here; there are: {names or 'none'}")
+
+    return router
+
+
+def admin_router(service: Service) -> APIRouter:
+    router = keyed_router(AdminRoute)
+    models = service.models
+
+    @router.post("/v1/models/load", responses=WITH_BODY)
+    async def load(body: LoadRequest) -> ModelCard:
+        return await _to_its_end(models.load(body))
+
+    @router.post("/v1/models/unload", responses=WITH_BODY)
+    async def unload(body: UnloadRequest) -> JSONResponse:
+        await _to_its_end(models.unload(body.model))
+        return JSONResponse({"id": body.model, "unloaded": True})
+
+    @router.post("/v1/load_lora_adapter", responses=WITH_BODY)
+    async def load_adapter(body: LoadAdapterRequest) -> ModelCard:
+        return await _to_its_end(models.load_adapter(body))
+
+    @router.post("/v1/unload_lora_adapter", responses=WITH_BODY)
+    async def unload_adapter(body: UnloadAdapterRequest) -> JSONResponse:
+        await _to_its_end(models.unload_adapter(body.lora_name))
+        return JSONResponse({"id": body.lora_name, "unloaded": True})
+
+    return router
+
+
+async def _to_its_end(change: Coroutine[Any, Any, Result]) -> Result:
+    """A client that goes away leaves no model half loaded."""
+    return await asyncio.shield(asyncio.ensure_future(change))

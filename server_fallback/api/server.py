@@ -1,0 +1,120 @@
+"""The server: the app on a socket until a signal. The first SIGTERM or SIGINT lets requests finish, a second one does not.
+
+While requests finish, /health/ready answers 503 and new ones are turned away; then the process ends with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from nearfar.compiler.errors import RequestError
+
+from .connection import connection_factory
+from .log import log_event
+from .service import Service
+
+BACKLOG = 2048
+# After the drain: for the last bytes of the last answers.
+CLOSE_SECONDS = 5
+KEEP_ALIVE_SECONDS = 65
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one. Raises RequestError, so bind before anything slow is done."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        # Or a server that was just stopped would keep its port for a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise RequestError(f"--host {host} --port {port}: {reason}; choose others, or port 0 for a free one") from error
+    return listener
+
+
+def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Serve until a signal. ``started`` is awaited beside the serving once the socket answers; what it raises ends the server and is
+    raised."""
+    _allow_many_files()
+    server = Server(app, started)
+    server.run(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
+
+
+class Server(uvicorn.Server):
+    """``failure`` is what ``begun`` raised."""
+
+    def __init__(self, app: FastAPI, begun: Callable[[], Awaitable[None]] | None = None) -> None:
+        service: Service = app.state.service
+        config = uvicorn.Config(
+            app,
+            # The annotation asks for a class; uvicorn calls it and no more.
+            http=connection_factory(service.config.header_timeout_seconds, service.config.write_timeout_seconds),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+        super().__init__(config)
+        self.failure: BaseException | None = None
+        self._service = service
+        self._begun = begun
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self._begun is not None:
+            self._tasks.append(asyncio.create_task(self._begin(self._begun)))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Unlike uvicorn's, this keeps listening while requests finish, and does not raise the signal again at the end."""
+        if self._loop is None or not self.started:
+            self.should_exit = True
+            return
+        if self._service.drain.started:
+            self._service.drain.hurry()
+            return
+        self._service.drain.started = True
+        log_event("draining", signal=signal.Signals(sig).name, seconds=self._service.config.drain_seconds)
+        self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.create_task(self._drain())))
+
+    async def _begin(self, begun: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await begun()
+        except BaseException as error:
+            self.failure = error
+            self.should_exit = True
+
+    async def _drain(self) -> None:
+        await self._service.drain.finish(self._service.config.drain_seconds)
+        self.should_exit = True
+
+
+def _allow_many_files() -> None:
+    """Each connection is an open file, and the soft limit is 1,024 on many machines."""
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            log_event("file_limit", limit=soft)

@@ -1,0 +1,80 @@
+"""Traces: a span of OpenTelemetry for each request, where the environment names an endpoint. Without one, nothing of it is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from nearfar.compiler.errors import ToolError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+# W3C Trace Context; passed on as they came where no spans are made here.
+CONTEXT_HEADERS = ("traceparent", "tracestate")
+# What the log's line calls it, and what OpenTelemetry's conventions for generative AI do.
+ATTRIBUTES = {
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "error": "error.type",
+    "request_id": "nearfar.request_id",
+}
+
+
+def open_traces(environment: Mapping[str, str]) -> Traces | None:
+    """None where no endpoint is set. Raises ToolError where the library is missing."""
+    if not any(environment.get(name) for name in ENDPOINTS):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ToolError(f"{ENDPOINTS[0]} is set, but OpenTelemetry is not installed: pip install 'nearfar[otel]'") from error
+    # The exporter reads its endpoint, headers and timeouts from the environment itself.
+    resource = Resource.create({SERVICE_NAME: environment.get("OTEL_SERVICE_NAME", "nearfar")})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Traces(provider)
+
+
+def context_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: headers[name] for name in CONTEXT_HEADERS if name in headers}
+
+
+class Traces:
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("nearfar.server")
+
+    def begin(self, method: str, headers: Mapping[str, str]) -> tuple[Span, dict[str, str]]:
+        """A span below the caller's, and the headers with which the next server's will be below it."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        propagator = TraceContextTextMapPropagator()
+        span = self._tracer.start_span(method, context=propagator.extract(dict(headers)), kind=SpanKind.SERVER)
+        passed_on: dict[str, str] = {}
+        propagator.inject(passed_on, context=set_span_in_context(span))
+        return span, passed_on
+
+    def end(self, span: Span, method: str, route: str, status: int, log: Mapping[str, object]) -> None:
+        from opentelemetry.trace import StatusCode
+
+        span.update_name(f"{method} {route}")
+        span.set_attributes({"http.request.method": method, "http.route": route, "http.response.status_code": status})
+        for name, attribute in ATTRIBUTES.items():
+            value = log.get(name)
+            if isinstance(value, str | int):
+                span.set_attribute(attribute, value)
+        if status >= 500:
+            span.set_status(StatusCode.ERROR)
+        span.end()
+
+    def close(self) -> None:
+        """Send what is left. Waits for the network, so call it from a thread."""
+        self._provider.shutdown()

@@ -1,0 +1,67 @@
+"""What pydantic finds wrong with a request, as OpenAI's API says it: one error that names the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import ApiError
+from .json_body import printable
+
+# Longer values are cut; what a client sent is not sent back whole.
+MAX_SHOWN = 60
+
+
+def validation_error(errors: Sequence[Any], body: object) -> ApiError:
+    """``errors`` as pydantic lists them, places beginning with "body" or "path"; ``body`` is the JSON value that they are about."""
+    # Of a union every branch complains. What got furthest into the body is about the branch that was meant.
+    first = max(errors, key=lambda error: len(_path(error, body)))
+    path = _path(first, body)
+    param = printable(_dotted(path)) or None
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return ApiError(400, f"Unknown parameter: '{param}'.", "unknown_parameter", param)
+    if kind == "missing" and param is not None:
+        return ApiError(400, f"Missing required parameter: '{param}'.", "missing_required_parameter", param)
+    if param is None:
+        return ApiError(400, f"The body must be a JSON object. Got {_shown(body)}.", "invalid_type")
+    about = f"'{param}'"
+    alike = [error["msg"] for error in errors if _path(error, body) == path]
+    wanted = "; or: ".join(dict.fromkeys(alike))
+    if kind.endswith(("_type", "_parsing")) or kind in ("int_from_float", "literal_error"):
+        return ApiError(400, f"Invalid type or value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_type", param)
+    return ApiError(400, f"Invalid value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_value", param)
+
+
+def _path(error: Any, body: object) -> list[str | int]:
+    """Where in the body: the error's place without the names of union branches, which pydantic puts between."""
+    path: list[str | int] = []
+    place = list(error["loc"][1:])
+    at = body
+    for number, part in enumerate(place):
+        inside = (isinstance(at, dict) and part in at) or (isinstance(at, list) and isinstance(part, int) and part < len(at))
+        if inside:
+            at = at[part]  # type: ignore[index]
+        elif not (error["type"] == "missing" and number == len(place) - 1):
+            continue
+        path.append(part)
+    return path
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"an array of {len(value)}"
+    if isinstance(value, str):
+        # A text may be a prompt, which answers and logs do not repeat.
+        return f"a string of {len(value)} characters"
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return printable(text[:MAX_SHOWN])

@@ -1,0 +1,82 @@
+"""What `nearfar serve` prints: progress while models load, then what it serves and how to ask."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from nearfar.compiler.cli.compile import phases, progress_bars
+from nearfar.compiler.cli.output import megabytes
+
+from ..executors.registry import Registry
+
+QUESTION = "what is 27 + 58?"
+
+
+class Announcement:
+    """``progress`` is told while a model is compiled."""
+
+    def __init__(self) -> None:
+        self._bars: Progress | None = None
+        self._tell: Callable[[str, int, int], None] | None = None
+        self._model: str | None = None
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        with progress_bars() as bars:
+            self._bars = bars
+            try:
+                yield
+            finally:
+                # Models that are loaded later, over HTTP, are compiled without bars.
+                self._bars = None
+
+    def progress(self, model: str, phase: str, done: int, total: int) -> None:
+        if self._bars is None:
+            return
+        if model != self._model:
+            self._model = model
+            self._bars.console.print(f"compiling {model}, once", highlight=False, markup=False)
+            self._tell = phases(self._bars)
+        assert self._tell is not None
+        self._tell(phase, done, total)
+
+    def serving(self, registry: Registry, address: Any, *, keyed: bool) -> None:
+        """``address`` is the listening socket's name."""
+        host, port = address[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        console = Console(soft_wrap=True)
+        console.print(models_table(registry))
+        console.print(f"serving at {url}/v1, Ctrl-C ends", highlight=False, markup=False)
+        if not keyed and host not in ("127.0.0.1", "::1"):
+            console.print("whoever reaches this address may ask: there are no keys; --api-keys FILE changes that", style="bold yellow")
+        console.print(curl(url, registry.cards()[0].id, keyed=keyed), highlight=False, markup=False)
+
+
+def models_table(registry: Registry) -> Table:
+    table = Table("model", "context", "memory", "on", "also called")
+    states = registry.states()
+    for card in registry.cards():
+        if card.id != card.root:
+            continue
+        state = states[card.id]
+        aliases = ", ".join(each.id for each in registry.cards() if each.root == card.id != each.id)
+        memory = registry.memory_bytes(card.id)
+        table.add_row(
+            card.id, f"{card.max_model_len:,}" if card.max_model_len else "", megabytes(memory) if memory else "", state.detail, aliases
+        )
+    return table
+
+
+def curl(url: str, model: str, *, keyed: bool) -> str:
+    """One line that asks the model something."""
+    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
+    key = ' -H "Authorization: Bearer $NEARFAR_API_KEY"' if keyed else ""
+    return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"

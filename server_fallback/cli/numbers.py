@@ -1,0 +1,29 @@
+"""Numbers as options give them: counts, and sizes such as 4GB."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+def count(text: str) -> int:
+    """At least 1. Raises ArgumentTypeError."""
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def size_bytes(text: str) -> int:
+    """ "512MB", "1.5GiB" or bytes -> bytes, at least 1. Raises ArgumentTypeError."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
+    size = math.floor(float(parts[1]) * UNITS[parts[2] or ""]) if parts else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4GB, 512MB or 1.5GiB")
+    return size

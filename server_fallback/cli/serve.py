@@ -1,0 +1,128 @@
+"""nearfar serve: answer OpenAI's requests for one or several models."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nearfar.compiler.cli.output import add_command
+from nearfar.compiler.errors import ToolError, Unavailable
+
+from .numbers import count, size_bytes
+
+if TYPE_CHECKING:
+    from ..api.config import ApiConfig
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DEFAULT_PORT = 8000
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "serve",
+        run,
+        summary="answer OpenAI's requests for models on this machine, or on others",
+        example="nearfar serve ./Qwen3-0.6B --alias gpt-4o-mini=Qwen3-0.6B --port 8000",
+    )
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="*",
+        help="a bundle; a Hugging Face folder or name, which is compiled on first use; or demo, the model that comes with nearfar",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--alias", action="append", default=[], metavar="NAME=MODEL", help="another name for a model; may be given several times"
+    )
+    access = parser.add_argument_group("access")
+    access.add_argument("--api-keys", type=Path, metavar="FILE", help="TOML with the keys that may ask (also: NEARFAR_API_KEYS, name=key)")
+    access.add_argument(
+        "--cors-origin", action="append", default=[], metavar="ORIGIN", help="pages that may ask, such as https://example.org"
+    )
+    access.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="names that requests may call this server by")
+    access.add_argument(
+        "--drain-seconds", type=float, default=30.0, metavar="S", help="for requests to end after SIGTERM (default: %(default)s)"
+    )
+    local = parser.add_argument_group("models on this machine")
+    local.add_argument("--target", choices=("cpu", "cuda"), help="what to compile for (default: cuda where there is a GPU)")
+    local.add_argument("--quantization", metavar="NAME", default="q4f16", help="of what is compiled (default: %(default)s)")
+    local.add_argument("--context", type=int, metavar="N", help="of what is compiled: the longest sequence in tokens")
+    local.add_argument(
+        "--kv", choices=("activation", "q8"), default="activation", help="of what is compiled: keys and values; q8 halves them"
+    )
+    local.add_argument("--lora-rank", type=int, default=0, metavar="RANK", help="of what is compiled: take LoRA adapters up to this rank")
+    local.add_argument("--max-adapters", type=count, default=4, metavar="N", help="LoRA adapters loaded at once (default: %(default)s)")
+    local.add_argument("--max-sequences", type=count, metavar="N", help="answers made at once (default: 32; on a GPU 256)")
+    local.add_argument("--max-waiting", type=count, default=256, metavar="N", help="requests that may queue (default: %(default)s)")
+    local.add_argument("--kv-memory", type=size_bytes, metavar="SIZE", help="for keys and values of a model, such as 4GB")
+    local.add_argument("--memory", type=size_bytes, metavar="SIZE", help="for all models together; more are not loaded (default: no limit)")
+    local.add_argument("--threads", type=count, metavar="N", help="of the cpu target (default: one a core)")
+    others = parser.add_argument_group("models that others run")
+    others.add_argument("--executor", choices=("local", "vllm", "upstream"), default="local", help="who runs them (default: this process)")
+    others.add_argument("--upstream", action="append", default=[], metavar="URL", help="an OpenAI-compatible server; several are replicas")
+    others.add_argument("--dialect", default="openai", help="what the upstream takes beside OpenAI's parameters: openai, vllm, nearfar")
+    others.add_argument("--upstream-api-key-env", metavar="NAME", help="the environment variable that holds the upstream's API key")
+    others.add_argument("--tensor-parallel-size", type=count, default=1, metavar="N", help="vllm: GPUs that share each layer")
+    others.add_argument("--pipeline-parallel-size", type=count, default=1, metavar="N", help="vllm: groups of GPUs that share the layers")
+    others.add_argument("--vllm-arguments", default="", metavar="TEXT", help="more for vllm serve, as one text: '--max-model-len 8192'")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Raises ToolError where the server's libraries are missing, and RequestError for options that cannot be met."""
+    try:
+        import fastapi  # noqa: F401
+        import httpx  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ToolError(f"nearfar serve needs {error.name}: pip install 'nearfar[serve]'") from error
+    from ..api.app import create_app
+    from ..api.log import configure_logs
+    from ..api.server import bind, run_server
+    from ..api.traces import open_traces
+    from ..executors.registry import Registry
+    from .announcement import Announcement
+    from .served_models import load_requests, make_opener
+
+    if options.threads is not None:
+        # The cpu target's runners read it, and so do those that are loaded later.
+        os.environ["NEARFAR_THREADS"] = str(options.threads)
+    announcement = Announcement()
+    opener = make_opener(options, os.environ, announcement.progress)
+    config = api_config(options, os.environ)
+    traces = open_traces(os.environ)
+    requests = load_requests(options, os.environ)
+    # Before anything that takes long.
+    listener = bind(options.host, options.port)
+    registry = Registry(opener, options.memory)
+    configure_logs(sys.stderr)
+
+    async def started() -> None:
+        try:
+            with announcement.loading():
+                for request in requests:
+                    await registry.load(request)
+        except Unavailable:
+            if registry.closed:
+                # Stopped while a model loaded, which is no error.
+                return
+            raise
+        announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
+
+    run_server(create_app(registry, config, traces), listener, started)
+
+
+def api_config(options: argparse.Namespace, environment: Mapping[str, str]) -> ApiConfig:
+    """A server without keys that only this machine can reach answers to this machine's names: a page elsewhere could have a name of its own
+    that leads here."""
+    from ..api.config import ApiConfig
+    from ..api.keys import read_keys
+
+    keys = read_keys(options.api_keys, environment)
+    hosts = tuple(options.allowed_host)
+    if not keys.keys and options.host in LOOPBACK:
+        hosts = (*LOOPBACK, *hosts)
+    return ApiConfig(keys=keys, allowed_hosts=hosts, cors_origins=tuple(options.cors_origin), drain_seconds=options.drain_seconds)

@@ -1,0 +1,81 @@
+"""What `nearfar serve` is to load, from its options: who opens models, and which ones under which names."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+from collections.abc import Mapping
+
+from nearfar.compiler import quant
+from nearfar.compiler.errors import RequestError
+
+from ..executors.dialect import DIALECTS
+from ..executors.local_opener import LocalOpener, LocalOptions, Progress
+from ..executors.opening import Opener
+from ..executors.registry import default_name
+from ..executors.upstream_executor import UpstreamOptions
+from ..executors.upstream_opener import UpstreamOpener, only_model
+from ..executors.vllm import VllmOpener, VllmOptions
+from ..schema.models import LoadRequest
+
+
+def make_opener(options: argparse.Namespace, environment: Mapping[str, str], progress: Progress) -> Opener:
+    """Raises RequestError."""
+    if options.executor == "upstream":
+        return UpstreamOpener(upstream_options(options, environment))
+    if options.upstream:
+        raise RequestError("--upstream says who runs the model; add --executor upstream")
+    if options.executor == "vllm":
+        sizes = {"tensor_parallel_size": options.tensor_parallel_size, "pipeline_parallel_size": options.pipeline_parallel_size}
+        return VllmOpener(VllmOptions("", "", **sizes, arguments=tuple(shlex.split(options.vllm_arguments))))
+    quant.by_name(options.quantization)
+    return LocalOpener(
+        LocalOptions(
+            target=options.target,
+            quantization=options.quantization,
+            context=options.context,
+            kv=options.kv,
+            lora_rank=options.lora_rank,
+            max_sequences=options.max_sequences,
+            kv_memory_bytes=options.kv_memory,
+            max_waiting=options.max_waiting,
+            max_adapters=options.max_adapters,
+        ),
+        progress,
+    )
+
+
+def upstream_options(options: argparse.Namespace, environment: Mapping[str, str]) -> UpstreamOptions:
+    if not options.upstream:
+        raise RequestError("--executor upstream needs the server's address: --upstream http://host:port")
+    dialect = next((known for known in DIALECTS if known == options.dialect), None)
+    if dialect is None:
+        raise RequestError(f"--dialect {options.dialect}: is not known; known: {', '.join(DIALECTS)}")
+    variable = options.upstream_api_key_env
+    if variable is not None and not environment.get(variable):
+        raise RequestError(f"--upstream-api-key-env {variable}: this environment variable is not set")
+    return UpstreamOptions(
+        urls=tuple(options.upstream),
+        name="",
+        dialect=dialect,
+        api_key=environment[variable] if variable is not None else None,
+        context=options.context,
+    )
+
+
+def load_requests(options: argparse.Namespace, environment: Mapping[str, str]) -> list[LoadRequest]:
+    """Raises RequestError for no model, or an alias of none. An alias may give its model as the command line does, or by its name."""
+    models = list(options.models)
+    if not models and options.executor == "upstream":
+        models = [asyncio.run(only_model(upstream_options(options, environment)))]
+    if not models:
+        raise RequestError("nearfar serve needs a model: a bundle, a folder, a name on the Hugging Face Hub, or demo")
+    by_name = {name: model for model in models for name in (model, default_name(model))}
+    aliases: dict[str, list[str]] = {model: [] for model in models}
+    for text in options.alias:
+        alias, equals, name = text.partition("=")
+        if not alias or not equals or name not in by_name:
+            raise RequestError(f"--alias {text}: write NAME=MODEL, with a model of {', '.join(by_name)}")
+        aliases[by_name[name]].append(alias)
+    return [LoadRequest(model=model, aliases=names) for model, names in aliases.items()]

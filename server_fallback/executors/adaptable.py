@@ -1,0 +1,42 @@
+"""The executor over our own engine for a bundle that takes LoRA adapters: see `adapters.TakesAdapters`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.manifest import Manifest
+
+from ..engine.token_engine import TokenEngine
+from .executor import Executor
+from .local import LocalExecutor, TextModel
+
+
+class AdaptableExecutor(LocalExecutor):
+    """A `LocalExecutor` that `TakesAdapters`: folders as PEFT writes them."""
+
+    def __init__(self, engine: TokenEngine, model: TextModel, manifest: Manifest, *, memory_bytes: int | None = None) -> None:
+        super().__init__(engine, model, memory_bytes=memory_bytes)
+        self._token_engine, self._text_model, self._manifest = engine, model, manifest
+        self._adapted: dict[str, AdaptedExecutor] = {}
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        states = await asyncio.to_thread(read_adapter, Path(path).expanduser(), self._manifest)
+        await self._token_engine.load_adapter(name, states)
+        self._adapted[name] = AdaptedExecutor(self._token_engine, replace(self._text_model, name=name), adapter=name)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._token_engine.unload_adapter(name)
+        await self._adapted.pop(name).close()
+
+    def with_adapter(self, name: str) -> Executor:
+        return self._adapted[name]
+
+
+class AdaptedExecutor(LocalExecutor):
+    """One adapter of a model. The engine is the model's and stays when the adapter goes."""
+
+    async def close(self) -> None:
+        self._grammars.close()

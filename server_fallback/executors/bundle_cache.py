@@ -1,0 +1,69 @@
+"""The cache of compiled models: a checkpoint's folder and how to compile it -> the place of its bundle.
+
+It lies in the platform's folder for caches, or in NEARFAR_CACHE. A bundle is found again as long as nothing that it was made from changed:
+the contents of the checkpoint's small files; the names, sizes, times and headers of its weight files (reading gigabytes to be sure would
+take longer than compiling); the options; and the compiler's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+from nearfar.compiler.compile import CompileOptions
+
+VARIABLE = "NEARFAR_CACHE"
+ROOT = Path(__file__).parents[2]
+KEY_DIGITS = 16
+
+
+def cache_folder() -> Path:
+    """Where bundles are kept; it need not exist."""
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE]).expanduser()
+    home = Path.home()
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "nearfar"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")) / "nearfar"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "nearfar"
+
+
+def bundle_place(checkpoint: Path, options: CompileOptions) -> Path:
+    """The folder that the bundle of a checkpoint's folder has in the cache, compiled or not."""
+    digest = sha256(json.dumps([version("nearfar"), asdict(options)], default=str, sort_keys=True).encode())
+    for part in (*checkpoint_parts(checkpoint), *compiler_parts(options.target)):
+        digest.update(part)
+    return cache_folder() / f"{checkpoint.resolve().name}-{options.target}-{options.quantization}-{digest.hexdigest()[:KEY_DIGITS]}"
+
+
+def checkpoint_parts(folder: Path) -> Iterator[bytes]:
+    """What tells one checkpoint from another. Folders in it are those of sentence-transformers, which are small."""
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*.json")]):
+        name = path.relative_to(folder).as_posix().encode()
+        if path.suffix == ".safetensors":
+            status = path.stat()
+            yield b"%b %d %d " % (name, status.st_size, status.st_mtime_ns) + safetensors_header(path)
+        elif path.suffix in (".json", ".jinja"):
+            yield name + b" " + sha256(path.read_bytes()).digest()
+
+
+def safetensors_header(path: Path) -> bytes:
+    """Its hash. The format: eight bytes of the header's length, the lowest first, then the header."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        # A length that is none is found wrong when the file is opened.
+        return sha256(file.read(min(length, 100 << 20))).digest()
+
+
+def compiler_parts(target: str) -> Iterator[bytes]:
+    for folder in (ROOT / "compiler", ROOT / "targets" / target):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".c", ".cuh")):
+            status = path.stat()
+            yield f"{path.relative_to(ROOT).as_posix()} {status.st_size} {status.st_mtime_ns}".encode()

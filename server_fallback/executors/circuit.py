@@ -1,0 +1,70 @@
+"""Circuit: whether a server is asked. One that fails is left alone for a while, then tried with a single request before it gets more.
+
+closed  --failures-->  open  --after a while-->  half-open  --one request succeeds-->  closed
+                        ^                            |
+                        +------ it fails, and the while doubles
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Literal
+
+# So many failures one after the other open the circuit; a single one may be a kept connection that went stale.
+FAILURES_TO_OPEN = 3
+FIRST_WAIT_SECONDS = 1.0
+LONGEST_WAIT_SECONDS = 30.0
+
+State = Literal["closed", "open", "half-open"]
+
+
+class Circuit:
+    """Times are those of ``clock``, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._wait = FIRST_WAIT_SECONDS
+        self._open_until: float | None = None
+        self._trying = False
+
+    @property
+    def state(self) -> State:
+        if self._open_until is None:
+            return "closed"
+        return "open" if self._clock() < self._open_until else "half-open"
+
+    @property
+    def admits(self) -> bool:
+        """Whether a request may go there now."""
+        return self.state == "closed" or (self.state == "half-open" and not self._trying)
+
+    @property
+    def seconds_until_trial(self) -> float:
+        return 0.0 if self._open_until is None else max(0.0, self._open_until - self._clock())
+
+    def begin(self) -> None:
+        """A request goes there. While the circuit is half-open it is the trial, until `ended`."""
+        self._trying = self._trying or self.state == "half-open"
+
+    def succeeded(self) -> None:
+        self._failures, self._wait = 0, FIRST_WAIT_SECONDS
+        self._open_until, self._trying = None, False
+
+    def failed(self, *, certain: bool = False) -> None:
+        """``certain``: nobody listens there, so one failure is enough."""
+        self._failures += 1
+        was_closed = self._open_until is None
+        if was_closed and not certain and self._failures < FAILURES_TO_OPEN:
+            return
+        if not was_closed and self.state == "open":
+            # Requests that were under way when it opened fail late; they say nothing new.
+            return
+        if not was_closed:
+            self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
+        self._open_until, self._trying = self._clock() + self._wait, False
+
+    def ended(self) -> None:
+        """The request is over, however it went: the next may be the trial, if one is still needed."""
+        self._trying = False

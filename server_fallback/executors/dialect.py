@@ -1,0 +1,70 @@
+"""Dialects: a request of ours as the JSON that another kind of server takes.
+
+OpenAI's parameters mean the same everywhere. Our extensions go to servers that have them, under their names; to another they are an error,
+for what a client asks for is not dropped in silence. What is for OpenAI's own accounts stays here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from nearfar.compiler.errors import RequestError
+
+from ..schema.chat import ChatCompletionRequest, GrammarFormat, RegexFormat
+from ..schema.common import GenerationRequest
+from ..schema.completions import CompletionRequest
+
+# "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, TensorRT-LLM, LMDeploy, Triton). "vllm": vLLM and SGLang.
+Dialect = Literal["openai", "vllm", "nearfar"]
+DIALECTS: tuple[Dialect, ...] = ("openai", "vllm", "nearfar")
+
+OF_ACCOUNTS = {"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+SAMPLING_EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
+
+
+def generation_body(request: GenerationRequest, model: str, dialect: Dialect, *, priority: int | None) -> dict[str, Any]:
+    """What to post for a chat or completion: streamed, with usage. ``priority`` None where the server takes none; higher goes first.
+
+    Raises RequestError for an extension that the dialect lacks.
+    """
+    body = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=OF_ACCOUNTS | {"priority"})
+    body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    if dialect != "nearfar":
+        # All servers know the older name; some ignore the newer one.
+        limit = body.pop("max_completion_tokens", None)
+        if limit is not None:
+            body["max_tokens"] = limit
+    if dialect == "openai":
+        refuse_extensions(request)
+    if dialect == "vllm":
+        to_vllm(request, body)
+    if priority:
+        # vLLM takes the lowest first.
+        body["priority"] = -priority if dialect == "vllm" else priority
+    return body
+
+
+def refuse_extensions(request: GenerationRequest) -> None:
+    given: list[str] = [name for name in SAMPLING_EXTENSIONS if getattr(request, name) is not None]
+    if isinstance(request, ChatCompletionRequest):
+        if isinstance(request.response_format, RegexFormat | GrammarFormat):
+            given.append("response_format")
+        if request.continue_final_message:
+            given.append("continue_final_message")
+    if given:
+        raise RequestError(f"{given[0]}: the server behind this model takes OpenAI's parameters only; leave it out", param=given[0])
+
+
+def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
+    if isinstance(request, CompletionRequest):
+        return
+    assert isinstance(request, ChatCompletionRequest)
+    if isinstance(request.response_format, RegexFormat):
+        del body["response_format"]
+        body["structured_outputs"] = {"regex": request.response_format.pattern}
+    elif isinstance(request.response_format, GrammarFormat):
+        del body["response_format"]
+        body["structured_outputs"] = {"grammar": request.response_format.grammar}
+    if request.continue_final_message:
+        # vLLM starts a new turn unless it is told not to, and the two exclude each other.
+        body["add_generation_prompt"] = False

@@ -1,0 +1,69 @@
+"""What an upstream's refusal means: its status and error object -> one of our errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+
+# Of an answer that is no JSON, so much is shown.
+SHOWN_CHARACTERS = 200
+# The upstream, or a proxy before it, is not there; a 500 is a fault that the same request may well meet again elsewhere.
+STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
+NOT_THERE = {408, 502, 503, 504, 529}
+
+
+def refusal(url: str, response: httpx.Response, text: str) -> NearfarError:
+    """For an answer whose status is no success; ``text`` is its body."""
+    return by_status(url, response.status_code, error_object(text), retry_after(response))
+
+
+def streamed_error(url: str, error: dict[str, Any]) -> NearfarError:
+    """For an error in the middle of a stream: OpenAI's object, whose code some servers give as an HTTP status."""
+    code = error.get("code")
+    if isinstance(code, int):
+        return by_status(url, code, error, None)
+    return by_status(url, STATUS_OF_TYPE.get(str(error.get("type")), 500), error, None)
+
+
+def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds: float | None) -> NearfarError:
+    message = str(error.get("message") or f"status {status}")
+    hint = {} if retry_after_seconds is None else {"retry_after_seconds": retry_after_seconds}
+    if status in (401, 403):
+        # The key is ours: whoever sent the request can do nothing about it.
+        return DeviceError(
+            f"{url}: refuses this server's API key ({message}); give the right one with --upstream-api-key-env", upstream=url
+        )
+    if status == 429:
+        return QueueFull(f"{url}: {message}", upstream=url, **hint)
+    if status in NOT_THERE:
+        return Unavailable(f"{url}: {message}", upstream=url, **hint)
+    if 400 <= status < 500:
+        param = error.get("param")
+        return RequestError(message, **({"param": param} if isinstance(param, str) else {}))
+    return DeviceError(f"{url}: {message}", upstream=url)
+
+
+def error_object(text: str) -> dict[str, Any]:
+    """OpenAI's error object: under "error", or alone as some servers send it; what else there is becomes the message."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if isinstance(data, dict):
+        error = data.get("error", data)
+        if isinstance(error, dict) and "message" in error:
+            return error
+        text = str(error.get("detail", error) if isinstance(error, dict) else error)
+    return {"message": text.strip()[:SHOWN_CHARACTERS]}
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Of the header's two forms, the seconds."""
+    try:
+        return max(0.0, float(response.headers["Retry-After"]))
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,98 @@
+"""Replicas: which of several servers of the same model gets a request.
+
+    score = requests of ours that it has  -  PREFIX_WORTH * blocks of the prompt that it has seen / max(blocks of the prompt, FULL_PROMPT)
+
+The lowest wins, of equal ones the one that was chosen longest ago. So a replica that has computed the whole of a long prompt is taken
+until it has PREFIX_WORTH requests more than another; short prompts, which cost little to compute again, go where there is room.
+What a replica has seen is a guess from what was sent there, the least recently used forgotten first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+
+from nearfar.compiler.errors import Unavailable
+
+from ..schema.chat import ChatCompletionRequest
+from ..schema.completions import CompletionRequest
+from .upstream import Upstream
+
+PREFIX_WORTH = 4.0
+# In bytes of text: about a hundred tokens.
+BLOCK_BYTES = 512
+FULL_PROMPT = 8
+# Of a prompt beyond so many blocks the rest is not looked at, and a replica's memory holds so many.
+MOST_BLOCKS = 256
+REMEMBERED_BLOCKS = 65_536
+
+
+@dataclass(eq=False)
+class Replica:
+    """``seen`` has the prefixes that were sent there, the least recent first; ``chosen`` grows with every choice."""
+
+    upstream: Upstream
+    seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
+    chosen: int = 0
+
+    def score(self, prefixes: Sequence[bytes]) -> float:
+        matched = next((index for index, prefix in enumerate(prefixes) if prefix not in self.seen), len(prefixes))
+        return self.upstream.outstanding - PREFIX_WORTH * matched / max(len(prefixes), FULL_PROMPT)
+
+    def remember(self, prefixes: Sequence[bytes]) -> None:
+        # The longest first: what many prompts begin with is then the most recent, and the last to be forgotten.
+        for prefix in reversed(prefixes):
+            self.seen[prefix] = None
+            self.seen.move_to_end(prefix)
+        while len(self.seen) > REMEMBERED_BLOCKS:
+            self.seen.popitem(last=False)
+
+
+class Replicas:
+    def __init__(self, upstreams: Iterable[Upstream]) -> None:
+        self.all = [Replica(upstream) for upstream in upstreams]
+        self._choices = count(1)
+
+    def choose(self, prefixes: Sequence[bytes], tried: Sequence[Upstream] = ()) -> Upstream:
+        """The upstream for a prompt, of those not ``tried`` while there are any. Raises Unavailable where none may be asked now."""
+        for replica in self.all:
+            if replica.upstream.circuit.state == "open":
+                # What restarts has computed nothing.
+                replica.seen.clear()
+        admitted = [replica for replica in self.all if replica.upstream.circuit.admits]
+        if not admitted:
+            raise self.unavailable()
+        fresh = [replica for replica in admitted if replica.upstream not in tried]
+        best = min(fresh or admitted, key=lambda replica: (replica.score(prefixes), replica.chosen))
+        best.chosen = next(self._choices)
+        best.remember(prefixes)
+        return best.upstream
+
+    def unavailable(self) -> Unavailable:
+        upstreams = [replica.upstream for replica in self.all]
+        wait = min(upstream.circuit.seconds_until_trial for upstream in upstreams)
+        names = ", ".join(upstream.url for upstream in upstreams)
+        return Unavailable(f"no server behind this model answers ({names}); is it running?", retry_after_seconds=max(1.0, wait))
+
+
+def prefixes_of(request: ChatCompletionRequest | CompletionRequest) -> list[bytes]:
+    """A hash of each beginning of the prompt that is a number of whole blocks long."""
+    text = prompt_bytes(request)[: MOST_BLOCKS * BLOCK_BYTES]
+    prefixes, digest = [], b""
+    for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        digest = blake2b(digest + text[start : start + BLOCK_BYTES], digest_size=8).digest()
+        prefixes.append(digest)
+    return prefixes
+
+
+def prompt_bytes(request: ChatCompletionRequest | CompletionRequest) -> bytes:
+    """What decides the beginning of the token ids: tools go before messages, as chat templates have them."""
+    if isinstance(request, CompletionRequest):
+        return request.prompt.encode() if isinstance(request.prompt, str) else json.dumps(request.prompt).encode()
+    parts = [tool.model_dump_json() for tool in request.tools or ()]
+    parts += [message.model_dump_json(exclude_none=True) for message in request.messages]
+    return "\n".join(parts).encode()

@@ -1,0 +1,191 @@
+"""A server of another program: started, waited for, its log passed on, started again when it crashes, stopped with all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+
+import httpx
+
+from nearfar.compiler.errors import DeviceError
+
+POLL_SECONDS = 0.25
+LAST_LINES = 20
+MAX_LINE_BYTES = 65_536
+LOG_END_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProgram:
+    """``command`` serves ``health_url`` once it is ready, which may take ``start_seconds``.
+
+    After a crash it is started again in ``first_restart_seconds``, then in twice that; after ``restarts`` crashes with less than
+    ``steady_seconds`` of work between them it is given up.
+    """
+
+    name: str
+    command: Sequence[str]
+    health_url: str
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    start_seconds: float = 1800.0
+    stop_seconds: float = 20.0
+    restarts: int = 5
+    first_restart_seconds: float = 1.0
+    steady_seconds: float = 60.0
+
+
+class SupervisedServer:
+    """Needs a running event loop. ``detail`` says in words how it is; ``ready`` whether it answers."""
+
+    def __init__(self, program: ServerProgram) -> None:
+        self._program = program
+        self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._process: asyncio.subprocess.Process | None = None
+        self._log: asyncio.Task[None] | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self.ready = False
+        self.detail = "not started"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Returns when it answers. Raises DeviceError, with the end of its log, when it exits first or takes too long; then it is gone."""
+        try:
+            await self._launch()
+        except BaseException:
+            await self._end()
+            raise
+        self._supervision = asyncio.create_task(self._supervise())
+
+    async def stop(self) -> None:
+        """Ask it to end, and make it end after a while."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._supervision
+        await self._end()
+        self.detail = "stopped"
+
+    async def _launch(self) -> None:
+        program, self.detail = self._program, "starting"
+        # Our own pipe: asyncio's would make `wait` last as long as any child of a crashed server holds it open.
+        read_end, write_end = os.pipe()
+        self._log = asyncio.create_task(self._pass_on(read_end))
+        try:
+            # A session of its own: what it starts is then ended with it, and Ctrl-C reaches it through us only.
+            self._process = await asyncio.create_subprocess_exec(
+                *program.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                env={**os.environ, **program.environment},
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_end)
+        give_up = monotonic() + program.start_seconds
+        async with httpx.AsyncClient(timeout=POLL_SECONDS * 8, trust_env=False) as client:
+            while not await answers(client, program.health_url):
+                with suppress(TimeoutError):
+                    status = await asyncio.wait_for(self._process.wait(), POLL_SECONDS)
+                    await self._end()
+                    raise DeviceError(f"{program.name} ended with status {status} before it was ready; its last lines:\n{self._last()}")
+                if monotonic() > give_up:
+                    raise DeviceError(
+                        f"{program.name} was not ready after {program.start_seconds:.0f} seconds; its last lines:\n{self._last()}"
+                    )
+        self.ready, self.detail = True, "ready"
+
+    async def _supervise(self) -> None:
+        """Wait for the end that nobody asked for, and start it again."""
+        program, crashes = self._program, 0
+        while True:
+            assert self._process is not None
+            started = monotonic()
+            reason = f"crashed with status {await self._process.wait()}"
+            self.ready = False
+            crashes = 1 if monotonic() - started > program.steady_seconds else crashes + 1
+            while True:
+                await self._end()
+                if crashes > program.restarts:
+                    self.detail = f"crashed {crashes} times and is given up; its last line: {self._last().splitlines()[-1]}"
+                    self._say(self.detail)
+                    return
+                wait = program.first_restart_seconds * 2 ** (crashes - 1)
+                self.detail = f"{reason}, and starts again"
+                self._say(f"{reason}; starting it again in {wait:g} s ({crashes} of {program.restarts})")
+                await asyncio.sleep(wait)
+                try:
+                    await self._launch()
+                    break
+                except DeviceError as error:
+                    reason = error.message.partition(";")[0].removeprefix(f"{program.name} ")
+                    crashes += 1
+
+    async def _end(self) -> None:
+        """End the process and whatever it started and left behind."""
+        self.ready = False
+        if self._process is not None:
+            if self._process.returncode is None:
+                signal_group(self._process.pid, signal.SIGTERM)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), self._program.stop_seconds)
+            signal_group(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+            # The number may be another's from now on.
+            self._process = None
+        if self._log is not None:
+            # What left the group of processes may hold the pipe open; wait_for ends the reading then.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._log, LOG_END_SECONDS)
+            self._log = None
+
+    async def _pass_on(self, read_end: int) -> None:
+        """Its log goes to our error stream, each line with its name before it. Progress bars become lines."""
+        reader = asyncio.StreamReader()
+        pipe = os.fdopen(read_end, "rb", buffering=0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        pending = b""
+        try:
+            while part := await reader.read(MAX_LINE_BYTES):
+                *lines, pending = re.split(rb"[\r\n]+", pending + part)
+                if len(pending) > MAX_LINE_BYTES:
+                    lines, pending = [*lines, pending], b""
+                for line in lines:
+                    self._heard(line.decode(errors="replace"))
+        finally:
+            transport.close()
+            self._heard(pending.decode(errors="replace"))
+
+    def _heard(self, line: str) -> None:
+        if line.strip():
+            self._lines.append(line)
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        print(f"{self._program.name} | {line}", file=sys.stderr, flush=True)
+
+    def _last(self) -> str:
+        return "\n".join(self._lines) or "(it said nothing)"
+
+
+async def answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def signal_group(leader: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)

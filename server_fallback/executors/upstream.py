@@ -1,0 +1,154 @@
+"""Upstream: one OpenAI-compatible server over HTTP. JSON bodies go in, JSON objects come out; every failure is one of our errors.
+
+Whether a failed request may go to another server is told by the error: Unavailable means that this one has not answered it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeVar
+
+import httpx
+
+from nearfar.compiler.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
+
+from .circuit import Circuit
+from .executor import Call
+from .refusal import SHOWN_CHARACTERS, refusal, streamed_error
+from .sse import events
+
+PASSED_ON = ("traceparent", "tracestate")
+CONNECT_TIMEOUT_SECONDS = 5.0
+CHECK_TIMEOUT_SECONDS = 5.0
+# A server that accepts a request and then says nothing for so long has lost it.
+READ_TIMEOUT_SECONDS = 600.0
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Upstream:
+    """``url`` is the server's root, without /v1. ``outstanding`` counts the requests of ours that it has."""
+
+    url: str
+    client: httpx.AsyncClient = field(repr=False)
+    circuit: Circuit = field(default_factory=Circuit)
+    outstanding: int = 0
+
+    async def stream(self, path: str, body: Mapping[str, Any], call: Call) -> AsyncGenerator[dict[str, Any]]:
+        """The objects of a streamed answer, up to "[DONE]".
+
+        Raises RequestError where the server blames the request, QueueFull and Unavailable where it did not answer (after the first object:
+        where the connection broke), DeadlineExceeded, and DeviceError where it failed.
+        """
+        async with self._sent("POST", path, body, call) as response, aclosing(events(response.aiter_bytes())) as source:
+            while (data := await before(call.deadline, anext(source, None))) is not None:
+                if data == "[DONE]":
+                    return
+                value = self._object(data)
+                if isinstance(value.get("error"), dict):
+                    raise streamed_error(self.url, value["error"])
+                yield value
+            raise Unavailable(f"{self.url}: its answer stopped before the end; ask again", upstream=self.url)
+
+    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
+        """The object that the server answers with. Raises as `stream`."""
+        async with self._sent(method, path, body, call) as response:
+            return self._object((await before(call.deadline, response.aread())).decode(errors="replace"))
+
+    async def check(self) -> None:
+        """Ask for the list of models, a route that every such server has, and tell the circuit."""
+        try:
+            response = await self.client.get(f"{self.url}/v1/models", timeout=CHECK_TIMEOUT_SECONDS)
+        except httpx.HTTPError as error:
+            self.circuit.failed(certain=isinstance(error, httpx.ConnectError))
+            return
+        if response.status_code >= 500:
+            self.circuit.failed()
+        else:
+            self.circuit.succeeded()
+
+    async def close(self) -> None:
+        await self.client.aclose()
+
+    @asynccontextmanager
+    async def _sent(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> AsyncIterator[httpx.Response]:
+        """The answer to a request, once its head is there and good. The circuit is told how it went."""
+        headers = {name: call.headers[name] for name in PASSED_ON if name in call.headers} | {"X-Request-Id": call.request_id}
+        request = self.client.build_request(method, f"{self.url}{path}", json=body, headers=headers)
+        self.outstanding += 1
+        self.circuit.begin()
+        response: httpx.Response | None = None
+        try:
+            response = await before(call.deadline, self.client.send(request, stream=True))
+            if not response.is_success:
+                raise refusal(self.url, response, (await before(call.deadline, response.aread())).decode(errors="replace"))
+            self.circuit.succeeded()
+            yield response
+        except httpx.HTTPError as error:
+            self.circuit.failed(certain=isinstance(error, httpx.ConnectError))
+            raise Unavailable(f"{self.url}: {reason(error)}; is it running?", upstream=self.url) from error
+        except (QueueFull, DeadlineExceeded):
+            # It may be well: it has too much to do, or the client is in a hurry.
+            raise
+        except Unavailable:
+            self.circuit.failed()
+            raise
+        finally:
+            # For a request that was cancelled, or refused for its own sake, while it was the one trial.
+            self.circuit.ended()
+            self.outstanding -= 1
+            if response is not None:
+                await response.aclose()
+
+    def _object(self, data: str) -> dict[str, Any]:
+        try:
+            value = json.loads(data)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise DeviceError(f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}", upstream=self.url)
+        return value
+
+
+def make_upstream(url: str, api_key: str | None) -> Upstream:
+    """``url`` with or without /v1 at its end, as OpenAI's clients write it. Raises RequestError for one that is none."""
+    root = url.rstrip("/").removesuffix("/v1")
+    try:
+        parsed = httpx.URL(root)
+    except httpx.InvalidURL as error:
+        raise RequestError(f"upstream {url!r}: is no URL ({error}); write http://host:port") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise RequestError(f"upstream {url!r}: is no URL of a server; write http://host:port")
+    client = httpx.AsyncClient(
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS, pool=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        # A proxy of the environment does not reach this machine's own servers.
+        trust_env=parsed.host not in ("localhost", "127.0.0.1", "::1"),
+    )
+    return Upstream(root, client)
+
+
+async def before(deadline: float | None, awaited: Awaitable[T]) -> T:
+    """Wait, until a time of `time.monotonic` at most. Raises DeadlineExceeded."""
+    if deadline is None:
+        return await awaited
+    try:
+        async with asyncio.timeout(max(0.0, deadline - monotonic())):
+            return await awaited
+    except TimeoutError as error:
+        raise DeadlineExceeded("the upstream did not answer before the request's deadline; allow it more time") from error
+
+
+def reason(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return "no connection could be made"
+    if isinstance(error, httpx.TimeoutException):
+        return f"it said nothing for {READ_TIMEOUT_SECONDS:.0f} seconds"
+    return "the connection broke"

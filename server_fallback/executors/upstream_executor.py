@@ -1,0 +1,229 @@
+"""UpstreamExecutor: answers requests by asking other servers, the replicas of one model.
+
+A request that got no answer goes on to another replica, three in all; once something has come, a failure is the client's to see, so that
+nothing is paid for or said twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from nearfar.compiler.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
+
+from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from ..schema.common import Answer
+from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
+from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from .dialect import Dialect, generation_body
+from .executor import Call, ExecutorState
+from .replicas import Replicas, prefixes_of
+from .upstream import Upstream, make_upstream
+
+ATTEMPTS = 3
+# Before another attempt, between half and all of it; twice as much before the third.
+RETRY_SECONDS = 0.1
+# What servers call an answer's end beside OpenAI's words.
+ENDS = {"eos_token": "stop", "stop_sequence": "stop", "max_tokens": "length"}
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamOptions:
+    """``model`` is the upstream's name for it, None for the only one that it serves; ``name`` is ours. ``priorities``: whether the upstream
+    orders by priority (vLLM does with --scheduling-policy priority, and refuses requests that have one without)."""
+
+    urls: tuple[str, ...]
+    name: str
+    model: str | None = None
+    dialect: Dialect = "openai"
+    api_key: str | None = None
+    context: int | None = None
+    priorities: bool = False
+    check_seconds: float = 5.0
+
+
+async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
+    """Find out what the upstreams serve. Raises RequestError for a bad URL or model name, Unavailable where none of them answers."""
+    if not options.urls:
+        raise RequestError("an upstream model needs the URL of a server: --upstream http://host:port")
+    upstreams = [make_upstream(url, options.api_key) for url in options.urls]
+    try:
+        model, context = await discover(upstreams, options)
+    except BaseException:
+        for upstream in upstreams:
+            await upstream.close()
+        raise
+    return UpstreamExecutor(Replicas(upstreams), options, model, options.context or context)
+
+
+async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> tuple[str, int]:
+    """The model's name there, and its context (0 where it is not told), from the first server that answers."""
+    reason = Unavailable("no upstream was asked")
+    for upstream in upstreams:
+        try:
+            listed = (await upstream.ask("GET", "/v1/models", None, Call("discover"))).get("data")
+        except Unavailable as error:
+            reason = error
+            continue
+        cards = {str(card["id"]): card for card in listed or () if isinstance(card, dict) and "id" in card}
+        model = options.model or (next(iter(cards)) if len(cards) == 1 else None)
+        if model is None:
+            raise RequestError(f"{upstream.url}: serves {', '.join(cards) or 'no model'}; say which one with --model", param="model")
+        if cards and model not in cards:
+            raise RequestError(f"{upstream.url}: does not serve {model!r}, but {', '.join(cards)}", param="model")
+        context = cards.get(model, {}).get("max_model_len")
+        return model, context if isinstance(context, int) else 0
+    raise reason
+
+
+class UpstreamExecutor:
+    """Needs a running event loop, on which it checks its servers from time to time."""
+
+    def __init__(self, replicas: Replicas, options: UpstreamOptions, model: str, context: int) -> None:
+        self._replicas, self._options, self._model, self._context = replicas, options, model, context
+        self._checks = asyncio.create_task(self._check(options.check_seconds))
+
+    @property
+    def context(self) -> int:
+        """0 where the upstream does not say it."""
+        return self._context
+
+    async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk]:
+        async with aclosing(self._generate("/v1/chat/completions", request, call)) as values:
+            async for value in values:
+                yield self._checked(ChatCompletionChunk, value)
+
+    async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk]:
+        async with aclosing(self._generate("/v1/completions", request, call)) as values:
+            async for value in values:
+                yield self._checked(CompletionChunk, value)
+
+    async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
+        answer = self._checked(EmbeddingResponse, await self._ask("/v1/embeddings", request, call))
+        return answer.model_copy(update={"model": self._options.name})
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        self._require_tokenize()
+        return self._checked(TokenizeResponse, await self._ask("/tokenize", request, Call("tokenize")))
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        self._require_tokenize()
+        return self._checked(DetokenizeResponse, await self._ask("/detokenize", request, Call("detokenize")))
+
+    def state(self) -> ExecutorState:
+        upstreams = [replica.upstream for replica in self._replicas.all]
+        well = sum(upstream.circuit.state == "closed" for upstream in upstreams)
+        running = sum(upstream.outstanding for upstream in upstreams)
+        return ExecutorState(ready=well > 0, detail=f"{well} of {len(upstreams)} servers answer", running=running)
+
+    async def close(self) -> None:
+        self._checks.cancel()
+        for replica in self._replicas.all:
+            await replica.upstream.close()
+
+    async def _generate(self, path: str, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[dict[str, Any]]:
+        """The chunks of the first replica that answers, in our form."""
+        priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
+        body = generation_body(request, self._model, self._options.dialect, priority=priority)
+        prefixes, tried = prefixes_of(request), list[Upstream]()
+        while True:
+            upstream = self._replicas.choose(prefixes, tried)
+            tried.append(upstream)
+            began = False
+            try:
+                async with aclosing(upstream.stream(path, body, call)) as values, aclosing(self._in_our_form(values)) as chunks:
+                    async for chunk in chunks:
+                        began = True
+                        yield chunk
+                return
+            except Unavailable as error:
+                if began:
+                    raise
+                await self._before_retry(error, tried)
+
+    async def _ask(self, path: str, request: EmbeddingRequest | TokenizeRequest | DetokenizeRequest, call: Call) -> dict[str, Any]:
+        body = request.model_dump(mode="json", by_alias=True, exclude_none=True) | {"model": self._model}
+        tried = list[Upstream]()
+        while True:
+            upstream = self._replicas.choose((), tried)
+            tried.append(upstream)
+            try:
+                return await upstream.ask("POST", path, body, call)
+            except Unavailable as error:
+                await self._before_retry(error, tried)
+
+    async def _before_retry(self, error: Unavailable, tried: Sequence[Upstream]) -> None:
+        """Wait a little, or raise the error where another attempt is of no use."""
+        others = any(replica.upstream not in tried and replica.upstream.circuit.admits for replica in self._replicas.all)
+        # A full queue is as full a moment later; and whoever set the deadline does not wait.
+        if len(tried) == ATTEMPTS or isinstance(error, DeadlineExceeded) or (isinstance(error, QueueFull) and not others):
+            raise error
+        # A spread, so that what one failure threw back does not come again all at once.
+        await asyncio.sleep(RETRY_SECONDS * 2 ** (len(tried) - 1) * random.uniform(0.5, 1.0))
+
+    async def _in_our_form(self, values: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
+        """Chunks with choices as they come, then one with the usage alone.
+
+        Of a server that tells no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are 0.
+        """
+        usage: dict[str, Any] | None = None
+        last: dict[str, Any] = {}
+        pieces = 0
+        async for value in values:
+            usage = value.get("usage") or usage
+            choices = [plain_choice(choice) for choice in value.get("choices") or ()]
+            pieces += len(choices)
+            last = {key: value[key] for key in ("id", "created") if key in value} | {"model": self._options.name}
+            if choices:
+                yield {**last, "choices": choices}
+        if not last:
+            raise Unavailable("the upstream ended its answer before it began; ask again")
+        counts = {"prompt_tokens": 0, "completion_tokens": pieces} if usage is None else usage
+        yield {**last, "choices": [], "usage": plain_usage(counts)}
+
+    async def _check(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            due = [replica.upstream for replica in self._replicas.all if replica.upstream.circuit.admits]
+            await asyncio.gather(*(upstream.check() for upstream in due))
+
+    def _require_tokenize(self) -> None:
+        if self._options.dialect == "openai":
+            raise RequestError(f"{self._options.name}: the server behind this model does not show its tokens", param="model")
+
+    def _checked(self, kind: type[AnswerT], value: Mapping[str, Any]) -> AnswerT:
+        try:
+            return kind.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise DeviceError(f"{self._options.name}: the upstream's answer is not OpenAI's form: {where}: {first['msg']}") from error
+
+
+def plain_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    """A choice whose end has OpenAI's name, and whose role is the only one that an answer can have."""
+    choice = {"index": 0, **choice}
+    choice["finish_reason"] = ENDS.get(choice.get("finish_reason") or "", choice.get("finish_reason") or None)
+    if isinstance(delta := choice.get("delta"), dict) and "role" in delta:
+        choice["delta"] = {**delta, "role": "assistant"}
+    return choice
+
+
+def plain_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -1,0 +1,126 @@
+"""Fold: the chunks of a streamed answer flow in, the whole answer that they add up to flows out.
+
+The last chunk must have the usage, as `executors.executor.Executor` promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Sequence
+from dataclasses import dataclass, field
+
+from nearfar.compiler.errors import Unavailable
+
+from .chat import (
+    AnswerFunction,
+    AnswerMessage,
+    AnswerToolCall,
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatLogprobs,
+    ChunkChoice,
+    ToolCallDelta,
+)
+from .common import FinishReason, TokenLogprob
+from .completions import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs
+
+
+async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletion:
+    """The whole chat completion. Raises Unavailable where the chunks end too early, and what the chunks raise."""
+    choices: dict[int, _ChatParts] = {}
+    last = None
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            choices.setdefault(choice.index, _ChatParts()).add(choice)
+        last = chunk
+    if last is None or last.usage is None:
+        raise _cut_off()
+    whole = [parts.choice(index) for index, parts in sorted(choices.items())]
+    return ChatCompletion(id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage)
+
+
+async def fold_completion(chunks: AsyncIterable[CompletionChunk]) -> Completion:
+    """The whole completion. Raises Unavailable where the chunks end too early, and what the chunks raise."""
+    choices: dict[int, list[CompletionChoice]] = {}
+    last = None
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            choices.setdefault(choice.index, []).append(choice)
+        last = chunk
+    if last is None or last.usage is None:
+        raise _cut_off()
+    whole = [_whole_text(index, parts) for index, parts in sorted(choices.items())]
+    return Completion(id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage)
+
+
+@dataclass(slots=True)
+class _CallParts:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+    def add(self, delta: ToolCallDelta) -> None:
+        self.id = delta.id or self.id
+        if delta.function is not None:
+            self.name = delta.function.name or self.name
+            self.arguments.append(delta.function.arguments or "")
+
+
+@dataclass(slots=True)
+class _ChatParts:
+    texts: list[str] = field(default_factory=list)
+    calls: dict[int, _CallParts] = field(default_factory=dict)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+
+    def add(self, choice: ChunkChoice) -> None:
+        self.texts.append(choice.delta.content or "")
+        for call in choice.delta.tool_calls or ():
+            self.calls.setdefault(call.index, _CallParts()).add(call)
+        if choice.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += choice.logprobs.content or ()
+        self.finish_reason = choice.finish_reason or self.finish_reason
+
+    def choice(self, index: int) -> ChatChoice:
+        if self.finish_reason is None:
+            raise _cut_off()
+        text = "".join(self.texts)
+        calls = [
+            AnswerToolCall(id=call.id, function=AnswerFunction(name=call.name, arguments="".join(call.arguments)))
+            for _, call in sorted(self.calls.items())
+        ]
+        return ChatChoice(
+            index=index,
+            # A message of calls alone has no content.
+            message=AnswerMessage(content=None if calls and not text else text, tool_calls=calls or None),
+            logprobs=None if self.logprobs is None else ChatLogprobs(content=self.logprobs),
+            finish_reason=self.finish_reason,
+        )
+
+
+def _whole_text(index: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
+    finish_reasons = [part.finish_reason for part in parts if part.finish_reason is not None]
+    if not finish_reasons:
+        raise _cut_off()
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    return CompletionChoice(
+        index=index,
+        text="".join(part.text for part in parts),
+        logprobs=_joined(logprobs) if logprobs else None,
+        finish_reason=finish_reasons[-1],
+    )
+
+
+def _joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    listed = all(part.top_logprobs is not None for part in parts)
+    return CompletionLogprobs(
+        tokens=[token for part in parts for token in part.tokens],
+        token_logprobs=[logprob for part in parts for logprob in part.token_logprobs],
+        top_logprobs=[top for part in parts for top in part.top_logprobs or ()] if listed else None,
+        text_offset=[offset for part in parts for offset in part.text_offset],
+    )
+
+
+def _cut_off() -> Unavailable:
+    return Unavailable("the answer was cut off before its end; ask again")

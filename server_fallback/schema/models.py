@@ -1,0 +1,58 @@
+"""/v1/models and what changes them: /v1/models/load and /v1/models/unload (extensions), /v1/load_lora_adapter and
+/v1/unload_lora_adapter as vLLM has them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .common import Answer, Items, Request
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ModelCard(Answer):
+    """A name that requests may ask for. ``root`` is the model that answers to it, an alias's too; an adapter's ``parent`` is its model.
+
+    ``max_model_len`` is the longest sequence in tokens, None where an upstream does not say it.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "nearfar"
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ModelList(Answer):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class LoadRequest(Request):
+    """``model``: a bundle's or checkpoint's folder, or a name that `nearfar serve` takes. ``name`` is what requests call it, the folder's
+    name where it is not given."""
+
+    model: Name
+    name: Name | None = None
+    aliases: Items[Name] = Field(default_factory=list)
+
+
+class UnloadRequest(Request):
+    model: Name
+
+
+class LoadAdapterRequest(Request):
+    """``model``: whose adapter it is; may be left out where one model is loaded (extension)."""
+
+    lora_name: Name
+    lora_path: Name
+    model: Name | None = None
+
+
+class UnloadAdapterRequest(Request):
+    lora_name: Name

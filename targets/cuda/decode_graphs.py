@@ -1,0 +1,87 @@
+"""Decode steps as CUDA graphs: which batches take one, and how a batch is filled up to a size that has one.
+
+A graph is launched as it was captured, so its scalars and grids are those of its bucket: of sequences, and of the longest context. What
+changes from step to step, ids, positions and pages, is data. Sequences that fill a bucket up read and write a page of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.batch import Batch
+from nearfar.compiler.sampling import GREEDY
+
+# Each bucket of contexts is twice as long as the one before.
+SHORTEST_CONTEXT = 256
+
+
+class Bucket(NamedTuple):
+    """Of one graph: sequences, tokens of context, whether logits are adjusted, the likeliest tokens wanted, and LoRA adapters in use."""
+
+    sequences: int
+    context: int
+    adjusts: bool
+    alternatives: bool
+    adapted: bool
+
+    def dims(self, dims: Mapping[str, int]) -> dict[str, int]:
+        """The dims of a batch that was filled up."""
+        size = self.sequences
+        own = {
+            "S": size,
+            "B": size,
+            "R": size,
+            "T": self.context,
+            "A": size * self.adjusts,
+            "W": size * self.alternatives,
+            "G": size * self.adapted,
+        }
+        return {**dims, **own}
+
+
+def bucket_sizes(most: int) -> tuple[int, ...]:
+    """Batch sizes of graphs, up to ``most``: close together where a step's time is not yet that of its weights."""
+    sizes = [1, 2, 4, 8, *range(16, 64, 16), *range(64, most + 32, 32)]
+    return (*(size for size in sizes if size < most), most)
+
+
+def bucket_of(dims: Mapping[str, int], sizes: Sequence[int], longest: int) -> Bucket | None:
+    """The smallest bucket that holds a batch; None where sequences have more than one new token, or not every one is sampled."""
+    if not dims["S"] == dims["B"] == dims["R"] <= sizes[-1] or not dims["S"]:
+        return None
+    context = SHORTEST_CONTEXT
+    while context < dims["T"]:
+        context *= 2
+    size = next(size for size in sizes if size >= dims["B"])
+    return Bucket(size, min(context, longest), dims["A"] > 0, dims["W"] > 0, dims["G"] > 0)
+
+
+def filled_up(batch: Batch, size: int, page: int, page_size: int) -> Batch:
+    """A decode batch with sequences of one token on ``page`` added, which are sampled greedily and keep nothing."""
+    more = size - (len(batch.seq_starts) - 1)
+    if not more:
+        return batch
+
+    def with_zeros(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        return np.concatenate([array, np.zeros(more, np.int32)])
+
+    def counting_on(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        return np.concatenate([array, array[-1] + np.arange(1, more + 1, dtype=np.int32)])
+
+    return Batch(
+        token_ids=with_zeros(batch.token_ids),
+        positions=with_zeros(batch.positions),
+        slots=np.concatenate([batch.slots, np.full(more, page * page_size, np.int32)]),
+        seq_starts=counting_on(batch.seq_starts),
+        page_indptr=counting_on(batch.page_indptr),
+        page_ids=np.concatenate([batch.page_ids, np.full(more, page, np.int32)]),
+        sample_rows=np.concatenate([batch.sample_rows, np.arange(size - more, size, dtype=np.int32)]),
+        sample_slots=np.concatenate([batch.sample_slots, np.tile(np.array([[-1, 0]], np.int32), (more, 1))]),
+        sample_settings=np.concatenate([batch.sample_settings, np.tile(np.array([GREEDY], np.float32), (more, 1))]),
+        adapters=np.concatenate([batch.adapters, np.full(more, -1, np.int32)]),
+        alternatives=batch.alternatives,
+    )

@@ -1,0 +1,64 @@
+// What generated kernels need of a GPU beside CUDA's built-ins, as PTX (PTX ISA 8.0; sm_80): 16-bit floats, asynchronous copies, tensor
+// cores. No header of CUDA is included, so NVRTC compiles kernels from its wheel alone.
+typedef unsigned int uint;
+
+struct half {
+  unsigned short bits;
+  half() = default;
+  __device__ __forceinline__ explicit half(float value) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
+  __device__ __forceinline__ operator float() const {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+  }
+};
+struct nv_bfloat16 {
+  unsigned short bits;
+  nv_bfloat16() = default;
+  __device__ __forceinline__ explicit nv_bfloat16(float value) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
+  __device__ __forceinline__ operator float() const { return __uint_as_float((uint)bits << 16); }
+};
+
+// Pairs of 16-bit floats are words, the first in the low half.
+__device__ __forceinline__ uint pair_f16(float low, float high) {
+  uint word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+__device__ __forceinline__ uint pair_bf16(float low, float high) {
+  uint word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+__device__ __forceinline__ uint multiply_add_f16(uint a, uint b, uint c) {
+  uint result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+__device__ __forceinline__ uint multiply_add_bf16(uint a, uint b, uint c) {
+  uint result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+// 16 bytes to shared memory, zeros where there is nothing to copy; done for the thread that asked once it has waited.
+__device__ __forceinline__ void copy_16_bytes(void* shared, const void* global, int present) {
+  const uint place = (uint)__cvta_generic_to_shared(shared);
+  const int size = present ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(global), "r"(size) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// sums (16, 8) += a (16, 16) @ b (16, 8), spread over a warp as PTX says (PTX ISA, matrix fragments for mma.m16n8k16).
+__device__ __forceinline__ void mma_f16(float* sums, const uint* a, const uint* b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_bf16(float* sums, const uint* a, const uint* b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}

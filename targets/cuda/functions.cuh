@@ -1,0 +1,101 @@
+// What generated kernels call, in terms of `device.cuh` and CUDA's built-ins: vectors of 16-bit floats, WGSL's functions, weights of packed
+// words as pairs of 16-bit floats.
+struct __align__(4) half2 { half x, y; };
+struct __align__(8) half4 { half x, y, z, w; };
+struct __align__(4) nv_bfloat162 { nv_bfloat16 x, y; };
+struct __align__(8) nv_bfloat164 { nv_bfloat16 x, y, z, w; };
+
+__device__ __forceinline__ float low_half(uint word) {
+  half value;
+  value.bits = (unsigned short)word;
+  return (float)value;
+}
+__device__ __forceinline__ float high_half(uint word) { return low_half(word >> 16); }
+
+// --- WGSL's functions (W3C, WGSL, built-in functions); of those that give vectors one for each lane ---
+__device__ __forceinline__ float unpack2x16float_x(uint word) { return low_half(word); }
+__device__ __forceinline__ float unpack2x16float_y(uint word) { return high_half(word); }
+// -128 counts as -127.
+__device__ __forceinline__ float snorm(uint byte) { return fmaxf((float)(signed char)byte * (1.0f / 127.0f), -1.0f); }
+__device__ __forceinline__ float unpack4x8snorm_x(uint word) { return snorm(word & 255u); }
+__device__ __forceinline__ float unpack4x8snorm_y(uint word) { return snorm((word >> 8) & 255u); }
+__device__ __forceinline__ float unpack4x8snorm_z(uint word) { return snorm((word >> 16) & 255u); }
+__device__ __forceinline__ float unpack4x8snorm_w(uint word) { return snorm(word >> 24); }
+__device__ __forceinline__ uint snorm_code(float value) {
+  return (uint)(int)floorf(0.5f + 127.0f * fminf(fmaxf(value, -1.0f), 1.0f)) & 255u;
+}
+__device__ __forceinline__ uint pack4x8snorm(float4 value) {
+  return snorm_code(value.x) | (snorm_code(value.y) << 8) | (snorm_code(value.z) << 16) | (snorm_code(value.w) << 24);
+}
+__device__ __forceinline__ float round_even(float value) { return rintf(value); }
+__device__ __forceinline__ float subgroupAdd(float value) {
+  for (int step = 16; step; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
+  return value;
+}
+
+// TVM keeps a condition for each lane in a vector of what is chosen.
+__device__ __forceinline__ float2 bools(bool x, bool y) { return make_float2(x, y); }
+__device__ __forceinline__ float4 bools(bool x, bool y, bool z, bool w) { return make_float4(x, y, z, w); }
+
+// --- eight weights as pairs of 16-bit floats: weights 0 and 2, 1 and 3, 4 and 6, 5 and 7 ---
+#define ONES_F16 0x3c003c00u
+#define SIXTEENTHS_F16 0x2c002c00u
+#define ONES_BF16 0x3f803f80u
+// Minus zero, which adds nothing to any number.
+#define NOTHING 0x80008000u
+
+// A scale twice, of a word that holds two.
+__device__ __forceinline__ uint scale_f16(uint word, int odd) { return __byte_perm(word, 0u, odd ? 0x3232u : 0x1010u); }
+__device__ __forceinline__ uint scale_bf16(uint word, int odd) {
+  const float scale = odd ? high_half(word) : low_half(word);
+  return pair_bf16(scale, scale);
+}
+
+// Codes become floats by bits: 0x6400 is 1,024, and what is or-ed to it is added. See quant/q4.py for the nibbles' order.
+__device__ __forceinline__ void unpack_q4_f16(uint* pairs, uint word, uint scale) {
+  const uint next = word >> 8;
+  pairs[0] = multiply_add_f16((word & 0x000f000fu) | 0x64006400u, ONES_F16, 0xe408e408u);
+  pairs[1] = multiply_add_f16((next & 0x000f000fu) | 0x64006400u, ONES_F16, 0xe408e408u);
+  // High nibbles stand for 16 times their code: (1,024 + 16 c) / 16 - 72 is c - 8.
+  pairs[2] = multiply_add_f16((word & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
+  pairs[3] = multiply_add_f16((next & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(pairs[i], scale, NOTHING);
+}
+// 0x4300 is 128.
+__device__ __forceinline__ void unpack_q4_bf16(uint* pairs, uint word, uint scale) {
+  pairs[0] = (word & 0x000f000fu) | 0x43004300u;
+  pairs[1] = ((word >> 8) & 0x000f000fu) | 0x43004300u;
+  pairs[2] = ((word >> 4) & 0x000f000fu) | 0x43004300u;
+  pairs[3] = ((word >> 12) & 0x000f000fu) | 0x43004300u;
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_bf16(multiply_add_bf16(pairs[i], ONES_BF16, 0xc308c308u), scale, NOTHING);
+}
+__device__ __forceinline__ void unpack_q8_f16(uint* pairs, uint first, uint second, uint scale) {
+  pairs[0] = (first & 0x00ff00ffu) | 0x64006400u;
+  pairs[1] = ((first >> 8) & 0x00ff00ffu) | 0x64006400u;
+  pairs[2] = (second & 0x00ff00ffu) | 0x64006400u;
+  pairs[3] = ((second >> 8) & 0x00ff00ffu) | 0x64006400u;
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(multiply_add_f16(pairs[i], ONES_F16, 0xe480e480u), scale, NOTHING);
+}
+// A byte behind an exponent of 23 is 2^23 more than the byte.
+__device__ __forceinline__ float code_minus_128(uint word, uint byte) {
+  return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540u | byte)) - 8388736.0f;
+}
+__device__ __forceinline__ void unpack_q8_bf16(uint* pairs, uint first, uint second, uint scale) {
+  pairs[0] = pair_bf16(code_minus_128(first, 0), code_minus_128(first, 2));
+  pairs[1] = pair_bf16(code_minus_128(first, 1), code_minus_128(first, 3));
+  pairs[2] = pair_bf16(code_minus_128(second, 0), code_minus_128(second, 2));
+  pairs[3] = pair_bf16(code_minus_128(second, 1), code_minus_128(second, 3));
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_bf16(pairs[i], scale, NOTHING);
+}
+__device__ __forceinline__ void unpack_f16_f16(uint* pairs, uint a, uint b, uint c, uint d) {
+  pairs[0] = __byte_perm(a, b, 0x5410u);
+  pairs[1] = __byte_perm(a, b, 0x7632u);
+  pairs[2] = __byte_perm(c, d, 0x5410u);
+  pairs[3] = __byte_perm(c, d, 0x7632u);
+}
+__device__ __forceinline__ void unpack_f16_bf16(uint* pairs, uint a, uint b, uint c, uint d) {
+  pairs[0] = pair_bf16(low_half(a), low_half(b));
+  pairs[1] = pair_bf16(high_half(a), high_half(b));
+  pairs[2] = pair_bf16(low_half(c), low_half(d));
+  pairs[3] = pair_bf16(high_half(c), high_half(d));
+}

@@ -1,0 +1,123 @@
+"""A bundle's arrays on the GPU, allocated once: weights, constants, states, the plan's buffers and scratch, and the batch's inputs.
+
+Every array has an address by name, "NAME.PLANE" of a weight and "scratch.NAME" of scratch. The inputs lie in one arena, so that a batch
+takes one copy; the one of no fixed length that matters, the page lists, lies last, so that the copy ends with what there is of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from nearfar.compiler.batch import Batch
+from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.expr import evaluate
+from nearfar.compiler.manifest import BufferEntry, Manifest
+from nearfar.compiler.rope import rope_table
+
+from .driver import Bytes, Driver
+
+ALIGNMENT = 256
+# Weights pass through pinned memory in pieces of this size, two in turn.
+PIECE_BYTES = 32 << 20
+ITEM_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlace:
+    """Where an input begins in the arena, and how many 4-byte elements it may have."""
+
+    offset: int
+    elements: int
+
+
+class DeviceMemory:
+    """``most`` are the largest dims. Raises DeviceError where the GPU's memory, or an array's index, would overflow."""
+
+    def __init__(self, driver: Driver, bundle: Bundle, activation: str, most: Mapping[str, int]) -> None:
+        self._driver, self._manifest, self._activation, self._most = driver, bundle.manifest, activation, most
+        self.addresses: dict[str, int] = {}
+        plan = self._manifest.plan
+        self._upload_weights(bundle)
+        for name, constant in plan.constants.items():
+            table = rope_table(constant.inverse_frequencies, constant.shape[0])
+            self.addresses[name] = driver.allocate(table.nbytes)
+            driver.upload(self.addresses[name], table)
+        scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
+        for name, entry in {**plan.states, **plan.buffers, **scratch}.items():
+            # A driver allocates nothing of no bytes, as the states of adapters are where there is no place for any.
+            size = max(self._size_bytes(name, entry), ALIGNMENT)
+            self.addresses[name] = driver.allocate(size)
+            # States must start as zeros; of the others, what nobody writes is never used.
+            if name in plan.states:
+                driver.clear(self.addresses[name], size)
+        self.arena = lay_out_arena(self._manifest, most)
+        self.arena_bytes = max(place.offset + 4 * place.elements for place in self.arena.values())
+        self._arena_address = driver.allocate(self.arena_bytes)
+        self.addresses |= {name: self._arena_address + place.offset for name, place in self.arena.items()}
+        driver.wait(driver.record())
+
+    def upload_batch(self, batch: Batch, staging: Bytes) -> None:
+        """Send a batch's inputs on their way through pinned memory of ``arena_bytes``."""
+        arrays = batch.arrays()
+        end = 0
+        for name, place in self.arena.items():
+            values = arrays[name]
+            end = place.offset + values.nbytes
+            staging[place.offset : end] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self._driver.upload(self._arena_address, staging[:end])
+
+    def state_row_bytes(self, name: str) -> int:
+        """Bytes of one page, or of one slot, of a state."""
+        entry = self._manifest.plan.states[name]
+        return self._size_bytes(name, entry) // evaluate(entry.shape[0], self._most)
+
+    def _size_bytes(self, name: str, entry: BufferEntry) -> int:
+        elements = int(np.prod([evaluate(size, self._most) for size in entry.shape], dtype=np.int64))
+        # Kernels index vectors of at least 4 bytes with 32-bit integers.
+        size = elements * ITEM_BYTES[self._activation if entry.dtype == "activation" else entry.dtype]
+        if size >= 4 << 31:
+            raise DeviceError(f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; ask for fewer pages")
+        return size
+
+    def _upload_weights(self, bundle: Bundle) -> None:
+        shards = [self._driver.allocate(shard.size) for shard in self._manifest.shards]
+        stages = [self._driver.allocate_pinned(min(PIECE_BYTES, max(shard.size for shard in self._manifest.shards))) for _ in range(2)]
+        for shard, address in zip(self._manifest.shards, shards, strict=True):
+            self._upload_file(bundle.path / shard.file, address, stages)
+        for name, weight in self._manifest.weights.items():
+            self.addresses |= {f"{name}.{plane.name}": shards[plane.shard] + plane.offset for plane in weight.planes}
+
+    def _upload_file(self, path: Path, address: int, stages: list[Bytes]) -> None:
+        events: list[object] = [None, None]
+        with path.open("rb", buffering=0) as file:
+            for piece in count():
+                stage = stages[piece % 2]
+                if events[piece % 2] is not None:
+                    self._driver.wait(events[piece % 2])
+                    events[piece % 2] = None
+                size = file.readinto(stage.data)
+                if not size:
+                    break
+                self._driver.upload(address, stage[:size])
+                events[piece % 2] = self._driver.record()
+                address += size
+        for event in events:
+            if event is not None:
+                self._driver.wait(event)
+
+
+def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, ArenaPlace]:
+    """The inputs one after the other, the page lists last."""
+    arena = {}
+    offset = 0
+    for name, entry in sorted(manifest.plan.inputs.items(), key=lambda item: item[0] == "page_ids"):
+        elements = int(np.prod([evaluate(size, most) for size in entry.shape]))
+        arena[name] = ArenaPlace(offset, elements)
+        offset += -(-4 * elements // ALIGNMENT) * ALIGNMENT
+    return arena

@@ -1,0 +1,117 @@
+"""CUDA C++ of kernels: what TVM writes, with what it gets wrong or does not know put right, behind a prelude that needs no header.
+
+A file of kernels is `device.cuh`, `functions.cuh` and then one function a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearfar.compiler.expr import Expr
+from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
+from nearfar.compiler.lower import lower
+
+# What every GPU from sm_80 on has without asking for more (CUDA programming guide, technical specifications).
+MAX_SHARED_BYTES = 48 << 10
+MAX_THREADS = 1024
+WARP = 32
+HERE = Path(__file__).parent
+
+# TVM calls a function that gives a vector once a lane, all with the same arguments: lane x is what "function_x" gives.
+VECTOR_FUNCTIONS = ("unpack2x16float", "unpack4x8snorm")
+REPLACEMENTS: tuple[tuple[str, str], ...] = (
+    (rf"(\.([xyzw]) = )({'|'.join(VECTOR_FUNCTIONS)})\(", r"\1\3_\2("),
+    # TVM writes these for the condition of a select between vectors, and keeps them in a vector of floats.
+    (r"\bmake_ushort[24]\(", "bools("),
+    (r"\bround\(", "round_even("),
+    # A subgroup is a warp, and blocks are whole warps.
+    (rf"\b{SUBGROUP_ID}\(\)", f"(threadIdx.x / {WARP}u)"),
+    (rf"\b{NUM_SUBGROUPS}\(\)", f"(blockDim.x / {WARP}u)"),
+    (r"\bsubgroupExclusiveAdd\(\(uint\)1\)", f"(threadIdx.x % {WARP}u)"),
+    (r"\bsubgroupAdd\(\(uint\)1\)", f"{WARP}u"),
+)
+# TVM's names for a part of an expression ("v_", "v__1") and for a vector that it fills lane by lane ("__1").
+PART = re.compile(r"\bv_(?:_\d+)?\b")
+PART_DEFINITION = re.compile(r"\s*(\w+) (v_(?:_\d+)?) = (.*);$")
+LANES = re.compile(r"\s*(\w+ )?__\d+(\.[xyzw] = .*)?;$")
+
+
+@dataclass(frozen=True, slots=True)
+class CudaKernel:
+    """One function: its text, its name, its buffers by role and the dims behind them, in the order of its parameters."""
+
+    kernel: Kernel
+    text: str
+    entry: str
+    buffers: tuple[str, ...]
+    scalars: tuple[Expr, ...]
+
+
+def cuda(kernel: Kernel, arch: str) -> CudaKernel:
+    """One kernel as CUDA C++. A kernel beyond the limits is a bug of its template."""
+    assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
+    assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)
+    assert kernel.workgroup_size % WARP == 0 or not kernel.subgroups, (kernel.name, kernel.workgroup_size)
+    target = {
+        "kind": "cuda",
+        "arch": arch,
+        "max_num_threads": MAX_THREADS,
+        "max_threads_per_block": MAX_THREADS,
+        "max_shared_memory_per_block": MAX_SHARED_BYTES,
+        "thread_warp_size": WARP,
+    }
+    lowered = lower(kernel, target)
+    # The last of two mentions: TVM declares a function before it defines it, behind a prelude of its own.
+    text = lowered.source[lowered.source.rindex('extern "C" __global__') :].strip()
+    for pattern, replacement in REPLACEMENTS:
+        text = re.sub(pattern, replacement, text)
+    return CudaKernel(kernel, with_fresh_parts(text), lowered.entry, lowered.buffers, lowered.scalars)
+
+
+def with_fresh_parts(text: str) -> str:
+    """The same text with every part of an expression computed again where a statement lies between it and its use.
+
+    TVM gives equal texts in one scope one name, though what they read may have been written in between.
+    """
+    lines: list[str] = []
+    parts: dict[str, tuple[str, str]] = {}
+    fresh: set[str] = set()
+    copies = 0
+
+    def with_copies(line: str) -> str:
+        def copy_of(match: re.Match[str]) -> str:
+            nonlocal copies
+            name = match[0]
+            if name in fresh or name not in parts:
+                return name
+            dtype, expression = parts[name]
+            expression = PART.sub(copy_of, expression)
+            copies += 1
+            lines.append(f"  {dtype} part_{copies} = {expression};")
+            return f"part_{copies}"
+
+        return PART.sub(copy_of, line)
+
+    for line in text.splitlines():
+        definition = PART_DEFINITION.match(line)
+        if definition is not None:
+            dtype, name, expression = definition.groups()
+            lines.append(f"  {dtype} {name} = {with_copies(expression)};")
+            parts[name] = dtype, expression
+            fresh.add(name)
+            continue
+        lines.append(with_copies(line))
+        if not LANES.match(line):
+            fresh.clear()
+    return "\n".join(lines)
+
+
+def source_file(kernels: Iterable[CudaKernel]) -> str:
+    """One file of CUDA C++ that needs nothing beside it."""
+    device, functions = ((HERE / file).read_text().strip() for file in ("device.cuh", "functions.cuh"))
+    # Where there is no GPU, something else may stand in for the part that needs one.
+    parts = [f"#ifndef NEARFAR_DEVICE\n{device}\n#endif", functions, *(kernel.text for kernel in kernels)]
+    return "\n\n".join(parts) + "\n"

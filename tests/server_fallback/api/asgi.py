@@ -1,0 +1,80 @@
+"""Ask an app without a socket: whole answers through httpx, and exchanges that the test holds in its hands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+import httpx
+from fake_models import FakeModels
+from fastapi import FastAPI
+from starlette.types import Message
+
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+
+Result = TypeVar("Result")
+HI: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Within 10 seconds, so that what hangs fails."""
+
+    async def limited() -> Result:
+        async with asyncio.timeout(10):
+            return await work
+
+    return asyncio.run(limited())
+
+
+def ask(
+    method: str, path: str, body: object = None, models: FakeModels | None = None, config: ApiConfig | None = None, **headers: str
+) -> httpx.Response:
+    """One request to a new app. Headers' underscores are dashes."""
+    app = create_app(models or FakeModels(), config or ApiConfig())
+    return run(ask_app(app, method, path, body, **headers))
+
+
+async def ask_app(app: FastAPI, method: str, path: str, body: object = None, **headers: str) -> httpx.Response:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        return await client.request(method, path, content=content, headers={"content-type": "application/json", **given})
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """What a stream's events hold, "[DONE]" as it is."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+class Held:
+    """A request whose connection the test closes when it likes, and whose answer it reads piece by piece."""
+
+    def __init__(self, app: FastAPI, path: str, body: object, headers: Mapping[str, str] | None = None) -> None:
+        self.sent: asyncio.Queue[Message] = asyncio.Queue()
+        self._gone = asyncio.Event()
+        self._body = [json.dumps(body).encode()]
+        given = {"content-type": "application/json", "host": "test", **(headers or {})}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        }
+        self.task = asyncio.create_task(app(scope, self._receive, self.sent.put))
+
+    def go(self) -> None:
+        self._gone.set()
+
+    async def _receive(self) -> Message:
+        if self._body:
+            return {"type": "http.request", "body": self._body.pop(), "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}

@@ -1,0 +1,182 @@
+"""Real sockets that misbehave: clients that leave, stop reading, send half, send too much, or only stand around."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from asgi import HI
+from fake_models import FakeExecutor, FakeModels
+from live_server import live_server, wait_until
+
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.connection import MAX_HEADER_BYTES
+from nearfar.server_fallback.api.server import bind
+
+CONFIG = ApiConfig(max_body_bytes=100_000, body_timeout_seconds=0.3, write_timeout_seconds=0.3, header_timeout_seconds=0.5)
+# More than what the kernel keeps for a reader that does not read.
+LONG = FakeExecutor(pieces=["x" * 100_000] * 1000)
+
+
+@pytest.fixture(scope="module")
+def models() -> FakeModels:
+    return FakeModels()
+
+
+@pytest.fixture(scope="module")
+def port(models: FakeModels) -> Iterator[int]:
+    with live_server(models, CONFIG) as port:
+        yield port
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def request(body: object, path: str = "/v1/chat/completions") -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+def alive(port: int) -> bool:
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json={"model": "fake", "prompt": "x", "n": 1}, timeout=5)
+    return answer.status_code == 200
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    parts = []
+    try:
+        while part := sock.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("how", ["close", "reset", "half"])
+def test_who_leaves_ends_the_answer(port: int, models: FakeModels, how: str, stream: bool) -> None:
+    models.fake = FakeExecutor(pieces=["a"] * 10_000, delay_seconds=0.005)
+    with connect(port) as sock:
+        sock.sendall(request({**HI, "stream": stream}))
+        wait_until(lambda: models.fake.open == 1)
+        if how == "reset":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        if how == "half":
+            # A closed half counts as gone: the connection closes.
+            sock.shutdown(socket.SHUT_WR)
+            read_to_end(sock)
+    wait_until(lambda: models.fake.open == 0)
+    assert models.fake.cancelled == 1
+
+
+def test_who_stops_reading_is_cut_off_and_holds_up_nobody(port: int, models: FakeModels) -> None:
+    models.fake = LONG
+    with connect(port) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(request({**HI, "stream": True}))
+        wait_until(lambda: LONG.open == 1)
+        models.fake = FakeExecutor()
+        assert alive(port)
+        assert LONG.open == 1
+        wait_until(lambda: LONG.open == 0)
+        assert LONG.cancelled == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost:", request(HI)[:-5]],
+    ids=["nothing", "half a header", "half a body"],
+)
+def test_who_says_nothing_more_is_cut_off(port: int, sent: bytes) -> None:
+    with connect(port) as sock:
+        sock.sendall(sent)
+        answer = read_to_end(sock)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_header_without_end_is_a_400(port: int) -> None:
+    with connect(port) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * MAX_HEADER_BYTES)
+        assert read_to_end(sock).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_header_in_small_pieces_is_read(port: int) -> None:
+    with connect(port) as sock:
+        for piece in (b"GET /health/live HT", b"TP/1.1\r\nHo", b"st: x\r\nConnection: close\r", b"\n\r\n"):
+            sock.sendall(piece)
+            time.sleep(0.01)
+        assert read_to_end(sock).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00", b"\r\n\r\n\r\n  ", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n"])
+def test_what_is_not_http_harms_nothing(port: int, sent: bytes) -> None:
+    with connect(port) as sock:
+        sock.sendall(sent)
+        answer = read_to_end(sock)
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 404 "))
+    assert alive(port)
+
+
+def test_a_body_that_is_too_large_is_told_so_however_it_comes(port: int) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(30):
+            yield b" " * 100_000
+
+    headers = {"content-type": "application/json"}
+    for content in (b" " * 3_000_000, chunks()):
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", content=content, headers=headers, timeout=5)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_requests_on_one_connection_are_answered_in_order(port: int, models: FakeModels) -> None:
+    models.fake = FakeExecutor()
+    with connect(port) as sock:
+        sock.sendall(request(HI) + b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = read_to_end(sock)
+    assert answer.index(b"Hello!") < answer.index(b'{"status":"live"}')
+
+
+def test_a_thousand_connections_that_stand_around_hold_up_nobody(port: int, models: FakeModels) -> None:
+    models.fake = FakeExecutor()
+    with ExitStack() as stack:
+        for _ in range(1000):
+            stack.enter_context(connect(port))
+        started = time.monotonic()
+        assert alive(port)
+        assert time.monotonic() - started < 2
+
+
+def test_many_at_once_are_each_answered_with_their_own(port: int, models: FakeModels) -> None:
+    models.fake = FakeExecutor(pieces=["a"] * 10, delay_seconds=0.001)
+    statuses: list[int] = []
+
+    def ask() -> None:
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json={**HI, "stream": True}, timeout=10) as answer:
+            lines = [line for line in answer.iter_lines() if line]
+            statuses.append(answer.status_code if len(lines) == 13 else len(lines))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 16
+    assert models.fake.open == 0
+
+
+def test_a_port_that_is_taken_is_an_error(port: int) -> None:
+    with pytest.raises(RequestError, match=f"--port {port}: Address already in use"):
+        bind("127.0.0.1", port)
+    with pytest.raises(RequestError, match="--port 70000"):
+        bind("127.0.0.1", 70000)
+    with pytest.raises(RequestError, match=r"--host 203\.0\.113\.1 "):
+        bind("203.0.113.1", 0)

@@ -1,0 +1,136 @@
+"""What is JSON and what only looks like it; bodies that are too large, too slow, or end too soon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.types import Message
+
+from nearfar.server_fallback.api.errors import ApiError
+from nearfar.server_fallback.api.json_body import MAX_DEPTH, MAX_KEYS, parse_json, read_json
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+)
+
+
+@given(JSON_VALUES)
+@settings(max_examples=30)
+def test_json_comes_out_as_it_went_in(value: object) -> None:
+    assert parse_json(json.dumps(value).encode()) == value
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "not JSON"),
+        (b"{", "line 1 column 2"),
+        (b'{"a": 1} x', "not JSON"),
+        (b'"\xff"', "not UTF-8 (byte 1)"),
+        (b'"\xed\xa0\x80"', "not UTF-8"),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8"),
+        (b'{"a": NaN}', "NaN"),
+        (b"[-Infinity]", "-Infinity"),
+        (b"[1e999]", "too large"),
+        (b"[" + b"9" * 5000 + b"]", "too many digits"),
+        (b'{"a": {"b": 1, "b": 2}}', "'b' comes twice"),
+        (b'["\\ud800"]', "surrogate"),
+        (b'{"\\uDC00x": 1}', "surrogate"),
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nests deeper"),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nests deeper"),
+        (b"[" * 100_000, "nests deeper"),
+        (b"{" + b",".join(b'"%d":1' % number for number in range(MAX_KEYS + 1)) + b"}", f"{MAX_KEYS + 1} keys"),
+    ],
+)
+def test_what_is_not_json_is_refused(body: bytes, says: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_json(body)
+    assert refused.value.status == 400
+    assert refused.value.code == "invalid_json"
+    assert says in refused.value.message
+
+
+def test_what_is_at_the_limits_is_taken() -> None:
+    parse_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
+    parse_json(b"{" + b",".join(b'"%d":1' % number for number in range(MAX_KEYS)) + b"}")
+    assert parse_json(b'"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
+
+
+def read(parts: Sequence[bytes], max_bytes: int = 10, headers: Sequence[tuple[str, str]] = (), *, endless: bool = False) -> object:
+    """Read a body that comes in these parts; ``endless`` ones never end."""
+    messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop(0)
+        if endless:
+            await asyncio.sleep(3600)
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    given = [(name.encode(), value.encode()) for name, value in (*headers, ("content-type", "Application/JSON; charset=utf-8"))]
+    request = Request({"type": "http", "method": "POST", "headers": given, "path": "/"}, receive)
+    return asyncio.run(read_json(request, max_bytes, 0.05))
+
+
+def test_a_body_of_the_most_bytes_is_read_and_of_one_more_is_not() -> None:
+    assert read([b'"1234567', b'8"']) == "12345678"
+    with pytest.raises(ApiError) as refused:
+        read([b'"1234567', b'89"'])
+    assert refused.value.status == 413
+    assert refused.value.headers["Connection"] == "close"
+
+
+def test_a_lie_about_the_length_does_not_help() -> None:
+    with pytest.raises(ApiError) as refused:
+        read([b"[", b"1," * 1000, b"1]"], headers=[("content-length", "4")])
+    assert refused.value.status == 413
+
+
+def test_a_body_that_is_too_large_is_not_kept() -> None:
+    part = bytes(1 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as refused:
+            read([part] * 30)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    assert refused.value.status == 413
+
+
+def test_a_body_that_would_never_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(ApiError) as refused:
+        read([bytes(1 << 20)] * 65, endless=True)
+    assert refused.value.status == 413
+    with pytest.raises(ApiError) as refused:
+        read([], headers=[("content-length", "999999999999")], endless=True)
+    assert refused.value.status == 413
+
+
+def test_who_waits_for_leave_to_send_is_refused_at_once() -> None:
+    with pytest.raises(ApiError) as refused:
+        read([], headers=[("content-length", "11"), ("expect", "100-continue")], endless=True)
+    assert refused.value.status == 413
+
+
+def test_a_body_that_does_not_come_is_a_408() -> None:
+    with pytest.raises(ApiError) as refused:
+        read([b"["], endless=True)
+    assert refused.value.status == 408
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
+def test_another_content_type_is_a_415(content_type: str) -> None:
+    request = Request({"type": "http", "method": "POST", "headers": [(b"content-type", content_type.encode())], "path": "/"})
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(read_json(request, 10, 1.0))
+    assert refused.value.status == 415

@@ -1,0 +1,205 @@
+"""What a server tells of its work: metrics, logs, traces. None of it holds a prompt, an answer or a key."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgi import HI, ask, ask_app, run
+from fake_models import FakeExecutor, FakeModels
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.parser import text_string_to_metric_families
+
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.keys import read_keys
+from nearfar.server_fallback.api.log import LOGGER, JsonFormatter
+from nearfar.server_fallback.api.traces import Traces, open_traces
+from nearfar.server_fallback.executors.executor import ExecutorState
+
+CHAT = "/v1/chat/completions"
+SECRET: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "SECRET"}]}
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    LOGGER.addHandler(handler)
+    level = LOGGER.level
+    LOGGER.setLevel(logging.INFO)
+    yield stream
+    LOGGER.setLevel(level)
+    LOGGER.removeHandler(handler)
+
+
+def scraped(app: Any) -> dict[str, float]:
+    """Samples of the model "fake" and of HTTP, by name and their other labels."""
+    samples = {}
+    for family in text_string_to_metric_families(app.state.service.metrics.text().decode()):
+        for sample in family.samples:
+            rest = [value for name, value in sorted(sample.labels.items()) if name not in ("model_name", "le")]
+            samples[" ".join([sample.name, *rest])] = sample.value
+    return samples
+
+
+def test_metrics_count_what_happened_under_vllm_s_names() -> None:
+    async def work() -> dict[str, float]:
+        models = FakeModels(FakeExecutor())
+        models.fake.current = ExecutorState(True, "", 3, 2, 0.5, 1000, 100, 60, 4, 10, 40, 30)
+        app = create_app(models, ApiConfig())
+        for body in (HI, {**HI, "stream": True}, {**HI, "n": 2}):
+            await ask_app(app, "POST", CHAT, body)
+        await ask_app(app, "POST", "/v1/completions", {"model": "fake", "prompt": "x"})
+        await ask_app(app, "POST", "/v1/embeddings", {"model": "fake", "input": "x"})
+        models.fake.error = RequestError("no")
+        await ask_app(app, "POST", CHAT, HI)
+        await ask_app(app, "GET", "/nowhere/1")
+        return scraped(app)
+
+    samples = run(work())
+    assert (
+        samples.items()
+        >= {
+            "vllm:num_requests_running": 3,
+            "vllm:num_requests_waiting": 2,
+            "vllm:kv_cache_usage_perc": 0.5,
+            "nearfar:memory_bytes": 1000,
+            "nearfar:model_ready": 1,
+            "vllm:prefix_cache_queries_total": 100,
+            "vllm:prefix_cache_hits_total": 60,
+            "vllm:num_preemptions_total": 4,
+            "vllm:spec_decode_num_drafts_total": 10,
+            "vllm:spec_decode_num_draft_tokens_total": 40,
+            "vllm:spec_decode_num_accepted_tokens_total": 30,
+            "vllm:prompt_tokens_total": 5 * 4 + 3,
+            "vllm:generation_tokens_total": 3 * 3 + 6,
+            "vllm:request_success_total stop": 4,
+            "vllm:request_success_total length": 1,
+            "vllm:request_success_total error": 1,
+            "vllm:time_to_first_token_seconds_count": 4,
+            "vllm:e2e_request_latency_seconds_count": 4,
+            "vllm:request_queue_time_seconds_sum": 0.25 * 5,
+            f"http_requests_total {CHAT} POST 200": 3,
+            f"http_requests_total {CHAT} POST 400": 1,
+            "http_requests_total none GET 404": 1,
+        }.items()
+    )
+    # Two pieces after the first and the end, in five answers.
+    assert samples["vllm:inter_token_latency_seconds_count"] == 3 * 5
+
+
+def test_each_app_has_metrics_of_its_own() -> None:
+    assert b"vllm:num_requests_running" in create_app(FakeModels(), ApiConfig()).state.service.metrics.text()
+    response = ask("GET", "/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    assert 'vllm:num_requests_running{model_name="fake"} 0.0' in response.text
+
+
+def test_a_request_is_a_line_of_json(log: io.StringIO) -> None:
+    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "web=sk-web-12345678"}))
+    ask("POST", CHAT, {**SECRET, "stream": True}, config=config, authorization="Bearer sk-web-12345678", x_request_id="my-1")
+    ask("GET", "/metrics", config=config)
+    (line,) = map(json.loads, log.getvalue().splitlines())
+    assert (
+        line.items()
+        >= {
+            "level": "info",
+            "event": "request",
+            "request_id": "my-1",
+            "method": "POST",
+            "route": CHAT,
+            "status": 200,
+            "key": "web",
+            "model": "fake",
+            "stream": True,
+            "finish_reason": "stop",
+            "prompt_tokens": 5,
+            "completion_tokens": 3,
+        }.items()
+    )
+    assert line["seconds"] >= line["first_token_seconds"] >= 0
+    assert line["time"].endswith("Z")
+
+
+def test_no_prompt_and_no_key_is_logged(log: io.StringIO) -> None:
+    keys = read_keys(None, {"NEARFAR_API_KEYS": "web=SECRET-12345678"})
+    for error in (RequestError("SECRET"), ZeroDivisionError("SECRET")):
+        models = FakeModels(FakeExecutor(error=error, pieces=["SECRET"] * 2, error_at=1))
+        for body in (SECRET, {**SECRET, "stream": True}, {**SECRET, "n": "SECRET"}, b"{SECRET", {**SECRET, "SECRET": "SECRET"}):
+            ask("POST", CHAT, body, models, ApiConfig(keys=keys), authorization="Bearer SECRET-12345678")
+            ask("POST", CHAT + "?SECRET=SECRET", body, models, ApiConfig(keys=keys), authorization="Bearer SECRET-1234567")
+    ask("GET", "/SECRET")
+    text = log.getvalue()
+    assert "SECRET" not in text
+    bugs = [json.loads(line) for line in text.splitlines() if '"bug"' in line]
+    assert [bug["error"] for bug in bugs] == ["ZeroDivisionError"] * 2
+    assert "fake_models.py" in bugs[0]["stack"][-1]
+
+
+def test_an_exception_that_others_log_keeps_its_text_to_itself(log: io.StringIO) -> None:
+    try:
+        raise ValueError("SECRET")
+    except ValueError:
+        LOGGER.exception("failed")
+    line = json.loads(log.getvalue())
+    assert (line["event"], line["error"]) == ("failed", "ValueError")
+    assert "SECRET" not in log.getvalue()
+
+
+def test_a_span_is_below_its_caller_s_and_above_the_next_server_s() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    models = FakeModels()
+    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+    async def work() -> None:
+        app = create_app(models, ApiConfig(), Traces(provider))
+        async with app.router.lifespan_context(app):
+            await ask_app(app, "POST", CHAT, SECRET, traceparent=f"00-{trace}-{caller}-01", x_request_id="my-1")
+            models.fake.error = ZeroDivisionError("SECRET")
+            await ask_app(app, "POST", CHAT, SECRET)
+
+    run(work())
+    good, bad = exporter.get_finished_spans()
+    assert good.context is not None
+    assert good.parent is not None
+    assert good.name == f"POST {CHAT}"
+    assert f"{good.context.trace_id:032x}" == trace
+    assert f"{good.parent.span_id:016x}" == caller
+    assert models.fake.calls[0].headers == {"traceparent": f"00-{trace}-{good.context.span_id:016x}-01"}
+    assert dict(good.attributes or {}) == {
+        "http.request.method": "POST",
+        "http.route": CHAT,
+        "http.response.status_code": 200,
+        "gen_ai.request.model": "fake",
+        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.usage.output_tokens": 3,
+        "nearfar.request_id": "my-1",
+    }
+    assert not bad.status.is_ok
+    assert "SECRET" not in bad.to_json()
+
+
+def test_traces_are_made_only_where_an_endpoint_is_set() -> None:
+    assert open_traces({}) is None
+    traces = open_traces({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"})
+    assert traces is not None
+    traces.close()
+
+
+def test_opentelemetry_is_not_imported_without_an_endpoint() -> None:
+    code = "import sys, nearfar.server_fallback.api.server; print(*{'opentelemetry', 'torch', 'tvm', 'xgrammar'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

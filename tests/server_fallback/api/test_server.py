@@ -1,0 +1,115 @@
+"""A server process from its start to its signal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from asgi import HI
+
+# Says its port, then logs to the standard error.
+PROGRAM = """
+import sys
+from fake_models import FakeExecutor, FakeModels
+from nearfar.compiler.errors import BundleError
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.log import configure_logs
+from nearfar.server_fallback.api.server import bind, run_server
+
+configure_logs(sys.stderr)
+models = FakeModels(FakeExecutor(pieces=["a"] * 40, delay_seconds=float(sys.argv[1])))
+listener = bind("127.0.0.1", 0)
+
+async def started():
+    print(listener.getsockname()[1], flush=True)
+    if sys.argv[3:]:
+        raise BundleError("torn")
+
+run_server(create_app(models, ApiConfig(drain_seconds=float(sys.argv[2]))), listener, started)
+print("closed" if models.closed_after is not None else "left open", flush=True)
+"""
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as running:
+        try:
+            assert running.stdout is not None
+            yield running, int(running.stdout.readline())
+        finally:
+            running.kill()
+
+
+def lines_of(sock: socket.socket) -> Iterator[str]:
+    yield from sock.makefile("r", encoding="utf-8", newline="\n")
+
+
+def ask(port: int) -> socket.socket:
+    """A stream that has begun."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+    body = json.dumps({**HI, "stream": True})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    sock.sendall((head + body).encode())
+    assert sock.recv(15) == b"HTTP/1.1 200 OK"
+    return sock
+
+
+def test_sigterm_turns_new_requests_away_finishes_the_old_and_ends_with_0() -> None:
+    with process("0.02", "10") as (running, port), ask(port) as sock:
+        url = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+        running.send_signal(signal.SIGTERM)
+        ready = httpx.get(f"{url}/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "shutting down")
+        assert httpx.get(f"{url}/health/live").status_code == 200
+        turned_away = httpx.post(f"{url}/v1/chat/completions", json=HI)
+        assert turned_away.status_code == 503
+        assert "retry-after" in turned_away.headers
+        text = "".join(lines_of(sock))
+        assert text.count('"content":"a"') == 40
+        assert "[DONE]" in text
+        out, log = running.communicate(timeout=10)
+        assert (running.returncode, out) == (0, "closed\n")
+        lines = [json.loads(line) for line in log.splitlines()]
+        assert {"event": "draining", "signal": "SIGTERM", "seconds": 10.0}.items() <= lines[0].items()
+        streamed = next(line for line in lines if line.get("completion_tokens"))
+        assert (streamed["route"], streamed["status"], streamed["finish_reason"]) == ("/v1/chat/completions", 200, "stop")
+
+
+def test_what_outlives_the_drain_is_told_and_cut_off() -> None:
+    with process("0.2", "0.2") as (running, port), ask(port) as sock:
+        started = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        text = "".join(lines_of(sock))
+        assert '"error":{"message":"the server is shutting down' in text
+        assert "[DONE]" not in text
+        assert running.wait(10) == 0
+        assert time.monotonic() - started < 3
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    with process("0.2", "60") as (running, port), ask(port) as sock:
+        started = time.monotonic()
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        running.send_signal(signal.SIGINT)
+        assert "shutting down" in "".join(lines_of(sock))
+        assert running.wait(10) == 0
+        assert time.monotonic() - started < 4
+
+
+def test_what_fails_at_the_start_ends_the_server() -> None:
+    with process("0", "1", "fail") as (running, _):
+        _, log = running.communicate(timeout=10)
+        assert running.returncode == 1
+        assert "BundleError: torn" in log

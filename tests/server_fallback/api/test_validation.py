@@ -1,0 +1,82 @@
+"""A wrong request is told which parameter is wrong, by its place in the body."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from nearfar.server_fallback.api.errors import ApiError
+from nearfar.server_fallback.api.validation import validation_error
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
+
+HI = [{"role": "user", "content": "hi"}]
+OK: dict[str, Any] = {"model": "m", "messages": HI}
+
+
+def refusal(model: type[BaseModel], body: Any) -> ApiError:
+    with pytest.raises(ValidationError) as wrong:
+        model.model_validate(body)
+    return validation_error([{**error, "loc": ("body", *error["loc"])} for error in wrong.value.errors()], body)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({**OK, "temprature": 1}, "temprature", "unknown_parameter"),
+        ({**OK, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
+        ({"messages": HI}, "model", "missing_required_parameter"),
+        ({"model": "m", "messages": []}, "messages", "invalid_value"),
+        ({"model": "m", "messages": "hi"}, "messages", "invalid_type"),
+        ({"model": "m", "messages": [*HI, {"role": "robot", "content": "x"}]}, "messages[1].role", "invalid_type"),
+        ({"model": "m", "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", None),
+        ({**OK, "temperature": "0.5"}, "temperature", "invalid_type"),
+        ({**OK, "temperature": 3}, "temperature", "invalid_value"),
+        ({**OK, "n": 1.5}, "n", "invalid_type"),
+        ({**OK, "n": True}, "n", "invalid_type"),
+        ({**OK, "seed": 1 << 63}, "seed", "invalid_value"),
+        ({**OK, "stop": ["a"] * 17}, "stop", None),
+        ({**OK, "stop": ["a", 1]}, "stop[1]", "invalid_type"),
+        ({**OK, "logit_bias": {"x": 1}}, "logit_bias.x", "invalid_type"),
+        ({**OK, "response_format": {"type": "xml"}}, "response_format", "invalid_value"),
+        ({**OK, "response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+        ({**OK, "tool_choice": {"type": "function"}}, "tool_choice.function", "missing_required_parameter"),
+        ({**OK, "tool_choice": "sometimes"}, "tool_choice", "invalid_type"),
+        ([1], None, "invalid_type"),
+        ("text", None, "invalid_type"),
+    ],
+)
+def test_the_parameter_is_named(body: Any, param: str | None, code: str | None) -> None:
+    error = refusal(ChatCompletionRequest, body)
+    assert error.status == 400
+    assert error.param == param
+    assert code is None or error.code == code
+    assert param is None or param in error.message
+
+
+def test_no_text_of_a_request_is_sent_back() -> None:
+    assert "secret" not in refusal(ChatCompletionRequest, {"model": "m", "messages": "my secret"}).message
+
+
+def test_numbers_as_json_writes_them_are_taken() -> None:
+    request = ChatCompletionRequest.model_validate({**OK, "temperature": 1, "logit_bias": {"5": -100}, "seed": -1})
+    assert request.logit_bias == {5: -100}
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (CompletionRequest, {"model": "m", "prompt": [*[1] * 300_000, "a"]}),
+        (CompletionRequest, {"model": "m", "prompt": [[], *["a"] * 300_000]}),
+        (EmbeddingRequest, {"model": "m", "input": [None] * 300_000}),
+        (ChatCompletionRequest, {"model": "m", "messages": [1] * 300_000, "stop": [1] * 300_000, "tools": [1] * 300_000}),
+    ],
+)
+def test_a_million_mistakes_take_no_longer_to_tell_than_one(model: type[BaseModel], body: Any) -> None:
+    started = time.process_time()
+    refusal(model, body)
+    assert time.process_time() - started < 0.2

@@ -1,0 +1,81 @@
+"""When a server is asked, left alone, and tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from nearfar.server_fallback.executors.circuit import FAILURES_TO_OPEN, FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, Circuit
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def circuit(clock: Clock) -> Circuit:
+    return Circuit(clock)
+
+
+def test_a_few_failures_in_a_row_open_it(circuit: Circuit) -> None:
+    for _ in range(FAILURES_TO_OPEN - 1):
+        circuit.failed()
+    assert circuit.admits
+    circuit.succeeded()
+    for _ in range(FAILURES_TO_OPEN - 1):
+        circuit.failed()
+    assert circuit.admits
+    circuit.failed()
+    assert not circuit.admits
+    assert circuit.seconds_until_trial == FIRST_WAIT_SECONDS
+
+
+def test_nobody_listening_opens_it_at_once(circuit: Circuit) -> None:
+    circuit.failed(certain=True)
+    assert circuit.state == "open"
+
+
+def test_half_open_admits_one_request(circuit: Circuit, clock: Clock) -> None:
+    circuit.failed(certain=True)
+    clock.now += FIRST_WAIT_SECONDS
+    assert circuit.state == "half-open"
+    assert circuit.admits
+    circuit.begin()
+    assert not circuit.admits
+    circuit.ended()
+    assert circuit.admits
+    circuit.begin()
+    circuit.succeeded()
+    assert circuit.state == "closed"
+
+
+def test_a_trial_that_fails_doubles_the_wait_up_to_a_limit(circuit: Circuit, clock: Clock) -> None:
+    circuit.failed(certain=True)
+    waits = []
+    for _ in range(8):
+        waits.append(circuit.seconds_until_trial)
+        clock.now += circuit.seconds_until_trial
+        circuit.begin()
+        circuit.failed()
+    assert waits == sorted(waits)
+    assert waits[:3] == [FIRST_WAIT_SECONDS, 2 * FIRST_WAIT_SECONDS, 4 * FIRST_WAIT_SECONDS]
+    assert waits[-1] == LONGEST_WAIT_SECONDS
+    clock.now += LONGEST_WAIT_SECONDS
+    circuit.succeeded()
+    circuit.failed(certain=True)
+    assert circuit.seconds_until_trial == FIRST_WAIT_SECONDS
+
+
+def test_requests_that_fail_late_do_not_prolong_the_wait(circuit: Circuit, clock: Clock) -> None:
+    circuit.failed(certain=True)
+    clock.now += FIRST_WAIT_SECONDS / 2
+    for _ in range(10):
+        circuit.failed(certain=True)
+    assert circuit.seconds_until_trial == FIRST_WAIT_SECONDS / 2

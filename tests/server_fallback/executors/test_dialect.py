@@ -1,0 +1,87 @@
+"""Requests as other servers take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.executors.dialect import DIALECTS, Dialect, generation_body
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+from nearfar.server_fallback.schema.completions import CompletionRequest
+
+
+def chat(**options: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"model": "ours", "messages": [{"role": "user", "content": "hi"}], **options})
+
+
+def body(dialect: Dialect, priority: int | None = None, **options: Any) -> dict[str, Any]:
+    return generation_body(chat(**options), "theirs", dialect, priority=priority)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_openais_parameters_go_as_they_are_and_the_stream_with_usage(dialect: Dialect) -> None:
+    schema = {"type": "object", "properties": {"a": {"default": None, "enum": [None, 1]}}}
+    options: dict[str, Any] = {
+        "temperature": 0.5, "seed": 3, "stop": ["x"], "n": 2, "logit_bias": {"5": -1.0}, "logprobs": True, "top_logprobs": 2,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], "tool_choice": "required",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
+    }  # fmt: skip
+    expected = {
+        "model": "theirs",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert body(dialect, **options) == expected | options
+
+
+def test_what_is_for_openais_accounts_is_not_sent_on() -> None:
+    sent = body("openai", store=True, metadata={"a": "b"}, service_tier="auto", prompt_cache_key="k", safety_identifier="s", user="u")
+    assert sent.keys() == {"model", "messages", "stream", "stream_options", "user"}
+
+
+def test_the_newer_name_of_max_tokens_becomes_the_one_that_all_servers_know() -> None:
+    assert body("openai", max_completion_tokens=7)["max_tokens"] == 7
+    assert body("vllm", max_tokens=9, max_completion_tokens=7)["max_tokens"] == 7
+    assert body("nearfar", max_completion_tokens=7)["max_completion_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"top_k": 5}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"response_format": {"type": "regex", "pattern": "a"}}, "response_format"),
+        ({"continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_an_extension_is_refused_where_the_server_lacks_it(options: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError, match=param) as raised:
+        body("openai", **options)
+    assert raised.value.details["param"] == param
+    assert body("nearfar", **options).items() >= options.items()
+
+
+def test_vllm_has_its_own_names_for_grammars_and_continued_messages() -> None:
+    sent = body("vllm", top_k=5, response_format={"type": "regex", "pattern": "a+"}, continue_final_message=True)
+    assert (sent["top_k"], sent["structured_outputs"], sent["add_generation_prompt"]) == (5, {"regex": "a+"}, False)
+    assert "response_format" not in sent
+    assert body("vllm", response_format={"type": "grammar", "grammar": "root ::= x"})["structured_outputs"] == {"grammar": "root ::= x"}
+    assert body("vllm", response_format={"type": "json_object"})["response_format"] == {"type": "json_object"}
+
+
+def test_priorities_are_the_other_way_round_in_vllm() -> None:
+    assert body("nearfar", 3)["priority"] == 3
+    assert body("vllm", 3)["priority"] == -3
+    # Of the request's own number the API has made the call's.
+    assert "priority" not in generation_body(chat(priority=9), "theirs", "nearfar", priority=0)
+    assert "priority" not in body("vllm", None)
+
+
+def test_completions_keep_their_prompts() -> None:
+    request = CompletionRequest(model="ours", prompt=[[1, 2], [3]], max_tokens=4, echo=True)
+    sent = generation_body(request, "theirs", "openai", priority=None)
+    assert (sent["prompt"], sent["max_tokens"], sent["echo"]) == ([[1, 2], [3]], 4, True)

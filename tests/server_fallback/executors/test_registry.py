@@ -1,0 +1,264 @@
+"""Models by name: loaded, found, unloaded, within a budget of memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, Unavailable
+from nearfar.server_fallback.executors.executor import Executor, ExecutorState
+from nearfar.server_fallback.executors.models import Models, UnknownModel
+from nearfar.server_fallback.executors.opening import Opening
+from nearfar.server_fallback.executors.registry import Registry, default_name
+from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest
+
+
+@dataclass
+class FakeExecutor:
+    context: int = 64
+    now: ExecutorState = field(default_factory=lambda: ExecutorState(ready=True, detail="ready"))
+    closed: bool = False
+    adapters: dict[str, str] = field(default_factory=dict)
+
+    def chat(self, request: Any, call: Any) -> AsyncGenerator[Any]:
+        raise AssertionError((request, call))
+
+    complete = chat
+
+    async def embed(self, request: Any, call: Any) -> Any: ...
+
+    async def tokenize(self, request: Any) -> Any: ...
+
+    async def detokenize(self, request: Any) -> Any: ...
+
+    def state(self) -> ExecutorState:
+        return self.now
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class AdapterExecutor(FakeExecutor):
+    async def load_adapter(self, name: str, path: str) -> None:
+        await asyncio.sleep(0)
+        if path == "bad":
+            raise CheckpointError("bad: holds no adapter")
+        self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
+
+    def with_adapter(self, name: str) -> Executor:
+        return FakeExecutor(context=len(self.adapters[name]))
+
+
+@dataclass
+class FakeOpener:
+    """Models are named "<megabytes>"; "bad" does not open. ``gate`` holds openings back."""
+
+    kind: type[FakeExecutor] = FakeExecutor
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: list[FakeExecutor] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def prepare(self, model: str, name: str | None) -> Opening:
+        self.prepared.append(model)
+        await asyncio.sleep(0)
+
+        async def open_it() -> Executor:
+            await self.gate.wait()
+            if model == "bad":
+                raise CheckpointError("bad: no model")
+            self.opened.append(self.kind())
+            return self.opened[-1]
+
+        return Opening(name or model, int(model) * 1_000_000 if model.isdigit() else None, open_it)
+
+
+def run(test: Callable[[Registry, FakeOpener], Coroutine[Any, Any, None]], budget: int | None = None, **options: Any) -> None:
+    async def main() -> None:
+        opener = FakeOpener(**options)
+        registry: Models = Registry(opener, budget)
+        assert isinstance(registry, Registry)
+        await test(registry, opener)
+        await registry.close(0.0)
+        assert all(executor.closed for executor in opener.opened)
+
+    asyncio.run(main())
+
+
+async def fails(kind: type[NearfarError], message: str, doing: Coroutine[Any, Any, Any]) -> NearfarError:
+    with pytest.raises(kind, match=message) as raised:
+        await doing
+    return raised.value
+
+
+def test_a_model_answers_to_its_name_and_its_aliases() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        card = await registry.load(LoadRequest(model="1", name="one", aliases=["uno", "eins"]))
+        assert (card.id, card.root, card.max_model_len, card.owned_by) == ("one", "one", 64, "nearfar")
+        assert [each.id for each in registry.cards()] == ["one", "uno", "eins"]
+        assert {each.root for each in registry.cards()} == {"one"}
+        assert await registry.executor("uno") is opener.opened[0]
+        assert registry.states().keys() == {"one"}
+        await registry.unload("uno")
+        assert [each.id for each in registry.cards()] == ["one", "eins"]
+        error = await fails(UnknownModel, r"'uno' is not loaded; loaded: one, eins", registry.executor("uno"))
+        assert error.details["param"] == "model"
+        await registry.unload("eins")
+        await registry.unload("one")
+        await fails(UnknownModel, "loaded: none", registry.executor("one"))
+        assert opener.opened[0].closed
+
+    run(test)
+
+
+def test_a_name_belongs_to_one_model() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        await registry.load(LoadRequest(model="1", aliases=["uno"]))
+        for request in (
+            LoadRequest(model="1"),
+            LoadRequest(model="2", name="uno"),
+            LoadRequest(model="2", aliases=["1"]),
+            LoadRequest(model="2", aliases=["2"]),
+            LoadRequest(model="2", aliases=["x", "x"]),
+        ):
+            await fails(RequestError, "is taken", registry.load(request))
+        assert len(opener.opened) == 1
+        assert [card.id for card in registry.cards()] == ["1", "uno"]
+
+    run(test)
+
+
+def test_loads_of_one_model_at_once_happen_once_and_outlive_who_asked() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        opener.gate.clear()
+        loads = [asyncio.create_task(registry.load(LoadRequest(model="1"))) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        assert registry.cards() == []
+        assert not registry.states()["1"].ready
+        await fails(Unavailable, "still loading", registry.executor("1"))
+        await fails(RequestError, "still loading", registry.unload("1"))
+        await fails(RequestError, "is taken", registry.load(LoadRequest(model="2", name="1")))
+        loads[0].cancel()
+        opener.gate.set()
+        assert [card.id for card in await asyncio.gather(*loads[1:])] == ["1", "1"]
+        assert len(opener.opened) == 1
+
+    run(test)
+
+
+def test_a_load_that_fails_leaves_nothing() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        for _ in range(2):
+            await fails(CheckpointError, "no model", registry.load(LoadRequest(model="bad", name="7", aliases=["seven"])))
+        assert (registry.states(), registry.cards(), opener.prepared) == ({}, [], ["bad", "bad"])
+        await registry.load(LoadRequest(model="7", aliases=["seven"]))
+
+    run(test, budget=7_000_000)
+
+
+def test_what_does_not_fit_is_refused_with_sizes() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        await registry.load(LoadRequest(model="60"))
+        error = await fails(
+            Unavailable, r"50: needs 50\.0 MB, of 100\.0 MB 40\.0 MB are free \(60 60\.0 MB\)", registry.load(LoadRequest(model="50"))
+        )
+        assert error.details["needed_bytes"] == 50_000_000
+        # Just fits.
+        await registry.load(LoadRequest(model="40"))
+        await fails(Unavailable, "0 bytes are free", registry.load(LoadRequest(model="1")))
+        await registry.unload("60")
+        await registry.load(LoadRequest(model="50"))
+        assert len(opener.opened) == 3
+
+    run(test, budget=100_000_000)
+
+
+def test_memory_of_a_load_under_way_counts() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        opener.gate.clear()
+        first = asyncio.create_task(registry.load(LoadRequest(model="60")))
+        await asyncio.sleep(0.01)
+        await fails(Unavailable, "60 60.0 MB", registry.load(LoadRequest(model="50")))
+        opener.gate.set()
+        await first
+
+    run(test, budget=100_000_000)
+
+
+def test_unloading_lets_what_runs_end_and_frees_memory_only_then() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        await registry.load(LoadRequest(model="60"))
+        executor = opener.opened[0]
+        executor.now = replace(executor.now, running=1)
+        unloading = asyncio.create_task(registry.unload("60"))
+        await asyncio.sleep(0.03)
+        assert not executor.closed
+        await fails(UnknownModel, "not loaded", registry.executor("60"))
+        await fails(Unavailable, "needs", registry.load(LoadRequest(model="50")))
+        executor.now = replace(executor.now, running=0)
+        await unloading
+        assert executor.closed
+        await registry.load(LoadRequest(model="50"))
+
+    run(test, budget=100_000_000)
+
+
+def test_closing_drains_for_so_long_at_most_ends_loads_and_takes_no_more() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        await registry.load(LoadRequest(model="1"))
+        opener.opened[0].now = ExecutorState(ready=True, detail="", running=1)
+        opener.gate.clear()
+        load = asyncio.create_task(registry.load(LoadRequest(model="2")))
+        await asyncio.sleep(0.01)
+        await registry.close(0.05)
+        assert opener.opened[0].closed
+        with pytest.raises(Unavailable, match="shutting down"):
+            await load
+        await fails(Unavailable, "shutting down", registry.load(LoadRequest(model="3")))
+
+    run(test)
+
+
+def test_adapters_share_the_models_name_space() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        await fails(RequestError, "loaded: none", registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="xyz")))
+        await registry.load(LoadRequest(model="1"))
+        card = await registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="xyz"))
+        assert (card.id, card.parent, card.root) == ("a", "1", "1")
+        assert (await registry.executor("a")).context == 3
+        await fails(RequestError, "is taken", registry.load_adapter(LoadAdapterRequest(lora_name="1", lora_path="x")))
+        await fails(CheckpointError, "no adapter", registry.load_adapter(LoadAdapterRequest(lora_name="b", lora_path="bad")))
+        assert [each.id for each in registry.cards()] == ["1", "a"]
+        await fails(UnknownModel, "no adapter", registry.unload_adapter("1"))
+        await registry.load(LoadRequest(model="2"))
+        await fails(RequestError, "must say whose", registry.load_adapter(LoadAdapterRequest(lora_name="c", lora_path="x")))
+        await registry.unload_adapter("a")
+        await fails(UnknownModel, "not loaded", registry.executor("a"))
+        assert opener.opened[0].adapters == {}
+
+    run(test, kind=AdapterExecutor)
+
+
+def test_a_model_that_takes_no_adapters_says_so() -> None:
+    async def test(registry: Registry, _: FakeOpener) -> None:
+        await registry.load(LoadRequest(model="1"))
+        await fails(RequestError, "takes no adapters", registry.load_adapter(LoadAdapterRequest(lora_name="a", lora_path="x")))
+
+    run(test)
+
+
+def test_a_models_name_is_its_folders_or_what_a_hub_calls_it(tmp_path: Path) -> None:
+    (tmp_path / "Qwen3").mkdir()
+    assert default_name(f"{tmp_path}/Qwen3/") == "Qwen3"
+    assert default_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert default_name("demo") == "demo"

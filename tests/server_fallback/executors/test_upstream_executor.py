@@ -1,0 +1,346 @@
+"""Requests answered by other servers, which break in every way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+from fake_openai import MODEL, USAGE, Asked, FakeOpenAI, Reply, chunk, running, said
+
+from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.server_fallback.executors import circuit, upstream_executor
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream
+from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
+from nearfar.server_fallback.schema.tokenize import TokenizeRequest
+
+QUESTION = ChatCompletionRequest.model_validate({"model": "ours", "messages": [{"role": "user", "content": "hi"}]})
+
+
+@asynccontextmanager
+async def opened(*servers: FakeOpenAI, **options: Any) -> Any:
+    async with running(*servers):
+        urls = tuple(server.url for server in servers)
+        executor = await open_upstream(UpstreamOptions(urls=urls, name="ours", **options))
+        try:
+            yield executor
+        finally:
+            await executor.close()
+
+
+def with_upstream(test: Callable[[UpstreamExecutor], Awaitable[None]], *servers: FakeOpenAI, **options: Any) -> None:
+    async def run() -> None:
+        async with opened(*servers, **options) as executor:
+            await test(executor)
+
+    asyncio.run(run())
+
+
+async def ask(executor: UpstreamExecutor, call: Call | None = None) -> list[ChatCompletionChunk]:
+    return [each async for each in executor.chat(QUESTION, call or Call("r1"))]
+
+
+def text_of(chunks: list[ChatCompletionChunk]) -> str:
+    return "".join(choice.delta.content or "" for each in chunks for choice in each.choices)
+
+
+def test_an_answer_comes_with_our_name_and_the_usage_last() -> None:
+    server = FakeOpenAI(lambda _: Reply(chunks=said("he", "llo", usage={**USAGE, "prompt_tokens_details": {"cached_tokens": None}})))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        chunks = await ask(executor)
+        assert text_of(chunks) == "hello"
+        assert {each.model for each in chunks} == {"ours"}
+        assert [choice.finish_reason for each in chunks for choice in each.choices][-1] == "stop"
+        assert chunks[-1].choices == []
+        assert [each.usage is None for each in chunks] == [True] * (len(chunks) - 1) + [False]
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.total_tokens == 5
+        assert executor.context == 128
+
+    with_upstream(check, server)
+    assert server.asked[0].body is not None
+    assert server.asked[0].body["model"] == MODEL
+
+
+def test_ids_traces_and_the_key_are_passed_on_and_nothing_else() -> None:
+    server = FakeOpenAI()
+
+    async def check(executor: UpstreamExecutor) -> None:
+        await ask(executor, Call("request-7", headers={"traceparent": "00-ab", "cookie": "secret"}))
+
+    with_upstream(check, server, api_key="k3y")
+    headers = server.asked[0].headers
+    assert (headers["x-request-id"], headers["traceparent"], headers["authorization"]) == ("request-7", "00-ab", "Bearer k3y")
+    assert "cookie" not in headers
+
+
+def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
+    bare = {"id": "x", "created": 1, "choices": [{"delta": {"role": "", "content": "a"}, "finish_reason": ""}]}
+    end = {"id": "x", "created": 1, "choices": [{"delta": {}, "finish_reason": "eos_token"}], "usage": None}
+    server = FakeOpenAI(lambda _: Reply(chunks=[bare, end]))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        first, last, counted = await ask(executor)
+        assert (first.choices[0].delta.role, first.choices[0].finish_reason) == ("assistant", None)
+        assert last.choices[0].finish_reason == "stop"
+        assert counted.usage is not None
+        assert (counted.usage.prompt_tokens, counted.usage.completion_tokens) == (0, 2)
+
+    with_upstream(check, server)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [
+        (Reply(400, {"error": {"message": "n is wrong", "param": "n"}}), RequestError, "n is wrong"),
+        (Reply(404, {"object": "error", "message": "no such model", "code": 404}), RequestError, "no such model"),
+        (Reply(422, {"detail": [{"msg": "bad"}]}), RequestError, "bad"),
+        (Reply(401, {"error": {"message": "bad key"}}), DeviceError, "refuses this server's API key"),
+        (Reply(429, {"error": {"message": "slow down"}}, headers={"Retry-After": "7"}), QueueFull, "slow down"),
+        (Reply(503, b"<html>busy", headers={"Retry-After": "soon"}), Unavailable, "busy"),
+        (Reply(500, {"error": "broken"}), DeviceError, "broken"),
+        (Reply(200, b"what?"), Unavailable, "stopped before the end"),
+        (Reply(chunks=["what?"]), DeviceError, "expected a JSON object"),
+        (Reply(chunks=["[1]"]), DeviceError, "expected a JSON object"),
+        (Reply(chunks=[]), Unavailable, "before it began"),
+        (Reply(chunks=[chunk("a"), {"error": {"message": "out of memory", "code": 500}}]), DeviceError, "out of memory"),
+        (
+            Reply(chunks=[{"error": {"message": "too long", "type": "invalid_request_error", "param": "messages"}}]),
+            RequestError,
+            "too long",
+        ),
+        (Reply(chunks=[chunk("a", finish="content_filter")]), DeviceError, "finish_reason"),
+        (Reply(chunks=[{"id": "x", "created": 1, "choices": [{"index": 0}]}]), DeviceError, r"choices\.0\.delta"),
+    ],
+)
+def test_what_an_upstream_says_becomes_one_of_our_errors(reply: Reply, kind: type[NearfarError], message: str) -> None:
+    async def check(executor: UpstreamExecutor) -> None:
+        with pytest.raises(kind, match=message) as raised:
+            await ask(executor)
+        assert type(raised.value) is kind
+        if reply.headers.get("Retry-After") == "7":
+            assert raised.value.details["retry_after_seconds"] == 7
+        if message in ("n is wrong", "too long"):
+            assert raised.value.details["param"] in ("n", "messages")
+
+    with_upstream(check, FakeOpenAI(lambda _: reply))
+
+
+def scripted(*replies: Reply) -> Callable[[Asked], Reply]:
+    rest = list(replies)
+    return lambda _: rest.pop(0)
+
+
+@pytest.mark.parametrize("failure", [Reply(503, {}), Reply(chunks=said("x"), breaks_after=0)])
+def test_a_request_without_an_answer_is_sent_again(failure: Reply) -> None:
+    server = FakeOpenAI(scripted(failure, failure, Reply(chunks=said("there"))))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        assert text_of(await ask(executor)) == "there"
+
+    with_upstream(check, server)
+    assert len(server.asked) == 3
+
+
+def test_it_is_sent_three_times_at_most() -> None:
+    server = FakeOpenAI(lambda _: Reply(503, {"error": {"message": "busy"}}))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        with pytest.raises(Unavailable, match="busy"):
+            await ask(executor)
+
+    with_upstream(check, server)
+    assert len(server.asked) == 3
+
+
+def test_after_the_first_chunk_a_broken_connection_is_the_clients_to_see() -> None:
+    servers = [FakeOpenAI(lambda _: Reply(chunks=said("one", "two"), breaks_after=2)) for _ in range(2)]
+
+    async def check(executor: UpstreamExecutor) -> None:
+        answer = executor.chat(QUESTION, Call("r"))
+        assert text_of([await anext(answer), await anext(answer)]) == "one"
+        with pytest.raises(Unavailable, match="the connection broke"):
+            await anext(answer)
+
+    with_upstream(check, *servers)
+    # Nothing was asked a second time.
+    assert sum(len(server.asked) for server in servers) == 1
+
+
+def test_a_full_replica_hands_over_to_another_and_alone_says_so_at_once() -> None:
+    full = Reply(429, {"error": {"message": "full"}}, headers={"Retry-After": "3"})
+    servers = [FakeOpenAI(lambda _: full), FakeOpenAI()]
+
+    async def goes_on(executor: UpstreamExecutor) -> None:
+        for _ in range(4):
+            assert text_of(await ask(executor)) == "hi"
+
+    with_upstream(goes_on, *servers)
+
+    async def says_so(executor: UpstreamExecutor) -> None:
+        with pytest.raises(QueueFull):
+            await ask(executor)
+
+    alone = FakeOpenAI(lambda _: full)
+    with_upstream(says_so, alone)
+    assert len(alone.asked) == 1
+
+
+def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_executor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.2)
+    slow = Reply(chunks=said(*"abcdefgh"), seconds_between=0.01)
+    servers = [FakeOpenAI(lambda _: slow) for _ in range(2)]
+
+    async def outcome(executor: UpstreamExecutor) -> str:
+        try:
+            return text_of(await ask(executor))
+        except Unavailable as error:
+            return error.message
+
+    async def check(executor: UpstreamExecutor) -> None:
+        tasks = []
+        for index in range(30):
+            tasks.append(asyncio.create_task(outcome(executor)))
+            await asyncio.sleep(0.005)
+            if index == 15:
+                await servers[0].die()
+        answers = await asyncio.wait_for(asyncio.gather(*tasks), 5)
+        assert set(answers) <= {"abcdefgh", f"{servers[0].url}: the connection broke; is it running?"}
+        # All that came after its end went to the other one.
+        assert set(answers[16:]) == {"abcdefgh"}
+        assert executor.state().detail == "1 of 2 servers answer"
+        assert executor.state().running == 0
+        await servers[0].start()
+        asked = len(servers[0].asked)
+        await asyncio.sleep(0.5)
+        for _ in range(4):
+            assert text_of(await ask(executor)) == "abcdefgh"
+        assert len(servers[0].asked) > asked
+        assert executor.state().detail == "2 of 2 servers answer"
+
+    with_upstream(check, *servers)
+
+
+def test_checks_find_a_server_that_came_back_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.05)
+    server = FakeOpenAI()
+
+    async def check() -> None:
+        await server.start()
+        options = UpstreamOptions(urls=(server.url,), name="ours", check_seconds=0.05)
+        executor = await open_upstream(options)
+        await server.die()
+        with pytest.raises(Unavailable):
+            await ask(executor)
+        assert not executor.state().ready
+        await server.start()
+        await asyncio.sleep(0.5)
+        assert executor.state().ready
+        await executor.close()
+        await server.die()
+
+    asyncio.run(check())
+
+
+def test_a_deadline_ends_a_request_that_hangs_and_does_not_blame_the_server() -> None:
+    async def check(executor: UpstreamExecutor) -> None:
+        started = monotonic()
+        with pytest.raises(DeadlineExceeded):
+            await ask(executor, Call("r", deadline=monotonic() + 0.1))
+        assert monotonic() - started < 2
+        assert executor.state().ready
+
+    with_upstream(check, FakeOpenAI(lambda _: Reply(hangs=True)))
+
+
+def test_a_deadline_holds_in_the_middle_of_an_answer_too() -> None:
+    async def check(executor: UpstreamExecutor) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await ask(executor, Call("r", deadline=monotonic() + 0.15))
+
+    with_upstream(check, FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh"), seconds_between=0.05)))
+
+
+def test_closing_an_answer_hangs_up() -> None:
+    server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 9), seconds_between=0.01))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        answer = executor.chat(QUESTION, Call("r"))
+        await anext(answer)
+        assert executor.state().running == 1
+        await answer.aclose()
+        assert executor.state().running == 0
+        await asyncio.sleep(0.2)
+        assert server.hung_up == 1
+
+    with_upstream(check, server)
+
+
+def test_completions_embeddings_and_tokens() -> None:
+    part = {"id": "c", "created": 1, "choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}
+    embedding = {
+        "object": "list",
+        "model": MODEL,
+        "data": [{"index": 0, "embedding": [0.5]}],
+        "usage": {"prompt_tokens": 1, "total_tokens": 1},
+    }
+    replies = {
+        "/v1/completions": Reply(chunks=[part]),
+        "/v1/embeddings": Reply(value=embedding),
+        "/tokenize": Reply(value={"tokens": [1, 2], "count": 2, "max_model_len": 9}),
+    }
+
+    async def check(executor: UpstreamExecutor) -> None:
+        chunks = [each async for each in executor.complete(CompletionRequest(model="ours", prompt="a"), Call("r"))]
+        assert chunks[0].choices[0].text == "x"
+        embedded = await executor.embed(EmbeddingRequest(model="ours", input="a"), Call("r"))
+        assert (embedded.model, embedded.data[0].embedding) == ("ours", [0.5])
+        assert (await executor.tokenize(TokenizeRequest(model="ours", prompt="a"))).tokens == [1, 2]
+
+    with_upstream(check, FakeOpenAI(lambda asked: replies[asked.path]), dialect="vllm")
+
+
+def test_tokens_are_not_asked_for_where_the_server_has_no_such_route() -> None:
+    async def check(executor: UpstreamExecutor) -> None:
+        with pytest.raises(RequestError, match="does not show its tokens"):
+            await executor.tokenize(TokenizeRequest(model="ours", prompt="a"))
+
+    with_upstream(check, FakeOpenAI())
+
+
+def opening_fails(kind: type[NearfarError], message: str, *urls: str, model: str | None = None) -> None:
+    async def attempt() -> None:
+        await open_upstream(UpstreamOptions(urls=urls, name="ours", model=model))
+
+    with pytest.raises(kind, match=message):
+        asyncio.run(attempt())
+
+
+def test_what_cannot_be_an_upstream_says_why() -> None:
+    opening_fails(RequestError, "needs the URL")
+    opening_fails(RequestError, "is no URL of a server", "localhost:8000")
+    opening_fails(RequestError, "is no URL", "http://here:port")
+    opening_fails(Unavailable, "no connection could be made", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("ids", "wanted", "message"),
+    [(["a", "b"], None, "serves a, b; say which"), ([], None, "serves no model"), (["a"], "b", "does not serve 'b', but a")],
+)
+def test_the_model_must_be_one_that_is_there(ids: list[str], wanted: str | None, message: str) -> None:
+    async def attempt() -> None:
+        server = FakeOpenAI()
+        server.models = [{"id": each} for each in ids]
+        async with running(server):
+            await open_upstream(UpstreamOptions(urls=(f"{server.url}/v1/",), name="ours", model=wanted))
+
+    with pytest.raises(RequestError, match=message):
+        asyncio.run(attempt())

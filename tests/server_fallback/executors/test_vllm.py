@@ -1,0 +1,171 @@
+"""`vllm serve` as an executor: a stand-in of that name on the PATH starts, crashes, and is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.errors import DeviceError, ToolError
+from nearfar.server_fallback.executors import supervised
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.vllm import VllmExecutor, VllmOptions, open_vllm
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+
+STAND_IN = """#!{python}
+import http.server, json, os, subprocess, sys
+arguments = sys.argv[1:]
+print("arguments", *arguments, flush=True)
+if "--broken" in arguments:
+    print("CUDA out of memory", file=sys.stderr)
+    sys.exit(3)
+once = os.path.join(os.path.dirname(__file__), "started")
+if "--broken-later" in arguments and os.path.exists(once):
+    sys.exit("no second time")
+open(once, "w").close()
+worker = subprocess.Popen(["sleep", "3600"])
+value = dict(zip(arguments, arguments[1:]))
+name = value["--served-model-name"]
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        allowed = self.path == "/health" or self.headers.get("Authorization") == "Bearer " + os.environ["VLLM_API_KEY"]
+        self.answer(200 if allowed else 401, {{"data": [{{"id": name, "max_model_len": 77}}]}})
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = f"{{os.getpid()}} {{worker.pid}} {{body.get('priority')}}"
+        choices = [{{"index": 0, "delta": {{"content": text}}, "finish_reason": "stop"}}]
+        chunk = json.dumps({{"id": "x", "created": 1, "model": name, "choices": choices}})
+        self.answer(200, f"data: {{chunk}}\\n\\ndata: [DONE]\\n\\n")
+    def answer(self, status, value):
+        data = (value if isinstance(value, str) else json.dumps(value)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer((value["--host"], int(value["--port"])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(supervised, "POLL_SECONDS", 0.05)
+    return program
+
+
+def with_vllm(test: Callable[[VllmExecutor], Awaitable[None]], *arguments: str) -> None:
+    async def run() -> None:
+        options = VllmOptions("org/big", "big", tensor_parallel_size=4, arguments=arguments, first_restart_seconds=0.01)
+        executor = await open_vllm(options)
+        try:
+            await test(executor)
+        finally:
+            await executor.close()
+
+    asyncio.run(run())
+
+
+async def ask(executor: VllmExecutor, priority: int = 0) -> tuple[int, int, str]:
+    """The pids of the server and of what it started, and the priority that came to it."""
+    request = ChatCompletionRequest.model_validate({"model": "big", "messages": [{"role": "user", "content": "hi"}]})
+    chunks = [chunk async for chunk in executor.chat(request, Call("r", priority=priority))]
+    server, worker, sent = (chunks[0].choices[0].delta.content or "").split()
+    return int(server), int(worker), sent
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that ended and was not yet waited for does not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.is_file() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_it_is_started_with_its_options_asked_and_stopped_with_all_it_started(stand_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pids: list[int] = []
+
+    async def check(executor: VllmExecutor) -> None:
+        assert executor.state().ready
+        assert executor.context == 77
+        server, worker, priority = await ask(executor, priority=2)
+        assert priority == "-2"
+        assert server == executor.server.pid
+        pids.extend((server, worker))
+
+    with_vllm(check, "--max-model-len", "77")
+    assert not any(alive(pid) for pid in pids)
+    log = capfd.readouterr().err
+    assert "vllm | arguments serve org/big --host 127.0.0.1 --port " in log
+    assert (
+        "--served-model-name big --tensor-parallel-size 4 --pipeline-parallel-size 1 --scheduling-policy priority --max-model-len 77" in log
+    )
+    assert stand_in.is_file()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_crash_is_followed_by_a_new_start_and_leaves_nothing_behind() -> None:
+    async def check(executor: VllmExecutor) -> None:
+        first, worker, _ = await ask(executor)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not executor.state().ready)
+        await until(lambda: executor.state().ready)
+        second, _, _ = await ask(executor)
+        assert second != first
+        assert not alive(worker)
+
+    with_vllm(check)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_crashes_again_and_again_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
+    async def check(executor: VllmExecutor) -> None:
+        pid = executor.server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: "given up" in executor.state().detail)
+        assert not executor.state().ready
+        assert "no second time" in executor.state().detail
+
+    with_vllm(check, "--broken-later")
+    assert "(5 of 5)" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_one_that_does_not_start_shows_the_end_of_its_log() -> None:
+    with pytest.raises(DeviceError, match=r"(?s)ended with status 3 before it was ready.*CUDA out of memory"):
+        with_vllm(lambda _: asyncio.sleep(0), "--broken")
+
+
+def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = ["sh", "-c", f"echo $$ > {pid}; exec sleep 60"]
+
+    async def attempt() -> None:
+        server = supervised.SupervisedServer(supervised.ServerProgram("slow", command, "http://127.0.0.1:9/", start_seconds=0.3))
+        with pytest.raises(DeviceError, match="not ready after 0 seconds"):
+            await server.start()
+
+    asyncio.run(attempt())
+    assert not alive(int(pid.read_text()))
+
+
+def test_without_vllm_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(ToolError, match="pip install vllm"):
+        asyncio.run(open_vllm(VllmOptions("org/big", "big")))

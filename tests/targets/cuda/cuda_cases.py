@@ -1,0 +1,59 @@
+"""The cases of CUDA's emulated tests: those of every target, thinned out, and of the templates that only CUDA has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+# Makes numpy know "bfloat16".
+import ml_dtypes  # noqa: F401
+from kernel_cases import EPS, FORMATS, all_cases, attention_case, projection_run
+from kernel_harness import Case
+
+from nearfar.compiler.kernels.attention_decode import DecodeOptions
+from nearfar.compiler.kernels.attention_tile import TileOptions
+from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
+from nearfar.compiler.kernels.cuda.rows16 import rows16
+from nearfar.compiler.kernels.pages import Heads
+from nearfar.compiler.kernels.projection import Projection
+
+# One past a tile of 16, 32 or 64 rows, and the ends of them.
+BATCHES = (1, 16, 33, 64, 65)
+SHAPES = {
+    "one_warp": (16, 1, 1, 1),
+    "many_columns": (64, 2, 2, 1),
+    "many_depths": (16, 2, 1, 4),
+    "both": (32, 1, 2, 2),
+}
+# (shape, quantization, dtype, columns, outputs, what the projection has).
+MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
+    ("one_warp", "q4f16", "float16", 128, 8, {}),
+    ("one_warp", "q4f16", "float16", 1, 1, {"bias": True}),
+    ("many_columns", "q4f16", "float16", 300, 70, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 97}),
+    ("many_columns", "q4f16", "bfloat16", 256, 45, {"gated": True, "norm_eps": EPS}),
+    ("many_columns", "q8f16", "float16", 160, 37, {"gated": True, "bias": True}),
+    ("many_depths", "q8f16", "bfloat16", 700, 19, {"norm_eps": EPS, "x_dtype": "bfloat16"}),
+    ("many_depths", "f16", "float16", 1030, 16, {"x_dtype": "float16", "residual": True}),
+    ("many_depths", "q4f16", "float16", 2144, 33, {"gated": True, "norm_eps": EPS}),
+    ("both", "f16", "bfloat16", 384, 40, {"norm_eps": EPS, "y_dtype": "bfloat16"}),
+    ("both", "q4f16", "bfloat16", 130, 9, {"batch": "R", "y_dtype": "bfloat16"}),
+    ("both", "q4f16", "float16", 520, 48, {"norm_eps": EPS, "y_dtype": "float16"}),
+)
+
+
+def cuda_cases() -> Iterator[Case]:
+    # Here it is about CUDA's code, not about templates' logic, which WebGPU's tests run through in full.
+    yield from list(all_cases())[::16]
+    yield from (mma_case(*row) for row in MMA)
+    facts = Heads(4, 2, 64, 16, 160, "bfloat16", EPS)
+    yield attention_case("tile", facts, tile=TileOptions(16))
+    yield attention_case("split", facts, decode=DecodeOptions(2, 128, 32, split=64))
+
+
+def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
+    defaults = Projection("S", columns, outputs, FORMATS[quantization], "float32", "float32")
+    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    mma = MmaShape(*SHAPES[shape], dtype)
+    name = f"{facts.name}_{mma.name}_{quantization}"
+    build: Callable[[], list[object]] = lambda: [rows16(facts, dtype), linear_mma(facts, mma)]  # noqa: E731
+    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in BATCHES], dtype)  # type: ignore[arg-type]

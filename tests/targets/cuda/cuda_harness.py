@@ -1,0 +1,60 @@
+"""Running a case of `kernel_cases.py` on emulated CUDA: all kernels of all cases in one library, which is compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from emulated import Library
+from kernel_harness import Case, Run
+
+from nearfar.compiler.expr import evaluate
+from nearfar.compiler.ops import Array
+from nearfar.targets.cuda.source import CudaKernel, cuda, source_file
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """Cases by name with their kernels, and the library that holds these."""
+
+    kernels: Mapping[str, Sequence[CudaKernel]]
+    library: Library
+
+    def run(self, case: Case, run: Run) -> dict[str, Array]:
+        """What the kernels leave in the buffers that they write, by role. Scratch starts as NaN."""
+        kernels = self.kernels[case.name]
+        buffers = {role: aligned(array) for role, array in run.arrays.items()}
+        for kernel in kernels:
+            for name, elements in kernel.kernel.scratch.items():
+                buffers.setdefault(f"scratch.{name}", aligned(np.full(evaluate(elements, run.dims), np.nan, np.float32)))
+        for kernel in kernels:
+            parameters = [buffers[role].ctypes.data for role in kernel.buffers]
+            parameters += [evaluate(scalar, run.dims) for scalar in kernel.scalars]
+            x, y = (evaluate(size, run.dims) for size in kernel.kernel.grid)
+            self.library.launch(kernel.entry, (x, y), kernel.kernel.workgroup_size, parameters)
+        return buffers
+
+
+def emulate(cases: Sequence[Case], folder: Path) -> Emulated:
+    lowered: dict[str, CudaKernel] = {}
+    names: dict[str, str] = {}
+    kernels = {}
+    for number, case in enumerate(cases):
+        kernels[case.name] = [cuda(kernel, "sm_90") for kernel in case.kernels()]
+        for index, kernel in enumerate(kernels[case.name]):
+            # Cases name their kernels as they like; a file has each function once.
+            entry = names.setdefault(kernel.text, f"{kernel.entry}_{number}")
+            renamed = CudaKernel(kernel.kernel, kernel.text.replace(f"{kernel.entry}(", f"{entry}("), entry, kernel.buffers, kernel.scalars)
+            lowered[entry] = kernels[case.name][index] = renamed
+    return Emulated(kernels, Library(source_file(lowered.values()), folder))
+
+
+def aligned(array: Array) -> Array:
+    """A copy at a multiple of 256 bytes, as a GPU's allocations are."""
+    room = np.empty(array.nbytes + 256, np.uint8)
+    start = -room.ctypes.data % 256
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

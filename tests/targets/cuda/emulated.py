@@ -1,0 +1,60 @@
+"""CUDA C++ run on the CPU: the text that NVRTC takes, compiled by this machine's C++ compiler behind `emulator/prelude.hpp`."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+PRELUDE = Path(__file__).parent / "emulator/prelude.hpp"
+FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(')
+# What a thread must wait for others to do.
+TOGETHER = re.compile(r"__sync|subgroupAdd|mma_|wait_for_copies")
+
+
+def find_compiler() -> list[str] | None:
+    """The command of a C++ compiler: the system's, or the one in the package ziglang."""
+    for name in ("g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    return [sys.executable, "-m", "ziglang", "c++"] if find_spec("ziglang") else None
+
+
+class Library:
+    """Kernels that were compiled from a file such as `source.source_file` writes. Each distinct text is compiled once in a folder."""
+
+    def __init__(self, source: str, folder: Path) -> None:
+        head, *kernels = re.split(r'(?=^extern "C" __global__)', source, flags=re.MULTILINE)
+        parts = [f'#include "{PRELUDE}"', head]
+        for kernel in kernels:
+            name = FUNCTION.match(kernel)
+            assert name is not None, kernel[:200]
+            parts += [kernel, f"KERNEL({name[1]}, {'false' if TOGETHER.search(kernel) else 'true'})"]
+        text = "\n".join(parts)
+        file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.cpp"
+        library = file.with_suffix(".so")
+        if not library.exists():
+            compiler = find_compiler()
+            assert compiler is not None
+            file.write_text(text)
+            command = [*compiler, "-std=c++17", "-O1", "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(file)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[:4000]
+        self._library = ctypes.CDLL(str(library))
+
+    def launch(self, entry: str, grid: tuple[int, int], threads: int, parameters: Sequence[int] | npt.NDArray[np.uint64]) -> None:
+        """Run a kernel on addresses and integers, in the order of its parameters."""
+        values = np.array(parameters, np.uint64)
+        pointers = values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
+        sizes = np.array(grid, np.uint32)
+        launch = self._library[f"launch_{entry}"]
+        launch(ctypes.c_void_p(pointers.ctypes.data), ctypes.c_void_p(sizes.ctypes.data), ctypes.c_uint(threads))

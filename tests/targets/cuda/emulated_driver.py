@@ -1,0 +1,109 @@
+"""The driver's interface over emulated CUDA: device memory is host memory, and everything happens when it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from emulated import Library
+
+from nearfar.compiler.errors import DeviceError
+from nearfar.targets.cuda.driver import Arguments, Bytes
+
+Launch = tuple[Library, str, tuple[int, int], int, npt.NDArray[np.uint64]]
+
+
+class EmulatedDriver:
+    """``folder`` keeps what was compiled. Memory starts as NaN. ``broken`` makes every event a failure; ``launched`` counts launches."""
+
+    name = "emulated GPU"
+
+    def __init__(self, folder: Path, arch: str = "sm_90") -> None:
+        self.arch = arch
+        self.broken = False
+        self.launched = self.captured = self.replayed = 0
+        self._folder = folder
+        self._memory: dict[int, Bytes] = {}
+        self._capture: list[Launch] | None = None
+
+    def enter_thread(self) -> None:
+        pass
+
+    def load(self, cubin: Path) -> Library:
+        assert cubin.read_bytes().startswith(b"\x7fELF")
+        return Library(cubin.with_suffix(".cu").read_text(), self._folder)
+
+    def function(self, module: Library, entry: str) -> tuple[Library, str]:
+        return module, entry
+
+    def allocate(self, size: int) -> int:
+        room = np.full(size + 512, 0xFF, np.uint8)
+        address = room.ctypes.data + -room.ctypes.data % 256
+        self._memory[address] = room
+        return address
+
+    def free(self, address: int) -> None:
+        del self._memory[address]
+
+    def allocate_pinned(self, size: int) -> Bytes:
+        return np.full(size, 0xFF, np.uint8)
+
+    def upload(self, address: int, data: npt.NDArray[Any]) -> None:
+        self._at(address, data.nbytes)[...] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+
+    def download(self, data: npt.NDArray[Any], address: int) -> None:
+        if data.size:
+            data.reshape(-1).view(np.uint8)[...] = self._at(address, data.nbytes)
+
+    def copy(self, destination: int, source: int, size: int) -> None:
+        self._at(destination, size)[...] = self._at(source, size)
+
+    def clear(self, address: int, size: int) -> None:
+        self._at(address, size)[...] = 0
+
+    def launch(self, function: tuple[Library, str], grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
+        launch = (*function, grid, threads, arguments.values.copy())
+        if self._capture is not None:
+            self._capture.append(launch)
+        else:
+            self._run(launch)
+
+    def begin_capture(self) -> None:
+        self._capture = []
+
+    def end_capture(self) -> list[Launch]:
+        assert self._capture is not None
+        graph, self._capture = self._capture, None
+        self.captured += 1
+        return graph
+
+    def replay(self, graph: list[Launch]) -> None:
+        self.replayed += 1
+        for launch in graph:
+            self._run(launch)
+
+    def record(self) -> object:
+        return object()
+
+    def wait(self, event: object) -> None:
+        assert event is not None
+        if self.broken:
+            raise DeviceError("CUDA: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
+
+    def close(self) -> None:
+        self._memory.clear()
+
+    def _run(self, launch: Launch) -> None:
+        library, entry, grid, threads, values = launch
+        library.launch(entry, grid, threads, values)
+        self.launched += 1
+
+    def _at(self, address: int, size: int) -> Bytes:
+        """A range of device memory, which must lie in one allocation."""
+        for start, room in self._memory.items():
+            if start <= address and address + size <= room.ctypes.data + room.nbytes:
+                offset = address - room.ctypes.data
+                return room[offset : offset + size]
+        raise AssertionError(f"{size} bytes at {address:#x} were not allocated")

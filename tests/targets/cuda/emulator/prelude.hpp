@@ -1,0 +1,255 @@
+// Stands in for CUDA where there is no GPU, so that a host compiler takes the very text that NVRTC takes: CUDA's built-in types, variables
+// and functions, what `device.cuh` does with PTX, and threads. A block's threads are fibers, which run one after the other from one barrier
+// to the next; a barrier that some threads of a warp or block do not reach stops the program.
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#define NEARFAR_DEVICE
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define __align__(bytes) alignas(bytes)
+// Blocks run one after the other, so one copy is enough.
+#define __shared__ static
+// As an attribute it may stand behind `static` too.
+#define alignas(bytes) __attribute__((aligned(bytes)))
+
+typedef unsigned int uint;
+struct uint3_ { uint x, y, z; };
+static uint3_ threadIdx, blockIdx, blockDim, gridDim;
+
+template <typename T> struct __align__(2 * sizeof(T)) vec2 { T x, y; };
+template <typename T> struct __align__(4 * sizeof(T)) vec4 { T x, y, z, w; };
+typedef vec2<float> float2;
+typedef vec4<float> float4;
+typedef vec2<int> int2;
+typedef vec4<int> int4;
+typedef vec2<uint> uint2;
+typedef vec4<uint> uint4;
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline int2 make_int2(int x, int y) { return {x, y}; }
+static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
+static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
+
+static inline int min(int a, int b) { return b < a ? b : a; }
+static inline int max(int a, int b) { return a < b ? b : a; }
+// CUDA's gives the number where the other is none.
+static inline float max(float a, float b) { return fmaxf(a, b); }
+static inline uint max(uint a, uint b) { return a < b ? b : a; }
+static inline float min(float a, float b) { return fminf(a, b); }
+static inline uint min(uint a, uint b) { return b < a ? b : a; }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+
+static inline uint bits_of(float value) { uint bits; memcpy(&bits, &value, 4); return bits; }
+static inline float float_of(uint bits) { float value; memcpy(&value, &bits, 4); return value; }
+
+struct half {
+  unsigned short bits;
+  half() = default;
+  explicit half(float x) { const _Float16 value = (_Float16)x; memcpy(&bits, &value, 2); }
+  operator float() const { _Float16 value; memcpy(&value, &bits, 2); return (float)value; }
+};
+static inline unsigned short bfloat16_bits(float x) {
+  uint bits = bits_of(x);
+  if (x != x) return 0x7fff;
+  return (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+struct nv_bfloat16 {
+  unsigned short bits;
+  nv_bfloat16() = default;
+  explicit nv_bfloat16(float x) : bits(bfloat16_bits(x)) {}
+  operator float() const { return float_of((uint)bits << 16); }
+};
+
+static inline float number_of_half(uint bits) { _Float16 value; unsigned short low = bits; memcpy(&value, &low, 2); return (float)value; }
+static inline uint half_bits(float x) { _Float16 value = (_Float16)x; unsigned short bits; memcpy(&bits, &value, 2); return bits; }
+static inline float number_of_bfloat(uint bits) { return float_of(bits << 16); }
+static inline uint pair_f16(float low, float high) { return half_bits(low) | half_bits(high) << 16; }
+static inline uint pair_bf16(float low, float high) { return bfloat16_bits(low) | (uint)bfloat16_bits(high) << 16; }
+static inline uint multiply_add_f16(uint a, uint b, uint c) {
+  uint result = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const double exact = (double)number_of_half(a >> shift) * number_of_half(b >> shift) + number_of_half(c >> shift);
+    result |= half_bits((float)exact) << shift;
+  }
+  return result;
+}
+static inline uint multiply_add_bf16(uint a, uint b, uint c) {
+  uint result = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const double exact = (double)number_of_bfloat(a >> shift & 0xffff) * number_of_bfloat(b >> shift & 0xffff) + number_of_bfloat(c >> shift & 0xffff);
+    result |= (uint)bfloat16_bits((float)exact) << shift;
+  }
+  return result;
+}
+static inline uint __byte_perm(uint low, uint high, uint selector) {
+  const uint64_t bytes = (uint64_t)high << 32 | low;
+  uint result = 0;
+  for (int i = 0; i < 4; i++) result |= (uint)(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
+static inline float __uint_as_float(uint bits) { return float_of(bits); }
+
+// --- threads ---------------------------------------------------------------------------------------------------------------------------
+
+enum State { RUNNING, AT_WARP, AT_BLOCK, DONE };
+struct Fiber {
+  State state;
+  jmp_buf place;
+  std::vector<char> stack;
+};
+static std::vector<Fiber> fibers;
+static uint current;
+static jmp_buf scheduler;
+static void (*body)(void**);
+static void** arguments;
+static const uint STACK_BYTES = 64 << 10;
+
+[[noreturn]] static void stop(const char* what) {
+  fprintf(stderr, "emulated CUDA: %s (block %u,%u thread %u)\n", what, blockIdx.x, blockIdx.y, current);
+  abort();
+}
+
+static void wait_at(State where) {
+  fibers[current].state = where;
+  if (!_setjmp(fibers[current].place)) _longjmp(scheduler, 1);
+  threadIdx.x = current;
+}
+static inline void __syncthreads() { wait_at(AT_BLOCK); }
+static inline void __syncwarp() { wait_at(AT_WARP); }
+
+static void fiber_main() {
+  body(arguments);
+  fibers[current].state = DONE;
+  _longjmp(scheduler, 1);
+}
+
+// Run a thread to where it waits next, or to its end.
+static void resume(uint thread, bool first) {
+  current = thread;
+  threadIdx.x = thread;
+  Fiber& fiber = fibers[thread];
+  fiber.state = RUNNING;
+  if (_setjmp(scheduler)) return;
+  if (!first) _longjmp(fiber.place, 1);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack.data();
+  context.uc_stack.ss_size = fiber.stack.size();
+  context.uc_link = nullptr;
+  makecontext(&context, fiber_main, 0);
+  setcontext(&context);
+}
+
+static void run_block() {
+  const uint threads = blockDim.x;
+  for (bool first = true;; first = false) {
+    uint waiting = 0;
+    for (uint warp = 0; warp < threads; warp += 32) {
+      const uint end = min(warp + 32, threads);
+      if (!first && fibers[warp].state == DONE) continue;
+      for (bool again = false;; again = true) {
+        uint at_warp = 0, done = 0;
+        for (uint thread = warp; thread < end; thread++) {
+          resume(thread, first && !again);
+          at_warp += fibers[thread].state == AT_WARP;
+          done += fibers[thread].state == DONE;
+        }
+        if (at_warp == end - warp) continue;
+        if (at_warp) stop("some threads of a warp wait for others, which went on");
+        if (done != 0 && done != end - warp) stop("some threads of a warp end while others wait");
+        waiting += done ? 0 : end - warp;
+        break;
+      }
+    }
+    if (!waiting) return;
+    if (waiting != threads) stop("some warps of a block wait for others, which have ended");
+  }
+}
+
+template <typename... A, size_t... I> static void call(void (*kernel)(A...), void** values, std::index_sequence<I...>) {
+  kernel(*(A*)values[I]...);
+}
+template <auto kernel> struct Caller;
+template <typename... A, void (*kernel)(A...)> struct Caller<kernel> {
+  static void run(void** values) { call(kernel, values, std::index_sequence_for<A...>{}); }
+};
+
+// `values` point to the parameters. `alone`: the threads never wait for each other, so they need no fibers.
+template <auto kernel> static void launch(void** values, const uint* grid, uint threads, bool alone) {
+  blockDim = {threads, 1, 1};
+  gridDim = {grid[0], grid[1], 1};
+  body = Caller<kernel>::run;
+  arguments = values;
+  while (!alone && fibers.size() < threads) fibers.push_back({DONE, {}, std::vector<char>(STACK_BYTES)});
+  for (blockIdx.y = 0; blockIdx.y < grid[1]; blockIdx.y++)
+    for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x++) {
+      if (!alone) run_block();
+      else for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) body(values);
+    }
+}
+#define KERNEL(name, alone) \
+  extern "C" void launch_##name(void** values, const uint* grid, uint threads) { launch<name>(values, grid, threads, alone); }
+
+// --- what the threads of a warp do together ----------------------------------------------------------------------------------------------
+
+struct Exchange { uint words[32][8]; };
+static Exchange exchanges[32][2];
+static uint turns[1024];
+
+// Every thread gives some words; what all gave. Two places in turn, so that nobody overwrites what others still read.
+static inline const Exchange& exchange(const uint* words, uint count) {
+  Exchange& mine = exchanges[current / 32][turns[current]++ % 2];
+  memcpy(mine.words[current % 32], words, 4 * count);
+  __syncwarp();
+  return mine;
+}
+
+static inline float __shfl_xor_sync(uint, float value, int step) {
+  uint word = bits_of(value);
+  return float_of(exchange(&word, 1).words[(current % 32) ^ step][0]);
+}
+
+template <float (*number)(uint)> static inline void mma(float* sums, const uint* a, const uint* b) {
+  uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const Exchange& all = exchange(words, 6);
+  const uint lane = current % 32;
+  for (uint i = 0; i < 4; i++) {
+    const uint row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    float sum = sums[i];
+    for (uint k = 0; k < 16; k++) {
+      // PTX ISA, fragments of mma.m16n8k16: k 8 to 15 are in the next word, rows 8 to 15 in the one after that.
+      const uint word_a = all.words[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], word_b = all.words[column * 4 + k % 8 / 2][4 + k / 8];
+      sum += number(word_a >> k % 2 * 16 & 0xffff) * number(word_b >> k % 2 * 16 & 0xffff);
+    }
+    sums[i] = sum;
+  }
+}
+static inline void mma_f16(float* sums, const uint* a, const uint* b) { mma<number_of_half>(sums, a, b); }
+static inline void mma_bf16(float* sums, const uint* a, const uint* b) { mma<number_of_bfloat>(sums, a, b); }
+
+// Nothing is copied before the thread waits for it.
+struct Copy { void* to; const void* from; };
+static std::vector<Copy> copies[1024];
+static inline void copy_16_bytes(void* shared, const void* global, int present) {
+  if (((uintptr_t)shared | (present ? (uintptr_t)global : 0)) % 16) stop("a copy of 16 bytes is not aligned");
+  copies[current].push_back({shared, present ? global : nullptr});
+}
+static inline void wait_for_copies() {
+  for (const Copy& copy : copies[current]) {
+    if (copy.from) memcpy(copy.to, copy.from, 16);
+    else memset(copy.to, 0, 16);
+  }
+  copies[current].clear();
+}

@@ -1,0 +1,86 @@
+"""Kernel templates as CUDA against their ops in numpy, on the emulator. No GPU runs here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_cases import cuda_cases
+from cuda_harness import Emulated, emulate
+from emulated import Library
+from kernel_harness import LoweredCase
+
+from nearfar.targets.cuda.source import with_fresh_parts
+
+CASES = {case.name: case for case in cuda_cases()}
+
+
+@pytest.fixture(scope="module")
+def emulated(emulated_cuda: Path) -> Emulated:
+    return emulate(list(CASES.values()), emulated_cuda)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_computes_its_op(name: str, emulated: Emulated) -> None:
+    case = CASES[name]
+    checks = LoweredCase(name, (), {}, (), case.dtype)
+    for run in case.runs():
+        outputs = emulated.run(case, run)
+        checks.check(run, {role: array.tobytes() for role, array in outputs.items()})
+
+
+def test_a_part_that_was_written_since_is_read_again() -> None:
+    text = """\
+  float4 v_ = a_ptr[0];
+  __1.x = (half)(v_.x);
+  __1.y = (half)(v_.y);
+  b_ptr[0] = __1;
+  a_ptr[0] = c;
+  half4 __2;
+  __2.x = (half)(v_.x);
+  b_ptr[1] = __2;"""
+    assert with_fresh_parts(text).splitlines()[5:] == [
+        "  half4 __2;",
+        "  float4 part_1 = a_ptr[0];",
+        "  __2.x = (half)(part_1.x);",
+        "  b_ptr[1] = __2;",
+    ]
+    assert with_fresh_parts(text).splitlines()[:5] == text.splitlines()[:5]
+
+
+UNPACKING = """
+extern "C" __global__ void __launch_bounds__(1) q4(uint* words, uint* f16, uint* bf16) {
+  unpack_q4_f16(f16, words[0], scale_f16(words[2], 1));
+  unpack_q4_bf16(bf16, words[0], scale_bf16(words[2], 1));
+}
+
+extern "C" __global__ void __launch_bounds__(1) q8(uint* words, uint* f16, uint* bf16) {
+  unpack_q8_f16(f16, words[0], words[1], scale_f16(words[2], 0));
+  unpack_q8_bf16(bf16, words[0], words[1], scale_bf16(words[2], 0));
+}
+"""
+
+
+def test_every_code_of_packed_weights_is_unpacked_exactly(emulated_cuda: Path) -> None:
+    from nearfar.targets.cuda.source import source_file
+
+    library = Library(source_file(()) + UNPACKING, emulated_cuda)
+    # Two scales of one word: 3, exact in every format, and 0.5.
+    scales = np.array([3, 0.5], np.float16).view(np.uint32)[0]
+    order = (0, 2, 1, 3, 4, 6, 5, 7)
+    f16, bf16 = np.zeros(4, np.uint32), np.zeros(4, np.uint32)
+    for start in range(0, 256, 8):
+        codes = np.arange(start, start + 8)
+        nibbles = codes % 16
+        low, high = nibbles[:4], nibbles[4:]
+        for entry, words, expected in (
+            ("q4", [*(low | high << 4).astype(np.uint8).view(np.uint32).tolist(), 0], (nibbles - 8) * 0.5),
+            ("q8", codes.astype(np.uint8).view(np.uint32).tolist(), (codes - 128) * 3.0),
+        ):
+            given = np.array([*words, scales], np.uint32)
+            library.launch(entry, (1, 1), 1, [array.ctypes.data for array in (given, f16, bf16)])
+            np.testing.assert_array_equal(f16.view(np.float16), expected[list(order)])
+            wide = (bf16.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            # 8 bits of a number are kept.
+            np.testing.assert_allclose(wide, expected[list(order)], rtol=2**-8)

@@ -1,0 +1,94 @@
+"""Cubins: that NVRTC takes what is generated, that large kernels keep to registers and limits, and what a bundle holds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler import quant
+from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.passes import run_passes
+from nearfar.compiler.plan import make_plan
+from nearfar.compiler.spec import ModelSpec, RopeSpec
+from nearfar.targets.cuda.lower import MAX_BINDING_BYTES
+from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin
+from nearfar.targets.cuda.source import cuda, source_file
+from nearfar.targets.cuda.variants import variants_of
+from nearfar.targets.webgpu.variants import Context
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+# A layer of Qwen3-0.6B.
+SPEC = ModelSpec(
+    model_type="qwen3", vocab_size=151936, hidden_size=1024, num_layers=1, num_heads=16, num_kv_heads=8, head_dim=128,
+    intermediate_size=3072, max_position_embeddings=40960, rms_norm_eps=1e-6, rope=RopeSpec(theta=1e6), tie_word_embeddings=True,
+    qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True,
+)  # fmt: skip
+# The largest kernel of each kind; the whole list takes NVRTC five seconds.
+LARGEST = re.compile(
+    r"^(gated_linear_.*_mma_.*|linear_q4_4096x.*_mma_64x.*|linear_q4_4096x.*_vector_.*|attention_(decode|mma|tile)_.*_f16)$"
+)
+
+
+def test_the_largest_kernels_of_a_real_model_spill_no_register_and_keep_to_the_limits() -> None:
+    fmt = quant.by_name("q4f16")
+    plan = make_plan(run_passes(by_model_type("qwen3").forward(SPEC, 16, 4096), fmt, MAX_BINDING_BYTES))
+    context = Context(plan, SPEC, fmt, ("float16",))
+    wanted = {name: build for step in plan.steps for variant in variants_of(step, context) for name, build in variant.kernels.items()}
+    kernels = [cuda(build(), "sm_90") for name, build in wanted.items() if LARGEST.match(name)]
+    assert len(kernels) >= 6
+    cubin, log = compile_cubin(source_file(kernels), "sm_90", "largest")
+    assert cubin.startswith(b"\x7fELF")
+    facts = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert facts == [("0", "0", "0")] * len(kernels)
+    used = re.findall(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?", log)
+    assert len(used) == len(kernels)
+    assert all(int(registers) <= 255 and int(shared or 0) <= 48 << 10 for registers, shared in used)
+
+
+def test_a_bundle_holds_readable_sources_beside_its_cubins(cuda_bundle: Path) -> None:
+    manifest = open_bundle(cuda_bundle).manifest
+    assert (manifest.target, manifest.arch) == ("cuda", "sm_90")
+    files = {kernel.file for kernel in manifest.kernels.values()}
+    assert all(re.fullmatch(r"kernels/sm_90_\d\.cubin", file) for file in files)
+    for name, kernel in manifest.kernels.items():
+        source = (cuda_bundle / kernel.file).with_suffix(".cu").read_text()
+        assert f"void __launch_bounds__({kernel.workgroup_size}) {kernel.entry}(" in source, name
+        assert "#include" not in source
+    open_bundle(cuda_bundle).verify()
+
+
+def test_what_nvrtc_does_not_know_is_refused_with_what_it_does() -> None:
+    assert check_arch(None) == "sm_90"
+    assert check_arch("sm_80") == "sm_80"
+    for arch in ("sm_75", "sm_91x", "gfx942", "90"):
+        with pytest.raises(RequestError, match=r"--arch .*known: sm_80, "):
+            check_arch(arch)
+
+
+def test_other_architectures_compile() -> None:
+    source = source_file(()) + 'extern "C" __global__ void k(uint* x) { x[0] = pair_bf16(1.0f, 2.0f); }'
+    for arch in ("sm_80", "sm_89", "sm_90a"):
+        assert check_arch(arch) == arch
+        assert compile_cubin(source, arch, arch)[0].startswith(b"\x7fELF")
+
+
+def test_bfloat16_is_for_targets_that_have_it_and_weights_of_16_bits(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    for target, quantization in (("webgpu", "q4f16"), ("cuda", "q4f32")):
+        options = CompileOptions(target=target, quantization=quantization, activations=("bfloat16",))
+        with pytest.raises(RequestError, match="--activations bfloat16: quantization"):
+            compile_model(str(tiny_checkpoints["qwen3"]), tmp_path / "bundle", options)
+
+
+def test_the_last_variant_of_every_step_runs_anywhere(cuda_bundle: Path) -> None:
+    manifest = open_bundle(cuda_bundle).manifest
+    for rows in manifest.variants.values():
+        for activation in (entry.dtype for entry in manifest.activations):
+            fitting = [row for row in rows if row.activation in (None, activation)]
+            assert fitting[-1].when is None
+            assert fitting[-1].needs == []

@@ -1,0 +1,176 @@
+"""Whole bundles through the CUDA runner, on an emulated driver: against the reference, in graphs and out of them. No GPU runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulated_driver import EmulatedDriver
+from ragged import whole_and_in_chunks
+from tolerances import F16, F32, relative_error
+
+from nearfar.compiler.batch import Chunk, Limits, Output, make_batch
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.sampling import COUNTS, Settings
+from nearfar.targets.cuda.decode_graphs import Bucket, bucket_of, bucket_sizes
+from nearfar.targets.cuda.runner import CudaRunner, choose_activation
+
+CompileTiny = Callable[..., Path]
+LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20)
+
+
+@pytest.fixture(scope="module")
+def driver(emulated_cuda: Path) -> EmulatedDriver:
+    return EmulatedDriver(emulated_cuda)
+
+
+@pytest.fixture(scope="module")
+def runner(cuda_bundle: Path, driver: EmulatedDriver) -> Iterator[CudaRunner]:
+    runner = CudaRunner(open_bundle(cuda_bundle), limits=LIMITS, driver=driver)
+    yield runner
+    runner.close()
+
+
+def test_logits_are_those_of_the_reference_in_chunks_of_any_size(
+    runner: CudaRunner, cuda_bundle: Path, prompt_token_ids: list[int], driver: EmulatedDriver
+) -> None:
+    expected = whole_and_in_chunks(ReferenceRunner(open_bundle(cuda_bundle), activation="float16"), prompt_token_ids, 75)
+    for chunk in (75, 33, 1):
+        replayed = driver.replayed
+        prompt = prompt_token_ids[: 20 if chunk == 1 else 75]
+        found = whole_and_in_chunks(runner, prompt, chunk)
+        assert relative_error(found, expected[: len(prompt)]) < F16, chunk
+        # Only single tokens are decode steps.
+        assert driver.replayed - replayed == (20 if chunk == 1 else 0)
+
+
+def test_a_decode_batch_that_is_filled_up_computes_what_each_sequence_alone_does(runner: CudaRunner, driver: EmulatedDriver) -> None:
+    tokens = [[3, 1, 4], [1, 5, 9, 2, 6], [5]]
+    pages = [[7], [2], [11]]
+    for own, page in zip(tokens, pages, strict=True):
+        runner.forward(make_batch([Chunk(own, 0, page)], 16))
+    chunks = [Chunk([8], len(own), page, [0]) for own, page in zip(tokens, pages, strict=True)]
+    captured = driver.captured
+    together = runner.forward(make_batch(chunks, 16, alternatives=True))
+    logits = together.logits
+    # Two sequences as well as one more that fills a batch of three up; and with what a graph of its own is for.
+    two = runner.forward(make_batch(chunks[:2], 16))
+    assert driver.captured == captured + 2
+    assert relative_error(two.logits, logits[:2]) < F16
+    for row, chunk in enumerate(chunks):
+        alone = runner.forward(make_batch([chunk], 16, alternatives=True))
+        assert relative_error(alone.logits, logits[row : row + 1]) < F16
+        assert alone.next_token_ids[0] == alone.logits.argmax() == alone.top_token_ids[0, 0]
+    assert together.top_token_ids.shape == (3, 20)
+    assert two.top_token_ids.shape == (0, 20)
+
+
+def test_steps_go_on_from_tokens_that_only_the_device_has_seen(runner: CudaRunner, cuda_bundle: Path) -> None:
+    bundle = open_bundle(cuda_bundle)
+    found = []
+    for each in (runner, ReferenceRunner(bundle, limits=LIMITS, activation="float16")):
+        settings = Settings(repetition_penalty=1.3)
+        each.write_state("token_counts", 1, np.zeros(bundle.manifest.spec.vocab_size, np.int32))
+        futures: list[Future[Output]] = []
+        for step in range(6):
+            token = [5, 6, 7] if not step else [-2]
+            start = step + 2 if step else 0
+            chunk = Chunk(token, start, [4], [len(token) - 1], settings, slot=1, flags=COUNTS)
+            futures.append(each.submit(make_batch([chunk], 16)))
+        found.append([int(future.result().next_token_ids[0]) for future in futures])
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 1
+
+
+def test_a_long_context_decodes_in_ranges(runner: CudaRunner, cuda_bundle: Path) -> None:
+    token_ids = [(5 * i * i + 3 * i) % 509 for i in range(260)]
+    rows = []
+    for each in (runner, ReferenceRunner(open_bundle(cuda_bundle), limits=LIMITS, activation="float16")):
+        for start in range(0, 258, 75):
+            each.forward(make_batch([Chunk(token_ids[start : min(start + 75, 258)], start, range(17))], 16))
+        rows.append(np.concatenate([each.forward(make_batch([Chunk([token_ids[i]], i, range(17), [0])], 16)).logits for i in (258, 259)]))
+    assert relative_error(*rows) < F16
+
+
+def test_a_sequence_goes_on_in_copied_pages(runner: CudaRunner) -> None:
+    runner.submit(make_batch([Chunk(list(range(1, 21)), 0, [0, 1], [19])], 16))
+    runner.copy_pages([(1, 3), (0, 2)])
+    first, second = (runner.submit(make_batch([Chunk([5], 20, pages, [0])], 16)).result().logits for pages in ([0, 1], [2, 3]))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(compile_tiny: CompileTiny, emulated_cuda: Path) -> None:
+    lora = {"lora_rank": 2, "context": 64, "activations": ("float32",), "self_test": False}
+    bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cuda", **lora))
+    limits = Limits(tokens=8, sequences=3, rows=3, pages=6, adapters=2)
+    rng = np.random.default_rng(8)
+    assert bundle.manifest.lora is not None
+    shapes = {name: bundle.manifest.plan.states[name].shape[1:] for name in bundle.manifest.lora.states}
+    states = [{name: rng.normal(size=shape).astype(np.float32) * 0.1 for name, shape in shapes.items()} for _ in range(2)]  # type: ignore[arg-type]
+    found = []
+    for runner in (CudaRunner(bundle, limits=limits, driver=EmulatedDriver(emulated_cuda)), ReferenceRunner(bundle, limits=limits)):
+        for place, values in enumerate(states):
+            for name, value in values.items():
+                runner.write_state(name, place, value)
+        for step in range(2):
+            chunks = [Chunk([7] * (2 - step), 2 * step, [page], [1 - step], adapter=page - 1) for page in range(3)]
+            found.append(runner.forward(make_batch(chunks, 16)).logits)
+        runner.close()
+    for mine, expected in zip(found[:2], found[2:], strict=True):
+        assert relative_error(mine, expected) < F32
+        assert relative_error(mine[0], mine[1]) > F32
+
+
+def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(cuda_bundle: Path, emulated_cuda: Path) -> None:
+    driver = EmulatedDriver(emulated_cuda)
+    runner = CudaRunner(open_bundle(cuda_bundle), limits=Limits(tokens=8, pages=2), driver=driver)
+    driver.broken = True
+    # More than may be on their way at once, so none may keep its place.
+    futures = [runner.submit(make_batch([Chunk([1], 0, [0], [0])], 16)) for _ in range(6)]
+    for future in futures:
+        with pytest.raises(DeviceError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+            future.result(timeout=30)
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("dim", "chunks"),
+    [
+        ("S", [Chunk([1] * 76, 0, [0] * 5)]),
+        ("R", [Chunk([1] * 4, 0, [0], [0] * 76)]),
+        ("B", [Chunk([1], 0, [0])] * 4),
+        ("L", [Chunk([1], 0, [0] * 58)]),
+        ("T", [Chunk([1], 300, [0] * 19)]),
+    ],
+)
+def test_a_batch_beyond_the_limits_is_refused(dim: str, chunks: list[Chunk], runner: CudaRunner) -> None:
+    with pytest.raises(RequestError, match=f"the batch has {dim} = "):
+        runner.submit(make_batch(chunks, 16))
+    with pytest.raises(RequestError, match="makes no embeddings"):
+        runner.embed(make_batch([Chunk([1], 0, [0])], 16))
+
+
+def test_a_gpu_of_another_generation_is_refused_with_what_to_compile(cuda_bundle: Path, emulated_cuda: Path) -> None:
+    bundle = open_bundle(cuda_bundle)
+    for arch in ("sm_80", "sm_89", "sm_100"):
+        with pytest.raises(DeviceError, match=f"was compiled for sm_90, .* is {arch}; compile the model with --target cuda --arch {arch}"):
+            CudaRunner(bundle, driver=EmulatedDriver(emulated_cuda, arch))
+    with pytest.raises(DeviceError, match="compiled for float16 activations, not for bfloat16"):
+        choose_activation(bundle.manifest, "bfloat16", cuda_bundle)
+
+
+def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
+    assert bucket_sizes(1) == (1,)
+    assert bucket_sizes(5) == (1, 2, 4, 5)
+    assert bucket_sizes(100) == (1, 2, 4, 8, 16, 32, 48, 64, 96, 100)
+    decode = {"S": 5, "B": 5, "R": 5, "T": 257, "A": 0, "W": 5, "G": 0}
+    assert bucket_of(decode, (1, 8, 9), 4096) == Bucket(8, 512, adjusts=False, alternatives=True, adapted=False)
+    assert bucket_of({**decode, "T": 4000}, (8,), 4096) == Bucket(8, 4096, adjusts=False, alternatives=True, adapted=False)
+    assert bucket_of({**decode, "T": 290}, (8,), 300) == Bucket(8, 300, adjusts=False, alternatives=True, adapted=False)
+    for other in ({"S": 6}, {"R": 4}, {"S": 0, "B": 0, "R": 0}):
+        assert bucket_of({**decode, **other}, (1, 8), 4096) is None
