@@ -23,6 +23,8 @@ MASKED = np.float32(-3.0e38)
 # How many of the likeliest tokens are listed for a row that asks for alternatives, where the vocabulary has as many.
 ALTERNATIVES = 20
 WORD = 0xFFFFFFFF
+# What mulberry32's state moves on by with every number.
+STRIDE = 0x6D2B79F5
 
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
@@ -116,8 +118,17 @@ class Sampler:
 
     def draw(self) -> float:
         """The next number of mulberry32 (Ettinger 2017), in [0, 1)."""
-        self.state = (self.state + 0x6D2B79F5) & WORD
-        t = self.state
-        t = ((t ^ (t >> 15)) * (t | 1)) & WORD
-        t ^= (t + ((t ^ (t >> 7)) * (t | 61))) & WORD
-        return ((t ^ (t >> 14)) & WORD) / 4294967296
+        number = draw_at(self.state, 0)
+        self.state = (self.state + STRIDE) & WORD
+        return number
+
+
+def draw_at(seed: int, index: int) -> float:
+    """The ``index``-th number in [0, 1) of a seed's stream, as `Sampler` draws them one by one.
+
+    So the number of an answer's token does not depend on what else was drawn, or on whether the answer was started again.
+    """
+    state = (seed + (index + 1) * STRIDE) & WORD
+    t = ((state ^ (state >> 15)) * (state | 1)) & WORD
+    t ^= (t + ((t ^ (t >> 7)) * (t | 61))) & WORD
+    return ((t ^ (t >> 14)) & WORD) / 4294967296

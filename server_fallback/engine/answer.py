@@ -1,0 +1,101 @@
+"""An answer: one request's tokens on their way from the engine's thread to the event loop of whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from .request import Completion, GeneratedToken, TokenRequest
+from .resolved_sampling import ResolvedSampling
+from .sequence import Sequence
+
+# What is told of an answer: its tokens, then how it ended, or why it could not.
+News = GeneratedToken | Completion | BaseException
+
+
+class Answer:
+    """Made on the event loop. ``put`` and ``next`` belong to the event loop, all else to the engine's thread."""
+
+    def __init__(self, request: TokenRequest, sampling: ResolvedSampling) -> None:
+        self.request, self.sampling = request, sampling
+        self.loop = asyncio.get_running_loop()
+        # The engine's thread makes it when the answer's turn comes.
+        self.sequence: Sequence | None = None
+        # All tokens of the answer so far.
+        self.token_ids: list[int] = []
+        self.ended = False
+        self._arrived = time.monotonic()
+        self._started: float | None = None
+        self._first_token: float | None = None
+        self._news: deque[News] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        """Rows of it are handed to the device for the first time, or again."""
+        if self._started is None:
+            self._started = time.monotonic()
+
+    def add(self, token_id: int) -> None:
+        if self._first_token is None:
+            self._first_token = time.monotonic()
+        self.token_ids.append(token_id)
+
+    def completion(self) -> Completion:
+        """How it ended, to be asked when its sequence has."""
+        sequence, now = self.sequence, time.monotonic()
+        assert sequence is not None
+        assert sequence.finish_reason is not None
+        return Completion(
+            finish_reason=sequence.finish_reason,
+            prompt_tokens=len(self.request.prompt_ids),
+            completion_tokens=len(self.token_ids),
+            cached_tokens=sequence.cached_tokens,
+            queue_seconds=(self._started or now) - self._arrived,
+            time_to_first_token_seconds=(self._first_token or now) - self._arrived,
+            total_seconds=now - self._arrived,
+        )
+
+    def put(self, news: News) -> None:
+        self._news.append(news)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> GeneratedToken | Completion:
+        """The next of the news. Raises the error that the answer failed with."""
+        while not self._news:
+            self._waiter = self.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        news = self._news.popleft()
+        if isinstance(news, BaseException):
+            raise news
+        return news
+
+
+class Outbox:
+    """News of a step, handed over with one call an event loop, so that a step of many answers costs no more than one of few."""
+
+    def __init__(self) -> None:
+        self._parcels: dict[asyncio.AbstractEventLoop, list[tuple[Answer, News]]] = {}
+
+    def add(self, answer: Answer, news: News) -> None:
+        self._parcels.setdefault(answer.loop, []).append((answer, news))
+
+    def send(self) -> list[Answer]:
+        """Hand over all that was added; the answers whose event loop is closed, so that nobody waits for them."""
+        lost: list[Answer] = []
+        for loop, parcel in self._parcels.items():
+            try:
+                loop.call_soon_threadsafe(deliver, parcel)
+            except RuntimeError:
+                lost += [answer for answer, _ in parcel]
+        self._parcels = {}
+        return lost
+
+
+def deliver(parcel: list[tuple[Answer, News]]) -> None:
+    for answer, news in parcel:
+        answer.put(news)

@@ -1,0 +1,90 @@
+"""Whether a request can be answered at all. A request and the model's limits flow in; a RequestError that names what is wrong flows out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.sampling import ALTERNATIVES, WORD
+
+from .model import TokenModel
+from .request import TokenRequest
+
+Holds = Callable[[float], bool]
+
+
+def check_request(request: TokenRequest, model: TokenModel) -> None:
+    """Raises RequestError, whose details name the parameter ("param")."""
+    if model.embeds:
+        raise RequestError("this model makes embeddings and generates no text; ask a model that generates, or for embeddings")
+    if request.adapter is not None:
+        raise RequestError(f"adapter '{request.adapter}' is not loaded; load it, or leave it out", param="adapter")
+    check_prompt(request, model)
+    ids = f"token ids from 0 to {model.vocab_size - 1}"
+    if request.max_tokens is not None:
+        check("max_tokens", request.max_tokens, whole(1), "an integer of at least 1")
+    if request.logprobs is not None:
+        check("logprobs", request.logprobs, whole(0, ALTERNATIVES), f"an integer from 0 to {ALTERNATIVES}")
+    check("priority", request.priority, math.isfinite, "a number")
+    for token in request.stop_token_ids:
+        check("stop_token_ids", token, whole(0, model.vocab_size - 1), ids)
+    if request.when_full != "stop":
+        check(
+            "when_full", request.when_full, whole(0, model.context // 2), f"an integer from 0 to half of the context, {model.context // 2}"
+        )
+    sampling = request.sampling
+    check("temperature", sampling.temperature, lambda value: 0 <= value < math.inf, "0 or more")
+    check("top_k", sampling.top_k, whole(0), "an integer of at least 0")
+    check("top_p", sampling.top_p, lambda value: 0 < value <= 1, "above 0 and at most 1")
+    check("min_p", sampling.min_p, lambda value: 0 <= value < 1, "at least 0 and below 1")
+    check("repetition_penalty", sampling.repetition_penalty, lambda value: 0 < value < math.inf, "above 0")
+    check("frequency_penalty", sampling.frequency_penalty, math.isfinite, "a number")
+    check("presence_penalty", sampling.presence_penalty, math.isfinite, "a number")
+    if sampling.seed is not None:
+        check("seed", sampling.seed, whole(0, WORD), f"an integer from 0 to {WORD}")
+    for token, bias in sampling.logit_bias.items():
+        check("logit_bias", token, whole(0, model.vocab_size - 1), f"for {ids}")
+        check("logit_bias", bias, math.isfinite, "of numbers")
+
+
+def check_prompt(request: TokenRequest, model: TokenModel) -> None:
+    prompt, context = request.prompt_ids, model.context
+    if len(prompt) > context and request.when_full == "stop":
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, the context holds {context}; shorten it, let the oldest go (when_full), or serve the "
+            "model with a longer context",
+            param="prompt_ids",
+            tokens=len(prompt),
+            context=context,
+        )
+    check_ids("the prompt", prompt, model.vocab_size, param="prompt_ids")
+
+
+def check_ids(what: str, ids: Sequence[int], vocab_size: int, **details: object) -> None:
+    """Raise RequestError for no tokens, or ids out of the vocabulary."""
+    if len(ids) == 0:
+        raise RequestError(f"{what} is empty; give it at least one token", **details)
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        array = np.zeros((0, 0))
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise RequestError(f"{what} must be a list of integer token ids", **details)
+    wrong = np.flatnonzero((array < 0) | (array >= vocab_size))
+    if len(wrong):
+        index = int(wrong[0])
+        raise RequestError(
+            f"token {index} of {what} is {ids[index]}; token ids of this model are 0 to {vocab_size - 1}", index=index, **details
+        )
+
+
+def check(option: str, value: float, holds: Holds, range_text: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not holds(value):
+        raise RequestError(f"{option} is {value!r}; it must be {range_text}", param=option)
+
+
+def whole(least: int, most: float = math.inf) -> Holds:
+    return lambda value: isinstance(value, int | np.integer) and least <= value <= most

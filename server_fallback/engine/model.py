@@ -1,0 +1,29 @@
+"""What the engine needs to know of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nearfar.compiler.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class TokenModel:
+    """``context``: the longest sequence in tokens. ``embeds``: it makes embeddings and generates nothing."""
+
+    vocab_size: int
+    end_token_ids: frozenset[int]
+    context: int
+    page_size: int
+    embeds: bool = False
+
+    @staticmethod
+    def of(manifest: Manifest) -> TokenModel:
+        spec = manifest.spec
+        return TokenModel(
+            vocab_size=spec.vocab_size,
+            end_token_ids=frozenset(spec.eos_token_ids),
+            context=manifest.context,
+            page_size=manifest.page_size,
+            embeds=manifest.embedding is not None,
+        )

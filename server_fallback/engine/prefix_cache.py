@@ -1,0 +1,160 @@
+"""The prefix cache: a radix tree over full pages. Token ids flow in; the pages that hold the keys and values of their beginning flow out.
+
+So a second turn, or a second conversation with the same system prompt, computes new tokens only. Zheng et al. 2024 (SGLang's
+RadixAttention). An adapter changes keys and values, so each has a tree of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import MutableSequence, Sequence
+
+from .page_pool import PagePool
+
+Key = tuple[int, ...]
+
+
+class Node:
+    """A full page and its tokens, behind those of ``parent``. ``last_used`` is a time of the cache's clock."""
+
+    __slots__ = ("children", "key", "last_used", "page", "parent", "queued", "siblings")
+
+    def __init__(self, key: Key, page: int, parent: Node | None, siblings: dict[Key, Node]) -> None:
+        self.key, self.page, self.parent, self.siblings = key, page, parent, siblings
+        self.children: dict[Key, Node] = {}
+        self.last_used = 0
+        # Whether it lies in the heap of what may be evicted.
+        self.queued = False
+
+
+class Place:
+    """How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its parents.
+
+    A running sequence uses all of them, so that none can be evicted; when it used them last is noted in ``time`` alone until it leaves.
+    """
+
+    __slots__ = ("depth", "node", "time")
+
+    def __init__(self) -> None:
+        self.node: Node | None = None
+        self.depth = 0
+        self.time = 0
+
+
+class PrefixCache:
+    """The cache is a user of each page that it holds."""
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool, self._page_size = pool, page_size
+        self._roots: dict[str | None, dict[Key, Node]] = {}
+        self._nodes: dict[int, Node] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._clock = 0
+
+    def __len__(self) -> int:
+        """How many pages it holds."""
+        return len(self._nodes)
+
+    def match(self, tokens: Sequence[int], limit: int, adapter: str | None = None) -> list[int]:
+        """The pages of the longest known beginning of ``tokens``, at most ``limit`` of them. They are not shared yet."""
+        self._clock += 1
+        pages: list[int] = []
+        level = self._roots.get(adapter)
+        while level and len(pages) < limit:
+            node = level.get(self._key(tokens, len(pages)))
+            if node is None:
+                break
+            node.last_used = self._clock
+            pages.append(node.page)
+            level = node.children
+        return pages
+
+    def insert(self, place: Place, tokens: Sequence[int], pages: MutableSequence[int], count: int, adapter: str | None = None) -> None:
+        """Remember the first ``count`` pages of a sequence, all full, and move its place there.
+
+        Where the same tokens are known already, the sequence gets the page known first in place of its own: so whoever uses a page of the
+        tree uses those on the way to it as well.
+        """
+        self._clock += 1
+        place.time = self._clock
+        for index in range(place.depth, count):
+            level = self._roots.setdefault(adapter, {}) if place.node is None else place.node.children
+            key, page = self._key(tokens, index), pages[index]
+            node = level.get(key)
+            if node is None:
+                self._pool.keep(page)
+                node = level[key] = self._nodes[page] = Node(key, page, place.node, level)
+            elif node.page != page:
+                self._pool.share(node.page)
+                self._pool.release(page)
+                pages[index] = node.page
+            place.node, place.depth = node, index + 1
+
+    def leave(self, place: Place, pages: Sequence[int]) -> None:
+        """A sequence lets go of its pages, in the tree or not; its place is then at the root."""
+        node = place.node
+        while node is not None:
+            node.last_used = max(node.last_used, place.time)
+            node = node.parent
+        place.node, place.depth = None, 0
+        for page in pages:
+            self.release(page)
+
+    def release(self, page: int) -> None:
+        """One user of a page less, as `PagePool.release`."""
+        if self._pool.release(page) == 1 and page in self._nodes:
+            self._queue(self._nodes[page])
+
+    @property
+    def evictable(self) -> int:
+        """How many pages `evict` could free: all that nobody else uses."""
+        return self._pool.idle
+
+    def evict(self) -> bool:
+        """Free the page that was not used for longest. False where there is none to free."""
+        while self._heap:
+            time, page = heapq.heappop(self._heap)
+            node = self._nodes.get(page)
+            if node is None or not node.queued:
+                continue
+            node.queued = False
+            if node.children or self._pool.users(page) > 1:
+                continue  # It is queued again when that ends.
+            if node.last_used > time:
+                self._queue(node)
+                continue
+            self._remove(node)
+            return True
+        return False
+
+    def forget(self, place: Place, pages: Sequence[int]) -> None:
+        """As `leave`, and what nobody else uses of the pages is forgotten: what they hold is wrong."""
+        node = place.node
+        self.leave(place, pages)
+        while node is not None and not node.children and self._pool.users(node.page) == 1:
+            self._remove(node)
+            node = node.parent
+
+    def clear(self) -> None:
+        """Forget everything, as after the loss of the device."""
+        for page in self._nodes:
+            self._pool.drop(page)
+        self._nodes.clear()
+        self._roots.clear()
+        self._heap.clear()
+
+    def _remove(self, node: Node) -> None:
+        del node.siblings[node.key]
+        del self._nodes[node.page]
+        self._pool.drop(node.page)
+        if node.parent is not None and self._pool.users(node.parent.page) == 1:
+            self._queue(node.parent)
+
+    def _queue(self, node: Node) -> None:
+        """Note a node that may be evicted: nobody else uses its page, and nothing is behind it."""
+        if not node.queued and not node.children:
+            node.queued = True
+            heapq.heappush(self._heap, (node.last_used, node.page))
+
+    def _key(self, tokens: Sequence[int], index: int) -> Key:
+        return tuple(tokens[index * self._page_size : (index + 1) * self._page_size])

@@ -1,0 +1,42 @@
+"""A step: what the device does at once, as the scheduler hands it out; and what comes of it, as the scheduler tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``count`` positions of a sequence from ``start`` on; with ``sample``, the token after the last of them is wanted.
+
+    The last positions hold ``drafts``, guesses at tokens to come; the tokens after each of them, and before the first, are wanted then.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    sample: bool
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``copies`` are pages to copy before, from the first of a pair to the second; ``admitted`` started to run since the last step."""
+
+    number: int
+    rows: list[Row]
+    copies: list[tuple[int, int]]
+    admitted: list[Sequence]
+    preempted: list[Sequence]
+
+
+class Event(NamedTuple):
+    """What became of a sequence. "failed": the device could not compute its token. ``sample`` is its place among the sampled tokens."""
+
+    kind: Literal["token", "finished", "failed"]
+    sequence: Sequence
+    token_id: int = -1
+    sample: int = -1

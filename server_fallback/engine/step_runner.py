@@ -1,0 +1,32 @@
+"""What the engine needs of a device: `compiler/batch.Runner` without its bundle. The model's facts are handed over beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output
+
+
+class StepRunner(Protocol):
+    """All calls come from the engine's thread."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def num_pages(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
+
+    def submit(self, batch: Batch) -> Future[Output]: ...
+
+    def embed(self, batch: Batch) -> FloatArray: ...
+
+    def write_state(self, name: str, slot: int, values: Array) -> None: ...
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,106 @@
+"""The token engine: requests in token ids flow in, each token flows out as it comes, on any event loop.
+
+What is here runs on the event loops; the work is done on a thread of the engine's own (`engine_loop.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from threading import Thread
+
+from nearfar.compiler.batch import FloatArray
+from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
+
+from .answer import Answer
+from .check_request import check_ids, check_request
+from .config import EngineConfig
+from .embedder import EmbedJob
+from .engine_loop import EngineLoop
+from .inbox import Inbox
+from .model import TokenModel
+from .request import Completion, GeneratedToken, TokenRequest
+from .resolved_sampling import resolve_sampling
+from .stats import EngineStats
+from .step_runner import StepRunner
+
+
+class TokenEngine:
+    """A `TokenSource` over a runner, which is the engine's from now on: it alone calls it, and closes it in the end.
+
+    Where the runner's pages do not hold the model's whole context, ``context`` is what they hold.
+    """
+
+    def __init__(self, runner: StepRunner, model: TokenModel, config: EngineConfig | None = None) -> None:
+        config = config or EngineConfig()
+        self.model = replace(model, context=min(model.context, runner.num_pages * model.page_size))
+        limits = runner.limits
+        self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
+        self._loop = EngineLoop(runner, self.model, config, self._inbox)
+        self._thread = Thread(target=self._loop.run, name="nearfar-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def context(self) -> int:
+        """The longest sequence in tokens."""
+        return self.model.context
+
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+        """Yield each new token (a stop token is not yielded), and last the Completion. Any number may run at once; they share steps.
+
+        Those with one prompt compute it once. Closing the generator early ends the answer and frees its pages at the next step.
+
+        Raises RequestError for what cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the engine is closed, or DeviceError.
+        """
+        check_request(request, self.model)
+        answer = Answer(request, resolve_sampling(request.sampling, self.model.vocab_size))
+        self._inbox.add(answer)
+        try:
+            while True:
+                news = await answer.next()
+                yield news
+                if isinstance(news, Completion):
+                    return
+        finally:
+            if not answer.ended:
+                self._inbox.abandon(answer)
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray:
+        """The vector of each text's last token, (n, E), as the model's last norm gives it: not scaled to length 1.
+
+        Texts of all callers share batches. Raises RequestError for a model that generates text, for no text, an empty or too long one, or
+        ids out of the vocabulary; QueueFull; Unavailable; DeviceError.
+        """
+        if not self.model.embeds:
+            raise RequestError("this model generates text and makes no embeddings; ask an embedding model")
+        if len(texts) == 0:
+            raise RequestError("there is no input; give at least one text", param="input")
+        for index, ids in enumerate(texts):
+            check_ids(f"input {index}", ids, self.model.vocab_size, param="input")
+            if len(ids) > self.context:
+                raise RequestError(f"input {index} has {len(ids)} tokens, the context holds {self.context}; shorten it", param="input")
+        job = EmbedJob(texts)
+        # From here on nobody but the engine ends the future; who is cancelled says so.
+        job.result.set_running_or_notify_cancel()
+        self._inbox.add(job)
+        try:
+            return await asyncio.wrap_future(job.result)
+        except asyncio.CancelledError:
+            job.abandoned = True
+            raise
+
+    def stats(self) -> EngineStats:
+        """What it did so far; may be asked from any thread."""
+        return self._loop.stats()
+
+    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
+        """Take no more requests, wait up to ``drain_seconds`` for those that are there, fail the others, and close the runner.
+
+        New requests fail with ``reason``, Unavailable where none is given. Closing again waits for the same end.
+        """
+        self._inbox.refuse(reason or Unavailable("this model is being unloaded; try again later"))
+        if drain_seconds > 0:
+            await asyncio.to_thread(self._inbox.wait_empty, drain_seconds)
+        self._inbox.stop()
+        await asyncio.to_thread(self._thread.join)

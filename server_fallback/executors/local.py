@@ -1,0 +1,275 @@
+"""The executor over our own engine: OpenAI's requests flow in, token ids go to the engine and come back, chunks flow out."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from nearfar.compiler.batch import FloatArray
+from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.embedding import normalized
+from nearfar.compiler.errors import NearfarError, RequestError
+from nearfar.compiler.spec import EmbeddingSpec
+from nearfar.compiler.tokenizer import Tokenizer
+
+from ..engine.request import Completion, GeneratedToken, TokenRequest, TokenSource
+from ..engine.stats import EngineStats
+from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
+from ..schema.completions import CompletionChunk, CompletionRequest
+from ..schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
+from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.answers import Choice
+from ..text.chat import ChatForm, chat_chunks
+from ..text.chat_prompt import encode_chat
+from ..text.choice import answer_choice
+from ..text.completion import CompletionForm, Prompt, completion_chunks, read_prompts
+from ..text.grammar.grammars import Grammars
+from ..text.requests import Terms, check_logit_bias, check_prompt, stops_of, token_requests
+from ..text.response_format import AnswerFormat, answer_format
+from ..text.stop_strings import StopAutomaton
+from ..text.tools import ToolFormat, tool_format
+from ..text.vocabulary import Vocabulary, read_vocabulary
+from .executor import Call, ExecutorState
+
+# Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
+INLINE_BYTES = 16_384
+Result = TypeVar("Result")
+
+
+class Engine(TokenSource, Protocol):
+    """`engine.token_engine.TokenEngine`, as far as it is needed here."""
+
+    @property
+    def context(self) -> int: ...
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray: ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """What the text layer needs to know of a model. ``embedding`` is None where it generates text."""
+
+    name: str
+    tokenizer: Tokenizer
+    tokenizer_json: Path
+    tools: ToolFormat | None
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    hidden_size: int
+    embedding: EmbeddingSpec | None = None
+
+    @staticmethod
+    def of(bundle: Bundle, name: str) -> TextModel:
+        """Raises CheckpointError for a tokenizer that cannot be loaded."""
+        files, manifest = bundle.tokenizer_files(), bundle.manifest
+        return TextModel(
+            name,
+            Tokenizer(files),
+            files.tokenizer_json,
+            tool_format(files.chat_template),
+            manifest.spec.vocab_size,
+            tuple(manifest.spec.eos_token_ids),
+            manifest.spec.hidden_size,
+            manifest.embedding,
+        )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Read at first use, which takes a second for the largest vocabularies."""
+        return read_vocabulary(self.tokenizer_json, self.vocab_size, self.eos_token_ids)
+
+
+class LocalExecutor:
+    """An `Executor`. The engine is the executor's from now on, which closes it in the end; ``adapter`` names a LoRA adapter of it.
+
+    A call's priority counts, not a request's. ``memory_bytes`` is what the runner holds on its device, where that is known.
+    """
+
+    def __init__(self, engine: Engine, model: TextModel, *, adapter: str | None = None, memory_bytes: int | None = None) -> None:
+        self._engine = engine
+        self._model = model
+        self._adapter = adapter
+        self._memory_bytes = memory_bytes
+        self._grammars = Grammars(lambda: model.vocabulary)
+        self._closed = False
+
+    @property
+    def context(self) -> int:
+        return self._engine.context
+
+    async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+        model = self._model
+        self._require_text()
+        max_tokens = _max_tokens(request)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        form = answer_format(request, model.tools)
+        prompt = await _in_thread_if_long(
+            sum(len(message.content or "") if not isinstance(message.content, list) else INLINE_BYTES for message in request.messages),
+            lambda: encode_chat(
+                model.tokenizer, request.messages, tools=form.tools, continue_final_message=bool(request.continue_final_message)
+            ),
+        )
+        check_prompt(prompt, model.vocab_size, self.context, "messages")
+        terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
+        requests = await self._constrained(token_requests(prompt, request, terms), form)
+        choices = self._choices(requests, request, call)
+        vocabulary = await self._vocabulary(bool(request.logprobs))
+        chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary)
+        async with aclosing(chat_chunks(choices, requests, chat_form)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
+        model, n = self._model, request.n or 1
+        self._require_text()
+        if request.echo and request.logprobs is not None:
+            raise RequestError("echo cannot be given together with logprobs: a prompt has none", param="echo")
+        if request.best_of not in (None, n):
+            raise RequestError("best_of is not supported; leave it out, or give it as n", param="best_of")
+        if request.suffix:
+            raise RequestError("suffix is not supported; leave it out", param="suffix")
+        prompts = await self._prompts(request.prompt, "prompt")
+        terms = self._terms(call, request.max_tokens, request.logprobs)
+        requests = [each for prompt in prompts for each in token_requests(prompt.ids, request, terms)]
+        choices = self._choices(requests, request, call)
+        echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
+        form = CompletionForm(model.name, n, echoes, await self._vocabulary(request.logprobs is not None))
+        async with aclosing(completion_chunks(choices, requests, form)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
+        spec, size = self._model.embedding, self._model.hidden_size
+        if spec is None:
+            raise RequestError("this model generates text and makes no embeddings; ask an embedding model", param="model")
+        if request.dimensions is not None and request.dimensions > size:
+            raise RequestError(f"dimensions is {request.dimensions}, this model's vectors have {size}; ask for no more", param="dimensions")
+        prompts = await self._prompts(request.input, "input")
+        vectors = await self._engine.embed([prompt.ids for prompt in prompts])
+        cut = [vector[: request.dimensions] for vector in vectors]
+        scaled = [normalized(vector) if spec.normalize else vector for vector in cut]
+        tokens = sum(len(prompt.ids) for prompt in prompts)
+        return EmbeddingResponse(
+            data=[
+                Embedding(index=index, embedding=_base64(vector) if request.encoding_format == "base64" else vector.tolist())
+                for index, vector in enumerate(scaled)
+            ],
+            model=self._model.name,
+            usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
+        )
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        tokenizer, text, messages = self._model.tokenizer, request.prompt, request.messages
+        if (text is None) == (messages is None):
+            raise RequestError("give either prompt or messages", param="prompt")
+        if messages is None:
+            ids = await _in_thread_if_long(len(text or ""), lambda: tokenizer.encode(text or "", request.add_special_tokens))
+        else:
+            ids = await asyncio.to_thread(
+                encode_chat, tokenizer, messages, tools=request.tools, add_generation_prompt=request.add_generation_prompt
+            )
+        return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self._model.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"tokens has id {wrong}; ids of this model are 0 to {self._model.vocab_size - 1}", param="tokens")
+        text = await _in_thread_if_long(
+            len(request.tokens), lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        )
+        return DetokenizeResponse(prompt=text)
+
+    def state(self) -> ExecutorState:
+        stats = self._engine.stats()
+        return ExecutorState(
+            ready=not self._closed,
+            detail="closed" if self._closed else "serving",
+            running=stats.running,
+            waiting=stats.waiting,
+            kv_usage=stats.kv_usage,
+            memory_bytes=self._memory_bytes,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            preemptions=stats.preemptions,
+            draft_tokens=stats.drafted_tokens,
+            accepted_tokens=stats.accepted_tokens,
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        self._grammars.close()
+        await self._engine.close()
+
+    def _require_text(self) -> None:
+        if self._model.embedding is not None:
+            raise RequestError("this model makes embeddings and generates no text; ask a model that generates", param="model")
+
+    def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None) -> Terms:
+        return Terms(max_tokens, logprobs, call.priority, call.deadline, self._adapter)
+
+    async def _constrained(self, requests: Sequence[TokenRequest], form: AnswerFormat) -> list[TokenRequest]:
+        if form.grammar is None:
+            return list(requests)
+        constraints = await self._grammars.constraints(form.grammar, len(requests), form.param)
+        return [replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)]
+
+    def _choices(self, requests: Sequence[TokenRequest], request: ChatCompletionRequest | CompletionRequest, call: Call) -> list[Choice]:
+        check_logit_bias(request, self._model.vocab_size)
+        stops = StopAutomaton(stops_of(request))
+        source = _Observed(self._engine, call)
+        return [answer_choice(source, self._model.tokenizer, each, stops) for each in requests]
+
+    async def _prompts(self, given: str | list[int] | list[str] | list[list[int]], param: str) -> list[Prompt]:
+        size = len(given) if isinstance(given, str) else sum(1 if isinstance(part, int) else len(part) for part in given)
+        prompts = await _in_thread_if_long(size, lambda: read_prompts(self._model.tokenizer, given))
+        for index, prompt in enumerate(prompts):
+            check_prompt(prompt.ids, self._model.vocab_size, self.context, param if len(prompts) == 1 else f"{param}[{index}]")
+        return prompts
+
+    async def _vocabulary(self, wanted: bool) -> Vocabulary | None:
+        return await asyncio.to_thread(lambda: self._model.vocabulary) if wanted else None
+
+
+class _Observed:
+    """The engine, with a call that is told how long its answers waited. Zero tokens are an answer that needs no engine."""
+
+    def __init__(self, engine: TokenSource, call: Call) -> None:
+        self._engine = engine
+        self._call = call
+
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+        if request.max_tokens == 0:
+            yield Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
+            return
+        async with aclosing(self._engine.generate(request)) as tokens:
+            async for news in tokens:
+                if isinstance(news, Completion) and self._call.observe_queue is not None:
+                    self._call.observe_queue(news.queue_seconds)
+                yield news
+
+
+async def _in_thread_if_long(size: int, work: Callable[[], Result]) -> Result:
+    return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
+
+
+def _max_tokens(request: ChatCompletionRequest) -> int | None:
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise RequestError("max_tokens and max_completion_tokens mean the same; give one of them", param="max_tokens")
+    return request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+
+
+def _base64(vector: FloatArray) -> str:
+    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

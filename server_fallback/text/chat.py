@@ -1,0 +1,115 @@
+"""Chat chunks: the pieces of answers flow in, chunks in OpenAI's form flow out, with tool calls read out of the text."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from ..engine.request import TokenRequest
+from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, FunctionCallDelta, ToolCallDelta
+from ..schema.common import TokenLogprob, TopLogprob, Usage
+from .answers import Choice, answer_all, usage_of
+from .choice import ChoiceEnd, Piece, PlacedToken
+from .tool_call_stream import ArgumentsEvent, CallEvent, TextEvent, ToolCallEvent, ToolCallStream
+from .tools import ToolFormat
+from .vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """How answers are told. ``calls`` is how tool calls are written, None where there are none. ``one_call``: what follows the first call
+    is left out. ``vocabulary`` is given where log-probabilities are wanted.
+    """
+
+    model: str
+    calls: ToolFormat | None
+    one_call: bool
+    vocabulary: Vocabulary | None
+
+
+@dataclass(slots=True)
+class _Told:
+    """What of a choice is out."""
+
+    parser: ToolCallStream | None
+    started: bool = False
+    end: ChoiceEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    model: str
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4()}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def chunk(self, *choices: ChunkChoice, usage: Usage | None = None) -> ChatCompletionChunk:
+        return ChatCompletionChunk(id=self.id, created=self.created, model=self.model, choices=list(choices), usage=usage)
+
+
+async def chat_chunks(
+    choices: Sequence[Choice], requests: Sequence[TokenRequest], form: ChatForm
+) -> AsyncGenerator[ChatCompletionChunk, None]:
+    """All choices answer one prompt. The last chunk has the usage and no choices. Raises what the choices raise."""
+    head = _Head(form.model)
+    told = [_Told(ToolCallStream(form.calls) if form.calls is not None else None) for _ in choices]
+    async with aclosing(answer_all(choices)) as answers:
+        async for index, item in answers:
+            state = told[index]
+            if isinstance(item, Piece):
+                events = [TextEvent(item.text)] if state.parser is None else state.parser.feed(item.text)
+                for choice in _choices(index, state, events, item.tokens, form):
+                    yield head.chunk(choice)
+                continue
+            state.end = item
+            for choice in _choices(index, state, state.parser.finish() if state.parser is not None else [], (), form):
+                yield head.chunk(choice)
+            called = state.parser is not None and state.parser.calls > 0
+            reason = "tool_calls" if item.finish_reason == "stop" and called else item.finish_reason
+            yield head.chunk(ChunkChoice(index=index, delta=Delta(), finish_reason=reason))
+    ends = [state.end for state in told if state.end is not None]
+    yield head.chunk(usage=usage_of(requests, ends, len(requests)))
+
+
+def _choices(index: int, state: _Told, events: Sequence[ToolCallEvent], tokens: Sequence[PlacedToken], form: ChatForm) -> list[ChunkChoice]:
+    deltas = [_delta(event) for event in events if _is_told(event, form)]
+    logprobs = None
+    if form.vocabulary is not None and tokens:
+        logprobs = ChatLogprobs(content=[_token_logprob(form.vocabulary, token) for token in tokens])
+        deltas = deltas or [Delta(content="")]
+    choices = [ChunkChoice(index=index, delta=delta, logprobs=None if position else logprobs) for position, delta in enumerate(deltas)]
+    if not state.started:
+        state.started = True
+        choices.insert(0, ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
+    return choices
+
+
+def _is_told(event: ToolCallEvent, form: ChatForm) -> bool:
+    if isinstance(event, TextEvent):
+        return event.text != ""
+    return not form.one_call or event.index == 0
+
+
+def _delta(event: ToolCallEvent) -> Delta:
+    match event:
+        case TextEvent(text):
+            return Delta(content=text)
+        case CallEvent(index, call_id, name):
+            function = FunctionCallDelta(name=name, arguments="")
+            return Delta(tool_calls=[ToolCallDelta(index=index, id=call_id, type="function", function=function)])
+        case ArgumentsEvent(index, text):
+            return Delta(tool_calls=[ToolCallDelta(index=index, function=FunctionCallDelta(arguments=text))])
+
+
+def _token_logprob(vocabulary: Vocabulary, placed: PlacedToken) -> TokenLogprob:
+    token = placed.token
+    top = [_top_logprob(vocabulary, other.token_id, other.logprob) for other in token.alternatives]
+    chosen = _top_logprob(vocabulary, token.token_id, token.logprob or 0.0)
+    return TokenLogprob(token=chosen.token, bytes=chosen.bytes, logprob=chosen.logprob, top_logprobs=top)
+
+
+def _top_logprob(vocabulary: Vocabulary, token_id: int, logprob: float) -> TopLogprob:
+    written = vocabulary.tokens[token_id]
+    return TopLogprob(token=vocabulary.name(token_id), bytes=None if written is None else list(written), logprob=logprob)

@@ -1,0 +1,87 @@
+"""Chunks of OpenAI's older completions: texts or token ids are continued as they stand, without the chat template."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from nearfar.compiler.tokenizer import Tokenizer
+
+from ..engine.request import TokenRequest
+from ..schema.common import Usage
+from ..schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
+from .answers import Choice, answer_all, usage_of
+from .choice import ChoiceEnd, Piece, PlacedToken
+from .vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``given`` is the text, or the token ids themselves."""
+
+    ids: Sequence[int]
+    given: str | list[int]
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        """As it is echoed. The ids must be in the vocabulary."""
+        return self.given if isinstance(self.given, str) else tokenizer.decode(self.given)
+
+
+def read_prompts(tokenizer: Tokenizer, given: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
+    """One text or list of token ids, or several of either; texts get the special tokens that the tokenizer adds."""
+
+    def read(part: str | list[int]) -> Prompt:
+        return Prompt(tokenizer.encode(part) if isinstance(part, str) else part, part)
+
+    if isinstance(given, str):
+        return [read(given)]
+    ids = [part for part in given if isinstance(part, int)]
+    return [read(ids)] if len(ids) == len(given) else [read(part) for part in given if not isinstance(part, int)]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionForm:
+    """Each prompt has ``n`` choices that follow each other. ``echoes``: what each choice starts with. ``vocabulary`` is given where
+    log-probabilities are wanted.
+    """
+
+    model: str
+    n: int
+    echoes: Sequence[str]
+    vocabulary: Vocabulary | None
+
+
+async def completion_chunks(
+    choices: Sequence[Choice], requests: Sequence[TokenRequest], form: CompletionForm
+) -> AsyncGenerator[CompletionChunk, None]:
+    """The last chunk has the usage and no choices. Raises what the choices raise."""
+    identity, created = f"cmpl-{uuid.uuid4()}", int(time.time())
+
+    def chunk(*parts: CompletionChoice, usage: Usage | None = None) -> CompletionChunk:
+        return CompletionChunk(id=identity, created=created, model=form.model, choices=list(parts), usage=usage)
+
+    ends: dict[int, ChoiceEnd] = {}
+    async with aclosing(answer_all(choices)) as answers:
+        for index, text in enumerate(form.echoes):
+            yield chunk(CompletionChoice(index=index, text=text))
+        async for index, item in answers:
+            if isinstance(item, Piece):
+                logprobs = _logprobs(form.vocabulary, item.tokens) if form.vocabulary is not None and item.tokens else None
+                if item.text or logprobs is not None:
+                    yield chunk(CompletionChoice(index=index, text=item.text, logprobs=logprobs))
+                continue
+            ends[index] = item
+            yield chunk(CompletionChoice(index=index, text="", finish_reason=item.finish_reason))
+    yield chunk(usage=usage_of(requests, [ends[index] for index in sorted(ends)], form.n))
+
+
+def _logprobs(vocabulary: Vocabulary, tokens: Sequence[PlacedToken]) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=[vocabulary.name(placed.token.token_id) for placed in tokens],
+        token_logprobs=[placed.token.logprob or 0.0 for placed in tokens],
+        top_logprobs=[{vocabulary.name(other.token_id): other.logprob for other in placed.token.alternatives} for placed in tokens],
+        text_offset=[placed.start for placed in tokens],
+    )

@@ -1,0 +1,1 @@
+"""Grammars: what an answer may be, as a constraint on its tokens."""

@@ -1,0 +1,102 @@
+"""The grammar compiler's own process. A grammar may take it minutes or gigabytes, or break it; then it is ended, and the server goes on.
+
+Frames of pickles flow in through stdin: the vocabulary once, then sources. To each, one flows out through stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from nearfar.compiler.errors import RequestError
+
+from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
+from .rules import compile_source
+from .source import GrammarSource
+
+# More of a grammar than that is refused: it would have to be kept.
+MAX_COMPILED_BYTES = 32 * 2**20
+MAX_MEMORY_BYTES = 4 * 2**30
+# What one token's mask may take of the processor's time, and how many are tried.
+MAX_MASK_SECONDS = 0.1
+TRIAL_TOKENS = 48
+
+
+def main() -> None:
+    # What libraries print must not get between the frames.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    requests = sys.stdin.buffer
+    try:
+        compiler, setup = _start(read_frame(requests))
+        write_frame(replies, READY)
+        while True:
+            write_frame(replies, _answer(compiler, setup, read_frame(requests)))
+    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+        return
+
+
+def _start(setup: Setup) -> tuple[Any, Setup]:
+    import xgrammar
+
+    tokenizer = xgrammar.TokenizerInfo(
+        setup.tokens, xgrammar.VocabType.RAW, vocab_size=len(setup.tokens), stop_token_ids=setup.eos_token_ids
+    )
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    return xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False), setup
+
+
+def _answer(compiler: Any, setup: Setup, source: GrammarSource) -> Compiled | Refused:
+    try:
+        compiled = compile_source(compiler, source)
+    except RequestError as error:
+        return Refused(error.message)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        return Refused(f"the grammar is not one: {_reason(error)}")
+    refused = _trial(compiled, setup)
+    if refused is not None:
+        return Refused(refused)
+    text = compiled.serialize_json()
+    if len(text) > MAX_COMPILED_BYTES:
+        return Refused("the grammar is too large once it is compiled; make it smaller, or bound what repeats by less")
+    return Compiled(text)
+
+
+def _reason(error: Exception) -> str:
+    """xgrammar's message without the place in its source, in front of which its log's time stands."""
+    lines = str(error).strip() or type(error).__name__
+    return lines.split("] ", 1)[-1].split(": ", 1)[-1].removeprefix("Check failed: ")[:500]
+
+
+def _trial(compiled: Any, setup: Setup) -> str | None:
+    """What is wrong with an answer of tokens picked from the masks by a fixed rule; None where nothing is."""
+    import xgrammar
+
+    matcher = xgrammar.GrammarMatcher(compiled)
+    mask = np.empty(-(-len(setup.tokens) // 32), np.int32)
+    random = np.random.default_rng(0)
+    slow = 0
+    for _ in range(TRIAL_TOKENS):
+        started = time.thread_time()
+        matcher.fill_next_token_bitmask(mask)
+        slow += time.thread_time() - started > MAX_MASK_SECONDS
+        if slow > 1:
+            return "the grammar is too ambiguous: what may come next takes too long to find; make it simpler"
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(setup.tokens)])
+        if len(allowed) == 0:
+            return "the grammar leads to where no token of this model's vocabulary continues it"
+        token_id = int(random.choice(allowed))
+        if token_id in setup.eos_token_ids or not matcher.accept_token(token_id):
+            return None
+    return None
+
+
+if __name__ == "__main__":
+    main()

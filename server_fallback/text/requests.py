@@ -1,0 +1,81 @@
+"""Parameters of the API to what the engine is asked with: what both kinds of completions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nearfar.compiler.errors import RequestError
+
+from ..engine.request import Sampling, TokenRequest
+from ..schema.common import GenerationRequest
+
+_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for all answers to one request, beside what it says itself. ``deadline`` is a time of `time.monotonic`."""
+
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    priority: int = 0
+    deadline: float | None = None
+    adapter: str | None = None
+
+
+def token_requests(prompt_ids: Sequence[int], request: GenerationRequest, terms: Terms) -> list[TokenRequest]:
+    """One for each of the ``n`` answers to a prompt; a seed counts up from one answer to the next."""
+    return [
+        TokenRequest(
+            prompt_ids,
+            max_tokens=terms.max_tokens,
+            sampling=_sampling(request, None if request.seed is None else (request.seed + index) & _WORD),
+            logprobs=terms.logprobs,
+            priority=terms.priority,
+            deadline=terms.deadline,
+            adapter=terms.adapter,
+        )
+        for index in range(1 if request.n is None else request.n)
+    ]
+
+
+def _sampling(request: GenerationRequest, seed: int | None) -> Sampling:
+    """What is not given is as OpenAI has it, so the temperature is 1."""
+    return Sampling(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=request.top_k or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        logit_bias=request.logit_bias or {},
+        seed=seed,
+    )
+
+
+def stops_of(request: GenerationRequest) -> list[str]:
+    return [request.stop] if isinstance(request.stop, str) else request.stop or []
+
+
+def check_logit_bias(request: GenerationRequest, vocab_size: int) -> None:
+    """Raises RequestError for an id that is not in the vocabulary."""
+    for token_id in request.logit_bias or ():
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(f"logit_bias has token id {token_id}; ids of this model are 0 to {vocab_size - 1}", param="logit_bias")
+
+
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int, context: int, param: str) -> None:
+    """Raises RequestError for no token, an id out of the vocabulary, or more tokens than the context."""
+    if not prompt_ids:
+        raise RequestError(f"{param} is empty; give at least one token", param=param)
+    if len(prompt_ids) > context:
+        raise RequestError(
+            f"{param} has {len(prompt_ids)} tokens, this model's context holds {context}; shorten it",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+        index = next(index for index, token_id in enumerate(prompt_ids) if not 0 <= token_id < vocab_size)
+        raise RequestError(f"{param} has token id {prompt_ids[index]} at {index}; ids of this model are 0 to {vocab_size - 1}", param=param)

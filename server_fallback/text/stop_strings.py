@@ -1,0 +1,103 @@
+"""Stop strings: an answer's text flows in as it comes, the text before the first stop string flows out.
+
+What may still become one is held back. One automaton for all stop strings, so that a character costs the same however many there are (Aho
+and Corasick 1975).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from nearfar.compiler.errors import RequestError
+
+# The automaton has a node for each character.
+MAX_CHARACTERS = 16_384
+
+
+class StopAutomaton:
+    """The stop strings of a request, shared by its answers. Node 0 is where nothing of any of them has come.
+
+    Raises RequestError for an empty stop string, and for more than 16,384 characters of them in all.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if "" in stops:
+            raise RequestError("stop holds an empty string, which every answer begins with; leave it out", param="stop")
+        if sum(map(len, stops)) > MAX_CHARACTERS:
+            raise RequestError(f"stop has more than {MAX_CHARACTERS:,} characters in all; give fewer or shorter stop strings", param="stop")
+        self.children: list[dict[str, int]] = [{}]
+        self.depths = [0]
+        # The longest stop string that ends at a node; 0 where none does.
+        self.stop_lengths = [0]
+        self.fallbacks = [0]
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+
+    def step(self, node: int, character: str) -> int:
+        while node and character not in self.children[node]:
+            node = self.fallbacks[node]
+        return self.children[node].get(character, 0)
+
+    def _insert(self, stop: str) -> None:
+        node = 0
+        for character in stop:
+            following = self.children[node].get(character)
+            if following is None:
+                following = len(self.children)
+                self.children[node][character] = following
+                self.children.append({})
+                self.depths.append(self.depths[node] + 1)
+                self.stop_lengths.append(0)
+                self.fallbacks.append(0)
+            node = following
+        self.stop_lengths[node] = len(stop)
+
+    def _link(self) -> None:
+        """To each node the one of the longest other string that ends the same way; shorter ones are linked first."""
+        pending = deque(self.children[0].values())
+        while pending:
+            node = pending.popleft()
+            for character, child in self.children[node].items():
+                self.fallbacks[child] = self.step(self.fallbacks[node], character)
+                pending.append(child)
+            self.stop_lengths[node] = self.stop_lengths[node] or self.stop_lengths[self.fallbacks[node]]
+
+
+class StopStrings:
+    """One answer's text against the stop strings. The answer ends before the one that is complete first, the longest of those."""
+
+    def __init__(self, automaton: StopAutomaton) -> None:
+        self._automaton = automaton
+        self._node = 0
+        self._held = ""
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string came. Nothing flows out after it."""
+        return self._stopped
+
+    def feed(self, text: str) -> str:
+        """The text that no stop string can take back any more."""
+        if self._stopped:
+            return ""
+        automaton = self._automaton
+        if len(automaton.children) == 1:
+            return text
+        whole = self._held + text
+        for position, character in enumerate(text, len(self._held) + 1):
+            self._node = automaton.step(self._node, character)
+            length = automaton.stop_lengths[self._node]
+            if length:
+                self._stopped, self._held = True, ""
+                return whole[: position - length]
+        settled = len(whole) - automaton.depths[self._node]
+        self._held = whole[settled:]
+        return whole[:settled]
+
+    def finish(self) -> str:
+        """The text still held back, once it is known that no more comes."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,77 @@
+"""Tools: functions that a model may call. What a request says of them flows in, the grammar that makes a model write calls flows out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from nearfar.compiler.errors import RequestError
+
+from ..schema.chat import NamedToolChoice, Tool
+from .grammar.source import GrammarSource, Tag, TagsSource
+
+# How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): <tool_call>{"name": .., "arguments": ..}</tool_call>. "llama3" (Llama 3.1
+# and on): {"name": .., "parameters": ..} as the whole answer.
+ToolFormat = Literal["hermes", "llama3"]
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+
+TOOL_CALL = "<tool_call>"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def tool_format(chat_template: str | None) -> ToolFormat | None:
+    """The format that a chat template asks for, or None where it has no tools or writes their calls in another way."""
+    if chat_template is None or not re.search(r"\btools\b", chat_template):
+        return None
+    if TOOL_CALL in chat_template:
+        return None if "<function=" in chat_template or "<arg_key>" in chat_template else "hermes"
+    return "llama3" if "<|python_tag|>" in chat_template or re.search(r'"parameters\\?"', chat_template) else None
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
+    """Raises RequestError for a name that is none, for two functions of one name, and for a choice that the tools do not offer."""
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        name = tool.function.name
+        if not _NAME.fullmatch(name):
+            raise RequestError(
+                f"tools[{index}].function.name must be of letters, digits, '_', '-' and '.', at most 64",
+                param=f"tools[{index}].function.name",
+            )
+        if name in names:
+            raise RequestError(f"tools[{index}]: there are two functions of the name '{name}'; give each its own", param=f"tools[{index}]")
+        names.add(name)
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice is 'required', but there are no tools", param="tool_choice")
+    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+        raise RequestError(f"tool_choice names '{choice.function.name}', which is none of the tools", param="tool_choice")
+
+
+def tool_grammar(form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True) -> GrammarSource | None:
+    """What holds an answer to calls: of any tool for "required", of one for a named function. With ``parallel`` there may be several.
+
+    For "auto" the model is free, but calls of functions that are ``strict`` are held to their parameters once they have begun; None where
+    there are none of these. The tools are checked already.
+    """
+    if choice == "none":
+        return None
+    named = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    if choice == "auto":
+        # A trigger must not begin a call of a function that has no tag, so all have one; those not strict take any arguments.
+        if form != "hermes" or not any(tool.function.strict for tool in tools):
+            return None
+        tags = tuple(_tag(form, tool, schema=None if tool.function.strict else {"type": "object"}) for tool in tools)
+        return TagsSource(tags, separator=None, trigger=TOOL_CALL)
+    tags = tuple(_tag(form, tool) for tool in tools if named in (None, tool.function.name))
+    return TagsSource(tags, separator="\n" if parallel and named is None and form == "hermes" else None)
+
+
+def _tag(form: ToolFormat, tool: Tool, schema: Mapping[str, Any] | None = None) -> Tag:
+    begin, key, end = (f"{TOOL_CALL}\n", "arguments", "\n</tool_call>") if form == "hermes" else ("", "parameters", "")
+    parameters = tool.function.parameters
+    if schema is None:
+        schema = _NO_PARAMETERS if parameters is None else parameters
+    return Tag(f'{begin}{{"name": {json.dumps(tool.function.name)}, "{key}": ', json.dumps(schema), f"}}{end}")

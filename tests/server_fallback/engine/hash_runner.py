@@ -1,0 +1,148 @@
+"""A runner whose pages hold token ids: it reads a sequence through its page table, as attention does, and answers by the hash model.
+
+Penalties, biases, masks and draws take part in the answer, so that what the engine sets for a slot shows. On request it works on a thread
+of its own, as a device does, or fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from hash_model import VOCAB, next_token
+
+from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, done
+from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK
+from nearfar.server_fallback.engine.model import TokenModel
+
+PAGE = 4
+MODEL = TokenModel(vocab_size=VOCAB, end_token_ids=frozenset({0}), context=64, page_size=PAGE)
+
+
+class HashRunner:
+    """``fail`` is asked before each batch, by its number, what to raise; ``broken`` are tokens of prompts that give no logits."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        threaded: bool = False,
+        step_seconds: float = 0.0,
+        fail: Callable[[int], Exception | None] = lambda _: None,
+        broken: int | None = None,
+    ) -> None:
+        assert limits.pages is not None
+        self.limits, self.num_pages, self.device = limits, limits.pages, "the hash"
+        self.batches: list[Batch] = []
+        self.writes: list[tuple[str, int]] = []
+        self.copies = 0
+        self.closed = False
+        self._pool = ThreadPoolExecutor(1) if threaded else None
+        self._step_seconds, self._fail, self._broken = step_seconds, fail, broken
+        self._cells = np.full((limits.pages, PAGE), -1)
+        self._sampled = np.full(limits.sequences, -1)
+        self._states: dict[str, Array] = {
+            "token_counts": np.zeros((limits.sequences, VOCAB), np.int32),
+            "logit_bias": np.zeros((limits.sequences, VOCAB), np.float32),
+            "token_mask": np.zeros((limits.sequences, 1), np.int32),
+        }
+
+    def submit(self, batch: Batch) -> Future[Output]:
+        self.batches.append(batch)
+        failure = self._fail(len(self.batches) - 1)
+        return self._run(self._forward, batch, failure)
+
+    def embed(self, batch: Batch) -> FloatArray:
+        """For each sampled row the sum of its text's tokens, their number, and the token itself."""
+        self.batches.append(batch)
+        failure = self._fail(len(self.batches) - 1)
+        if failure is not None:
+            raise failure
+        self._write_tokens(batch)
+        texts = [self._tokens(batch, row) for row in batch.sample_rows]
+        return np.array([[sum(text), len(text), text[-1]] for text in texts], np.float32).reshape(-1, 3)
+
+    def write_state(self, name: str, slot: int, values: Array) -> None:
+        self.writes.append((name, slot))
+        own = values.copy()
+        self._run(self._states[name].__setitem__, slot, own)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.copies += len(pairs)
+        self._run(self._copy, list(pairs))
+
+    def close(self) -> None:
+        self.closed = True
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _run(self, call: Callable[..., object], *arguments: object) -> Future[Output]:
+        """In the order of the calls, on the runner's thread where it has one."""
+        if self._pool is not None:
+            return self._pool.submit(call, *arguments)  # type: ignore[arg-type]
+        try:
+            return done(call(*arguments))  # type: ignore[arg-type]
+        except DeviceError as error:
+            future: Future[Output] = Future()
+            future.set_exception(error)
+            return future
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        for source, destination in pairs:
+            self._cells[destination] = self._cells[source]
+
+    def _write_tokens(self, batch: Batch) -> None:
+        ids = [int(self._sampled[-1 - token]) if token < 0 else int(token) for token in batch.token_ids]
+        for slot, token in zip(batch.slots, ids, strict=True):
+            self._cells[slot // PAGE, slot % PAGE] = token
+
+    def _tokens(self, batch: Batch, row: int) -> list[int]:
+        """A row's sequence up to the row, read through the page table."""
+        sequence = int(np.searchsorted(batch.seq_starts, row, side="right")) - 1
+        pages = batch.page_ids[batch.page_indptr[sequence] : batch.page_indptr[sequence + 1]]
+        cells: list[int] = self._cells[pages].reshape(-1)[: batch.positions[row] + 1].tolist()
+        return cells
+
+    def _forward(self, batch: Batch, failure: Exception | None) -> Output:
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        self._write_tokens(batch)
+        # A device that fails leaves what nobody should read.
+        if failure is not None:
+            self._cells[:] = -1
+            raise failure
+        rows = zip(batch.sample_rows.tolist(), batch.sample_slots.tolist(), batch.sample_settings.tolist(), strict=True)
+        token_ids = np.array([self._sample(self._tokens(batch, row), slot[0], slot[1], settings) for row, slot, settings in rows], np.int32)
+        count = len(token_ids) if batch.alternatives else 0
+        return Output(
+            next_token_ids=token_ids,
+            token_logprobs=-token_ids.astype(np.float32),
+            top_token_ids=np.tile(np.arange(VOCAB, dtype=np.int32), (count, 1)),
+            top_logprobs=np.zeros((count, VOCAB), np.float32),
+            read_logits=lambda: np.zeros((len(token_ids), VOCAB), np.float32),
+        )
+
+    def _sample(self, tokens: list[int], slot: int, flags: int, settings: list[float]) -> int:
+        if self._broken in tokens:
+            return -1
+        token = next_token(tokens)
+        temperature, draw, repetition = settings[0], settings[4], settings[5]
+        if flags & COUNTS:
+            counts = self._states["token_counts"][slot]
+            token += int(repetition * int(counts.sum() % 97)) + int((counts >= IN_PROMPT).sum())
+        if flags & BIAS:
+            token += int(self._states["logit_bias"][slot].sum())
+        if temperature:
+            token += int(draw * VOCAB)
+        token = int(token) % VOCAB
+        if flags & MASK:
+            mask = int(self._states["token_mask"][slot][0])
+            token = next(id for id in ((token + step) % VOCAB for step in range(VOCAB)) if mask >> id & 1)
+        if slot >= 0:
+            self._sampled[slot] = token
+            if flags & COUNTS:
+                self._states["token_counts"][slot][token] += 1
+        return token

@@ -1,0 +1,114 @@
+"""Running a scheduler over the hash model as tests/conformance/scheduler.json says, and what must hold of it at any time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hash_model import STOP, next_token
+
+from nearfar.server_fallback.engine.config import SchedulerConfig
+from nearfar.server_fallback.engine.scheduler import Scheduler
+from nearfar.server_fallback.engine.sequence import Sequence
+from nearfar.server_fallback.engine.step import Step
+
+
+@dataclass(slots=True)
+class HashDevice:
+    """Pages of token ids; a step is computed when it is committed, with what was known when it was handed out, as on a device."""
+
+    config: SchedulerConfig
+    cells: list[int] = field(init=False)
+    # By slot, the token sampled last.
+    sampled: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cells = [-1] * (self.config.pages * self.config.page_size)
+
+    def taken(self, step: Step) -> Callable[[], list[int]]:
+        """The step as it is handed out; calling the result computes it."""
+        rows = [(row, row.sequence.slot, list(row.sequence.pages), list(row.sequence.tokens)) for row in step.rows]
+
+        def compute() -> list[int]:
+            size = self.config.page_size
+            for source, destination in step.copies:
+                self.cells[destination * size : (destination + 1) * size] = self.cells[source * size : (source + 1) * size]
+            token_ids = []
+            for row, slot, pages, tokens in rows:
+                known = tokens + list(row.drafts)
+                for position in range(row.start, row.start + row.count):
+                    token = known[position] if position < len(known) else self.sampled[slot]
+                    self.cells[pages[position // size] * size + position % size] = token
+                if row.sample:
+                    end = row.start + row.count
+                    for length in range(end - len(row.drafts), end + 1):
+                        read = [self.cells[pages[position // size] * size + position % size] for position in range(length)]
+                        token_ids.append(next_token(read))
+                    self.sampled[slot] = token_ids[-1]
+            return token_ids
+
+        return compute
+
+
+def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Callable[[Scheduler], None]) -> dict[str, Any]:
+    """The steps and outputs of a trace, as the JSON has them."""
+    own = SchedulerConfig(**{name: value for name, value in config.items() if name != "depth"})
+    scheduler, device = Scheduler(own), HashDevice(own)
+    sequences = [
+        Sequence(id, request["prompt"], request["max_tokens"], frozenset({STOP}), request.get("priority", 0))
+        for id, request in enumerate(requests)
+    ]
+    open_steps: list[tuple[Step, Callable[[], list[int]]]] = []
+    steps: list[dict[str, Any]] = []
+    last = max((max(request["at"], request.get("abort") or 0) for request in requests), default=0)
+    tick = 0
+    while tick <= last or open_steps or scheduler.waiting or scheduler.running:
+        for sequence, request in zip(sequences, requests, strict=True):
+            if request["at"] == tick:
+                scheduler.add(sequence)
+            if request.get("abort") == tick and request["at"] < tick:
+                scheduler.finish(sequence, "stop")
+        while len(open_steps) < config["depth"] and (step := scheduler.next()) is not None:
+            open_steps.append((step, device.taken(step)))
+            steps.append(record_of(step))
+            check(scheduler)
+        if open_steps:
+            step, compute = open_steps.pop(0)
+            scheduler.commit(step, compute())
+        check(scheduler)
+        tick += 1
+        assert tick < 10_000, "the trace does not end"
+    outputs = [{"tokens": sequence.tokens[len(sequence.prompt) :], "finish": sequence.finish_reason} for sequence in sequences]
+    return {"steps": steps, "outputs": outputs, "scheduler": scheduler}
+
+
+def record_of(step: Step) -> dict[str, Any]:
+    return {
+        "rows": [[row.sequence.id, row.start, row.count, int(row.sample)] for row in step.rows],
+        "pages": [list(row.sequence.pages) for row in step.rows],
+        "admitted": [[sequence.id, sequence.cached_tokens] for sequence in step.admitted],
+        "preempted": [sequence.id for sequence in step.preempted],
+    }
+
+
+def require_pages(scheduler: Scheduler) -> None:
+    """No page has more or fewer users than are known of, and where a sequence writes next nobody else reads."""
+    pool, size = scheduler.pool, scheduler.config.page_size
+    held = Counter(page for sequence in scheduler.running for page in sequence.pages)
+    users = {page: pool.users(page) for page in range(pool.size) if pool.users(page) > 0}
+    assert len(users) + pool.free == pool.size
+    assert set(held) <= set(users)
+    assert all(count - held[page] in (0, 1) for page, count in users.items())
+    assert sum(count - held[page] for page, count in users.items()) == len(scheduler.cache)
+    assert scheduler.cache.evictable == sum(page not in held for page in users)
+    slots = [sequence.slot for sequence in scheduler.running]
+    assert len(set(slots)) == len(slots)
+    assert all(not sequence.pages and sequence.slot == -1 for sequence in scheduler.waiting)
+    for sequence in scheduler.running:
+        assert len(sequence.pages) >= -(-sequence.computed // size)
+        # A page that is not full of known tokens is its sequence's own, or will be copied before it is written.
+        for index, page in enumerate(sequence.pages):
+            if index >= min(sequence.computed, len(sequence.tokens)) // size and sequence.last_step >= 0 and held[page] > 1:
+                assert any(page in other.pages and other.last_step < 0 for other in scheduler.running) or index == sequence.computed // size

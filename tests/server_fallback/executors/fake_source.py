@@ -1,0 +1,126 @@
+"""A model that says what it is told to: a token for each byte of a text. And executors over it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.errors import NearfarError
+from nearfar.compiler.formats.checkpoint import TokenizerFiles
+from nearfar.compiler.spec import EmbeddingSpec
+from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.server_fallback.engine.request import Completion, FinishReason, GeneratedToken, TokenLogprob, TokenRequest
+from nearfar.server_fallback.engine.stats import EngineStats
+from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
+from nearfar.server_fallback.text.tools import tool_format
+
+# The comment is what tells a template that writes calls as Hermes does.
+TEMPLATE = "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+END = 257
+VOCAB_SIZE = 260
+
+
+class FakeSource:
+    """``answers`` are given in turn, the last one again and again. Under a constraint it says the first byte that may come, but prefers
+    the answer's. Token ids are bytes, END ends an answer.
+    """
+
+    def __init__(self, *answers: str, failure: Exception | None = None) -> None:
+        self.answers = [list(answer.encode()) for answer in answers]
+        self.failure = failure
+        self.requests: list[TokenRequest] = []
+        self.running = 0
+        self.most = 0
+        self.tokens = 0
+        self.closed = False
+
+    @property
+    def context(self) -> int:
+        return 4096
+
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+        answer = self.answers[min(len(self.requests), len(self.answers) - 1)]
+        self.requests.append(request)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        count, limit = 0, request.max_tokens or 4096
+        reason: FinishReason = "stop"
+        try:
+            while True:
+                await asyncio.sleep(0)
+                if self.failure is not None:
+                    raise self.failure
+                token_id = self.choose(request, answer[count] if count < len(answer) else END)
+                if token_id == END:
+                    break
+                if count == limit:
+                    reason = "length"
+                    break
+                if request.constraint is not None:
+                    request.constraint.accept(token_id)
+                count += 1
+                self.tokens += 1
+                alternatives = tuple(TokenLogprob((token_id + rank) % 256, -1.0 - rank) for rank in range(request.logprobs or 0))
+                yield GeneratedToken(token_id, None if request.logprobs is None else -1.0, alternatives)
+            yield Completion(reason, len(request.prompt_ids), count, 3, 0.5, 0.1, 0.2)
+        finally:
+            self.running -= 1
+
+    def choose(self, request: TokenRequest, wanted: int) -> int:
+        mask = None if request.constraint is None else request.constraint.mask()
+        if mask is None:
+            return wanted
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        return wanted if wanted in allowed else int(allowed[-1] if END in allowed else allowed[0])
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
+        return np.array([[3.0, 4.0, len(ids)] for ids in texts], np.float32)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(self.running, 0, 0.25, 10, 4, 1, 0, 0, 0, 0.0, 6, 3, 0)
+
+    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:  # noqa: ARG002
+        self.closed = True
+
+
+def byte_tokenizer(folder: Path) -> Path:
+    """The path of a tokenizer.json whose ids 0 to 255 are the bytes; 256 and 257 are special tokens, 258 is not. 259 is no token."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    names = {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+    backend = Backend(models.BPE(vocab=names, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.add_tokens([AddedToken("<tool>", special=False)])
+    path = folder / "tokenizer.json"
+    backend.save(str(path))
+    assert json.loads(path.read_text())["added_tokens"][1]["id"] == END
+    return path
+
+
+def text_model(folder: Path, template: str | None = TEMPLATE, embedding: EmbeddingSpec | None = None) -> TextModel:
+    path = byte_tokenizer(folder)
+    return TextModel(
+        name="fake",
+        tokenizer=Tokenizer(TokenizerFiles(path, chat_template=template)),
+        tokenizer_json=path,
+        tools=tool_format(template),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(END,),
+        hidden_size=3,
+        embedding=embedding,
+    )
+
+
+def executor(folder: Path, *answers: str, template: str | None = TEMPLATE) -> tuple[LocalExecutor, FakeSource]:
+    source = FakeSource(*answers)
+    return LocalExecutor(source, text_model(folder, template)), source

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from fake_source import TEMPLATE, FakeSource, executor, text_model
+
+from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.spec import EmbeddingSpec
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from nearfar.server_fallback.schema.completions import Completion, CompletionRequest
+from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
+from nearfar.server_fallback.schema.fold import fold_chat, fold_completion
+from nearfar.server_fallback.schema.tokenize import DetokenizeRequest, TokenizeRequest
+
+CALL = Call("1")
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+Result = TypeVar("Result")
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(work)
+
+
+def chat_request(**given: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"model": "fake", "messages": HI, **given})
+
+
+def chat(local: LocalExecutor, call: Call = CALL, **given: Any) -> ChatCompletion:
+    return run(fold_chat(local.chat(chat_request(**given), call)))
+
+
+def chunks(local: LocalExecutor, **given: Any) -> list[ChatCompletionChunk]:
+    async def read() -> list[ChatCompletionChunk]:
+        return [chunk async for chunk in local.chat(chat_request(**given), CALL)]
+
+    return run(read())
+
+
+def complete(local: LocalExecutor, **given: Any) -> Completion:
+    return run(fold_completion(local.complete(CompletionRequest.model_validate({"model": "fake", **given}), CALL)))
+
+
+def prompt_text(source: FakeSource, index: int = 0) -> str:
+    return bytes(source.requests[index].prompt_ids).decode()
+
+
+def test_a_chat_is_answered_with_its_usage(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "hello")
+    answer = chat(local)
+    [choice] = answer.choices
+    assert (choice.message.content, choice.finish_reason, choice.logprobs) == ("hello", "stop", None)
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.usage.model_dump() == {
+        "prompt_tokens": 19,
+        "completion_tokens": 5,
+        "total_tokens": 24,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+    assert prompt_text(source) == "[user]hi[assistant]"
+
+
+def test_a_stream_starts_with_the_role_and_ends_with_the_reason_and_the_usage(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "é!")
+    streamed = chunks(local)
+    assert [[choice.model_dump(exclude_none=True) for choice in chunk.choices] for chunk in streamed] == [
+        [{"index": 0, "delta": {"role": "assistant", "content": ""}}],
+        [{"index": 0, "delta": {"content": "é"}}],
+        [{"index": 0, "delta": {"content": "!"}}],
+        [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+        [],
+    ]
+    assert [chunk.usage is not None for chunk in streamed] == [False] * 4 + [True]
+    assert len({chunk.id for chunk in streamed}) == 1
+
+
+def test_messages_of_all_roles_and_text_parts_reach_the_template_and_developer_is_system(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "x")
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "developer", "content": "be short"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+    ]
+    chat(local, messages=messages)
+    assert prompt_text(source) == "[system]be short[user]ab[assistant][tool]42[assistant]"
+
+
+def test_continue_final_message_goes_on_from_the_start_of_an_answer(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "x")
+    chat(local, messages=[*HI, {"role": "assistant", "content": "Dear "}], continue_final_message=True)
+    assert prompt_text(source) == "[user]hi[assistant]Dear "
+
+
+def test_parameters_become_what_the_engine_is_asked_with_and_the_seed_counts_up(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "x")
+    chat(local, n=2, seed=-1, top_p=0.5, top_k=4, min_p=0.1, repetition_penalty=1.1, frequency_penalty=1, presence_penalty=-1)
+    chat(local, Call("2", priority=2, deadline=5.0), temperature=0, logit_bias={"5": -100}, max_completion_tokens=7)
+    first, second, third = source.requests
+    sampling = first.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (1, 0.5, 4, 0.1, 1.1)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (1, -1)
+    assert (sampling.seed, second.sampling.seed) == (2**32 - 1, 0)
+    assert (third.max_tokens, third.priority, third.deadline, third.sampling.temperature) == (7, 2, 5.0, 0)
+    assert (third.sampling.logit_bias, third.sampling.seed, third.logprobs) == ({5: -100}, None, None)
+
+
+def test_choices_run_at_once_and_share_the_prompt(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "one", "three", "x")
+    waited: list[float] = []
+    answer = chat(local, Call("1", observe_queue=waited.append), n=3)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(0, "one"), (1, "three"), (2, "x")]
+    assert source.most == 3
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (19, 9)
+    assert waited == [0.5] * 3
+
+
+def test_a_stop_string_ends_generation_and_no_character_of_it_is_streamed(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "abc###def")
+    streamed = chunks(local, stop=["###", "zzz"])
+    assert "".join(choice.delta.content or "" for chunk in streamed for choice in chunk.choices) == "abc"
+    assert [choice.finish_reason for chunk in streamed for choice in chunk.choices][-1] == "stop"
+    assert (source.tokens, source.running) == (6, 0)
+    usage = streamed[-1].usage
+    assert usage is not None
+    # What of the prompt was cached is not known.
+    assert (usage.completion_tokens, usage.prompt_tokens_details) == (6, None)
+
+
+def test_logprobs_come_with_the_text_that_they_belong_to_with_bytes_and_none_for_a_stop_string(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "é##!")
+    [choice] = chat(local, logprobs=True, top_logprobs=2, stop="##").choices
+    assert choice.logprobs is not None
+    content = choice.logprobs.content or []
+    assert [(token.token, token.bytes, token.logprob) for token in content] == [("\ufffd", [0xC3], -1), ("\ufffd", [0xA9], -1)]
+    assert [[(top.bytes, top.logprob) for top in token.top_logprobs] for token in content] == [
+        [([0xC3], -1), ([0xC4], -2)],
+        [([0xA9], -1), ([0xAA], -2)],
+    ]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_leaving_a_stream_ends_generation(tmp_path: Path, n: int) -> None:
+    local, source = executor(tmp_path, "hello", "world", "again")
+
+    async def leave() -> None:
+        stream = local.chat(chat_request(n=n), CALL)
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        await stream.aclose()
+
+    run(leave())
+    assert source.running == 0
+    assert source.tokens < 5 * n
+
+
+def test_a_failure_of_one_choice_ends_the_others(tmp_path: Path) -> None:
+    source = FakeSource("a", failure=DeviceError("gone"))
+    local = LocalExecutor(source, text_model(tmp_path))
+    with pytest.raises(DeviceError, match="gone"):
+        chat(local, n=3)
+    assert source.running == 0
+
+
+CALLED = 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+
+
+def test_tool_calls_are_read_out_of_the_answer(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, CALLED, template=TEMPLATE + "{{ tools | tojson }}")
+    [choice] = chat(local, tools=[TOOL]).choices
+    assert '"name": "f"' in prompt_text(source)
+    calls = choice.message.tool_calls or []
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("f", '{"a": 1}'), ("g", "{}")]
+    assert calls[0].id.startswith("call_")
+    assert len({call.id for call in calls}) == 2
+    assert (choice.message.content, choice.finish_reason) == ("Well. ", "tool_calls")
+
+
+def test_without_parallel_tool_calls_only_the_first_call_is_told(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, CALLED)
+    [choice] = chat(local, tools=[TOOL], parallel_tool_calls=False).choices
+    assert len(choice.message.tool_calls or []) == 1
+
+
+def test_with_tool_choice_none_the_prompt_has_no_tools_and_calls_are_text(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, CALLED, template=TEMPLATE + "{{ tools | tojson }}")
+    [choice] = chat(local, tools=[TOOL], tool_choice="none").choices
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (CALLED, None, "stop")
+    assert prompt_text(source).endswith("null")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"logit_bias": {"260": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"messages": [{"role": "user", "content": "a" * 5000}]}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [*HI, {"role": "assistant", "content": "a", "refusal": "no"}]}, "messages[1].refusal"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [TOOL, TOOL]}, "tools[1]"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+    ],
+)
+def test_a_chat_that_cannot_be_answered_is_refused_before_anything_is_generated(tmp_path: Path, given: dict[str, Any], param: str) -> None:
+    local, source = executor(tmp_path, "x")
+    with pytest.raises(RequestError) as error:
+        chat(local, **given)
+    assert error.value.details["param"] == param
+    assert source.requests == []
+
+
+def test_tools_need_a_template_that_knows_them_and_chats_need_a_template(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "x", template="{{ messages }}")
+    with pytest.raises(RequestError, match="chat template that knows tools"):
+        chat(local, tools=[TOOL])
+    local, _ = executor(tmp_path, "x", template=None)
+    with pytest.raises(RequestError, match="no chat template"):
+        chat(local)
+    local, _ = executor(tmp_path, "x", template="{{ raise_exception('odd') }}")
+    with pytest.raises(RequestError, match="odd") as error:
+        chat(local)
+    assert error.value.details["param"] == "messages"
+
+
+def test_several_prompts_each_get_n_answers(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, *"abcd")
+    answer = complete(local, prompt=["xx", "y"], n=2, seed=5, echo=True, max_tokens=3)
+    assert [(choice.index, choice.text, choice.finish_reason) for choice in answer.choices] == [
+        (0, "xxa", "stop"),
+        (1, "xxb", "stop"),
+        (2, "yc", "stop"),
+        (3, "yd", "stop"),
+    ]
+    assert [request.sampling.seed for request in source.requests] == [5, 6, 5, 6]
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (3, 4)
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 6
+
+
+def test_token_ids_are_prompts_too(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "a")
+    assert complete(local, prompt=[104, 105], echo=True).choices[0].text == "hia"
+    assert len(complete(local, prompt=[[104], [105, 258]]).choices) == 2
+    assert [list(request.prompt_ids) for request in source.requests] == [[104, 105], [104], [105, 258]]
+
+
+def test_completion_logprobs_have_offsets_in_the_answer(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "aéb")
+    [choice] = complete(local, prompt="x", logprobs=1).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == ["a", "\ufffd", "\ufffd", "b"]
+    assert choice.logprobs.text_offset == [0, 1, 1, 2]
+    assert choice.logprobs.token_logprobs == [-1.0] * 4
+    assert choice.logprobs.top_logprobs == [{"a": -1.0}, {"\ufffd": -1.0}, {"\ufffd": -1.0}, {"b": -1.0}]
+
+
+def test_no_tokens_is_an_answer_without_the_engine(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "a")
+    [choice] = complete(local, prompt="hi", echo=True, max_tokens=0).choices
+    assert (choice.text, choice.finish_reason, source.requests) == ("hi", "length", [])
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [260]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": "a" * 4097}, "prompt"),
+        ({"prompt": "a", "echo": True, "logprobs": 0}, "echo"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ],
+)
+def test_a_completion_that_cannot_be_answered_is_refused(tmp_path: Path, given: dict[str, Any], param: str) -> None:
+    local, source = executor(tmp_path, "x")
+    with pytest.raises(RequestError) as error:
+        complete(local, **given)
+    assert error.value.details["param"] == param
+    assert source.requests == []
+
+
+def embedding_model(folder: Path, *, normalize: bool) -> LocalExecutor:
+    model = text_model(folder, embedding=EmbeddingSpec(pooling="last_token", normalize=normalize))
+    return LocalExecutor(FakeSource(""), model)
+
+
+def test_embeddings_are_cut_and_then_scaled_where_the_model_says_so(tmp_path: Path) -> None:
+    def vectors(local: LocalExecutor, **given: Any) -> list[Any]:
+        answer = run(local.embed(EmbeddingRequest.model_validate({"model": "fake", **given}), CALL))
+        assert [entry.index for entry in answer.data] == list(range(len(answer.data)))
+        return [answer.usage.prompt_tokens, *(entry.embedding for entry in answer.data)]
+
+    scaled, plain = embedding_model(tmp_path, normalize=True), embedding_model(tmp_path, normalize=False)
+    assert vectors(plain, input=["ab", "c"]) == [3, [3.0, 4.0, 2.0], [3.0, 4.0, 1.0]]
+    assert vectors(scaled, input=[97, 98], dimensions=2) == [2, pytest.approx([0.6, 0.8])]
+    _, encoded = vectors(plain, input="ab", encoding_format="base64", dimensions=1)
+    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == [3.0]
+    for given, param in (({"input": "a", "dimensions": 4}, "dimensions"), ({"input": ""}, "input"), ({"input": ["a", ""]}, "input[1]")):
+        with pytest.raises(RequestError) as error:
+            vectors(plain, **given)
+        assert error.value.details["param"] == param
+
+
+def test_a_model_does_what_it_is_for_and_nothing_else(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "x")
+    with pytest.raises(RequestError, match="makes no embeddings"):
+        run(local.embed(EmbeddingRequest(model="fake", input="a"), CALL))
+    embedding = embedding_model(tmp_path, normalize=True)
+    for ask in (lambda: chat(embedding), lambda: complete(embedding, prompt="a")):
+        with pytest.raises(RequestError, match="generates no text"):
+            ask()
+
+
+def test_texts_and_chats_are_tokenized_and_back(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "x")
+
+    def tokenize(**given: Any) -> list[int]:
+        answer = run(local.tokenize(TokenizeRequest.model_validate({"model": "fake", **given})))
+        assert (answer.count, answer.max_model_len) == (len(answer.tokens), 4096)
+        return answer.tokens
+
+    assert tokenize(prompt="hé</s>") == [104, 0xC3, 0xA9, 257]
+    assert tokenize(prompt="") == []
+    assert bytes(tokenize(messages=HI)) == b"[user]hi[assistant]"
+    for given in ({}, {"prompt": "a", "messages": HI}):
+        with pytest.raises(RequestError, match="either prompt or messages"):
+            tokenize(**given)
+    assert run(local.detokenize(DetokenizeRequest(model="fake", tokens=[104, 257, 259]))).prompt == "h</s>"
+    with pytest.raises(RequestError, match="260"):
+        run(local.detokenize(DetokenizeRequest(model="fake", tokens=[260])))
+
+
+def test_a_long_prompt_leaves_the_event_loop_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local, _ = executor(tmp_path, "x")
+    threads: list[Callable[..., Any]] = []
+
+    async def to_thread(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        threads.append(work)
+        return work(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    run(local.tokenize(TokenizeRequest(model="fake", prompt="a" * 100)))
+    assert threads == []
+    run(local.tokenize(TokenizeRequest(model="fake", prompt="a" * 20_000)))
+    assert len(threads) == 1
+
+
+def test_the_state_is_the_engines_and_closing_closes_it(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "x")
+    state = local.state()
+    assert (state.ready, state.kv_usage, state.prefix_queries, state.prefix_hits, state.preemptions) == (True, 0.25, 10, 4, 1)
+    assert (state.draft_tokens, state.accepted_tokens, local.context) == (6, 3, 4096)
+    run(local.close())
+    assert source.closed
+    assert not local.state().ready

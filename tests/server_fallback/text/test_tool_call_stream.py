@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nearfar.server_fallback.text.tool_call_stream import CallEvent, TextEvent, ToolCallStream
+from nearfar.server_fallback.text.tools import ToolFormat
+
+ARGUMENTS = '{"city": "a } \\" {", "days": [1, {"x": null}]}'
+WEATHER = ("weather", ARGUMENTS)
+TOOL_CALL = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
+
+
+def outcome(form: ToolFormat, pieces: list[str]) -> list[str | tuple[str, str]]:
+    """What comes out, put together: texts, and calls with their arguments."""
+    stream = ToolCallStream(form, lambda: "id")
+    result: list[Any] = []
+    events = [event for piece in pieces for event in stream.feed(piece)] + stream.finish()
+    for event in events:
+        if isinstance(event, CallEvent):
+            assert event.index == sum(isinstance(item, list) for item in result)
+            result.append([event.name, ""])
+        elif not isinstance(event, TextEvent):
+            assert event.text
+            result[-1][1] += event.text
+        elif result and isinstance(result[-1], str):
+            result[-1] += event.text
+        else:
+            result.append(event.text)
+    assert stream.calls == sum(isinstance(item, list) for item in result)
+    return [tuple(item) if isinstance(item, list) else item for item in result]
+
+
+CASES: list[tuple[ToolFormat, str, list[str | tuple[str, str]]]] = [
+    ("hermes", "just text < and <tool", ["just text < and <tool"]),
+    ("hermes", TOOL_CALL, [WEATHER]),
+    (
+        "hermes",
+        f'Well.\n{TOOL_CALL}\n<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call>',
+        ["Well.\n", WEATHER, ("f", "{}")],
+    ),
+    ("hermes", '\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\nbye', [("f", "{}"), "\nbye"]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [("f", '{"a":1}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut', [("f", '{"a": "cut')]),
+    ("hermes", "<tool_call>no call</tool_call>", ["<tool_call>no call</tool_call>"]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', ['<tool_call>{"name": "f", "arguments": [1]}</tool_call>']),
+    ("hermes", '<tool_call>{"name": "f"', ['<tool_call>{"name": "f"']),
+    ("hermes", '<tool_call>oops <tool_call>{"name": "f", "arguments": {}}</tool_call>', ["<tool_call>oops ", ("f", "{}")]),
+    ("llama3", "just text", ["just text"]),
+    ("llama3", ' {"name": "weather", "parameters": {"city": "x"}}', [("weather", '{"city": "x"}')]),
+    ("llama3", '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}', [("f", "{}")]),
+    (
+        "llama3",
+        '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"a": "\\\\"}}\n',
+        [("f", "{}"), ("g", '{"a": "\\\\"}')],
+    ),
+    ("llama3", '{"parameters": {"a": 1}, "name": "f"}', [("f", '{"a":1}')]),
+    ("llama3", '{"answer": 42}', ['{"answer": 42}']),
+    ("llama3", '{"name": "f"}', ['{"name": "f"}']),
+    ("llama3", 'see {"name": "f", "parameters": {}}', ['see {"name": "f", "parameters": {}}']),
+    ("llama3", "{", ["{"]),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), CASES)
+def test_calls_are_read_the_same_however_the_text_is_cut(form: ToolFormat, text: str, expected: list[str | tuple[str, str]]) -> None:
+    assert outcome(form, [text]) == expected
+    assert outcome(form, list(text)) == expected
+    for position in range(1, len(text)):
+        assert outcome(form, [text[:position], text[position:]]) == expected
+
+
+PARTS = ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"name": "f", "parameters": {', "<|python_tag|>"]
+PARTS += ['"a"', ":", "1", "}", "\\", '"', "\n", ";", "text", "<", "{"]
+
+
+@given(st.sampled_from(["hermes", "llama3"]), st.lists(st.sampled_from(PARTS), max_size=12), st.lists(st.integers(1, 80), max_size=6))
+def test_any_text_is_read_the_same_however_it_is_cut(form: ToolFormat, parts: list[str], cuts: list[int]) -> None:
+    text = "".join(parts)
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    whole = outcome(form, [text])
+    assert outcome(form, [text[start:end] for start, end in itertools.pairwise(edges)]) == whole
+    if all(isinstance(item, str) for item in whole):
+        # Text without a call comes out whole, but for the space around it.
+        assert "".join(str(item) for item in whole).strip() == text.strip()
+
+
+def test_a_call_with_its_keys_the_other_way_round_keeps_its_characters() -> None:
+    [call] = outcome("hermes", ['<tool_call>{"arguments": {"a": "é\\n"}, "name": "f"}</tool_call>'])
+    assert json.loads(call[1]) == {"a": "é\n"}
+    assert "é" in call[1]
