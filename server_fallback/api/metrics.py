@@ -38,7 +38,6 @@ COUNTERS = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", "prefix_hits"),
     ("vllm:num_preemptions", "Requests that gave their pages back to others and began again.", "preemptions"),
-    ("vllm:spec_decode_num_drafts", "Drafts made for speculative decoding.", "drafts"),
     ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", "draft_tokens"),
     ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that were right.", "accepted_tokens"),
 )

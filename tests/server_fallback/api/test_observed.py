@@ -56,7 +56,7 @@ def scraped(app: Any) -> dict[str, float]:
 def test_metrics_count_what_happened_under_vllm_s_names() -> None:
     async def work() -> dict[str, float]:
         models = FakeModels(FakeExecutor())
-        models.fake.current = ExecutorState(True, "", 3, 2, 0.5, 1000, 100, 60, 4, 10, 40, 30)
+        models.fake.current = ExecutorState(True, "", 3, 2, 0.5, 1000, 100, 60, 4, 40, 30)
         app = create_app(models, ApiConfig())
         for body in (HI, {**HI, "stream": True}, {**HI, "n": 2}):
             await ask_app(app, "POST", CHAT, body)
@@ -79,7 +79,6 @@ def test_metrics_count_what_happened_under_vllm_s_names() -> None:
             "vllm:prefix_cache_queries_total": 100,
             "vllm:prefix_cache_hits_total": 60,
             "vllm:num_preemptions_total": 4,
-            "vllm:spec_decode_num_drafts_total": 10,
             "vllm:spec_decode_num_draft_tokens_total": 40,
             "vllm:spec_decode_num_accepted_tokens_total": 30,
             "vllm:prompt_tokens_total": 5 * 4 + 3,

@@ -16,6 +16,7 @@ import pytest
 from conftest import lacks
 from fake_models import FakeExecutor, FakeModels
 from live_server import live_server
+
 from nearfar.compiler.errors import DeviceError, QueueFull
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
