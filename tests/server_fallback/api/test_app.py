@@ -33,14 +33,14 @@ def code(response: Any) -> tuple[int, str | None]:
 
 
 def test_with_keys_all_but_health_and_metrics_needs_one(keys: Keys) -> None:
-    config = ApiConfig(keys=keys)
+    app = create_app(FakeModels(), ApiConfig(keys=keys))
     for path in (CHAT, "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models", "/v1/models/fake"):
-        response = ask("GET" if "models" in path else "POST", path, HI, config=config)
+        response = run(ask_app(app, "GET" if "models" in path else "POST", path, HI))
         assert code(response) == (401, "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
-    assert ask("POST", CHAT, HI, config=config, **WEB).status_code == 200
+    assert run(ask_app(app, "POST", CHAT, HI, **WEB)).status_code == 200
     for path in ("/health/live", "/health/ready", "/metrics", "/openapi.json"):
-        assert ask("GET", path, config=config).status_code == 200
+        assert run(ask_app(app, "GET", path)).status_code == 200
 
 
 def test_without_a_key_no_body_is_read(keys: Keys) -> None:
@@ -153,11 +153,11 @@ def test_pages_of_other_sites_may_not_call_unless_they_are_listed() -> None:
 
 
 def test_a_name_that_points_here_is_not_enough() -> None:
-    config = ApiConfig(allowed_hosts=("localhost", "127.0.0.1", "::1"))
+    app = create_app(FakeModels(), ApiConfig(allowed_hosts=("localhost", "127.0.0.1", "::1")))
     for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000"):
-        assert ask("GET", "/v1/models", config=config, host=host).status_code == 200
+        assert run(ask_app(app, "GET", "/v1/models", host=host)).status_code == 200
     for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "", "[::1"):
-        assert code(ask("GET", "/v1/models", config=config, host=host)) == (403, "host_not_allowed")
+        assert code(run(ask_app(app, "GET", "/v1/models", host=host))) == (403, "host_not_allowed")
 
 
 def test_readiness_follows_the_models() -> None:

@@ -132,12 +132,14 @@ def test_a_request_is_a_line_of_json(log: io.StringIO) -> None:
 
 
 def test_no_prompt_and_no_key_is_logged(log: io.StringIO) -> None:
-    keys = read_keys(None, {"NEARFAR_API_KEYS": "web=SECRET-12345678"})
+    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "web=SECRET-12345678"}))
+    models = FakeModels(FakeExecutor(pieces=["SECRET"] * 2, error_at=1))
+    app = create_app(models, config)
     for error in (RequestError("SECRET"), ZeroDivisionError("SECRET")):
-        models = FakeModels(FakeExecutor(error=error, pieces=["SECRET"] * 2, error_at=1))
+        models.fake.error = error
         for body in (SECRET, {**SECRET, "stream": True}, {**SECRET, "n": "SECRET"}, b"{SECRET", {**SECRET, "SECRET": "SECRET"}):
-            ask("POST", CHAT, body, models, ApiConfig(keys=keys), authorization="Bearer SECRET-12345678")
-            ask("POST", CHAT + "?SECRET=SECRET", body, models, ApiConfig(keys=keys), authorization="Bearer SECRET-1234567")
+            run(ask_app(app, "POST", CHAT, body, authorization="Bearer SECRET-12345678"))
+            run(ask_app(app, "POST", CHAT + "?SECRET=SECRET", body, authorization="Bearer SECRET-1234567"))
     ask("GET", "/SECRET")
     text = log.getvalue()
     assert "SECRET" not in text

@@ -36,8 +36,8 @@ def models() -> FakeModels:
 @pytest.fixture(scope="module")
 def address(models: FakeModels) -> Iterator[str]:
     config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"}))
-    with live_server(models, config) as port:
-        yield f"http://127.0.0.1:{port}/v1"
+    with live_server(models, config) as live:
+        yield f"http://127.0.0.1:{live.port}/v1"
 
 
 @pytest.fixture
@@ -112,11 +112,10 @@ def test_errors_are_the_client_s_own_classes(client: openai.OpenAI, models: Fake
 
 def test_an_error_in_mid_stream_is_raised(client: openai.OpenAI, models: FakeModels) -> None:
     models.fake.error, models.fake.error_at = DeviceError("lost"), 2
-    texts = []
+    chunks = client.chat.completions.create(model="fake", messages=MESSAGES, stream=True)
+    assert [next(chunks).choices[0].delta.content for _ in range(3)] == ["", "Hel", "lo"]
     with pytest.raises(openai.APIError, match="lost") as error:
-        for chunk in client.chat.completions.create(model="fake", messages=MESSAGES, stream=True):
-            texts.append(chunk.choices[0].delta.content)
-    assert texts == ["", "Hel", "lo"]
+        next(chunks)
     assert error.value.code == "device_error"
 
 
