@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,8 +32,7 @@ def live_server(models: FakeModels, config: ApiConfig) -> Iterator[LiveServer]:
     """While it serves."""
     listener = bind("127.0.0.1", 0)
     server = Server(create_app(models, config))
-    # With asyncio's own loop, as tests of other threads use it too.
-    thread = Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread = Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:
         wait_until(lambda: server.started)
