@@ -14,6 +14,7 @@ from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
+from nearfar.compiler.kernels.cuda import attention_mma
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
 from nearfar.compiler.kernels.cuda.rows16 import rows16, rows16_name
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
@@ -137,11 +138,14 @@ def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
 
 
 def prefill_variants(facts: Heads) -> list[Variant]:
-    """Any batch: tiles of rows where sequences have many, else row by row."""
+    """Any batch: tiles of rows where sequences have many, on tensor cores where heads fit them; else row by row."""
     name = f"rope_append{suffix(facts)}"
     append = {name: partial(rope_append, name, facts)}
     rows = []
-    for options in tile_options(facts):
+    if attention_mma.supports(facts):
+        name = f"attention_mma{suffix(facts, new=False)}"
+        rows.append(Variant(name, partial(attention_mma.attention_mma, name, facts), facts.activation, MANY_ROWS, before=append))
+    for options in tile_options(facts) if not rows else ():
         name = f"attention_tile_{options.rows}x{options.keys}{suffix(facts, new=False)}"
         rows.append(Variant(name, partial(attention_tile, name, facts, options), facts.activation, MANY_ROWS, before=append))
     name = f"attention{suffix(facts, new=False)}"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 PRELUDE = Path(__file__).parent / "emulator/prelude.hpp"
 FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(')
 # What a thread must wait for others to do.
-TOGETHER = re.compile(r"__sync|subgroupAdd|mma_|wait_for_copies")
+TOGETHER = re.compile(r"__sync|subgroupAdd|quad_|mma_|load_transposed|wait_for_copies")
 
 
 def find_compiler() -> list[str] | None:

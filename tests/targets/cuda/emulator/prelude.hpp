@@ -239,6 +239,22 @@ template <float (*number)(uint)> static inline void mma(float* sums, const uint*
 static inline void mma_f16(float* sums, const uint* a, const uint* b) { mma<number_of_half>(sums, a, b); }
 static inline void mma_bf16(float* sums, const uint* a, const uint* b) { mma<number_of_bfloat>(sums, a, b); }
 
+// PTX ISA, ldmatrix: transposed, thread i has rows 2 (i % 4) and the next of column i / 4 of each matrix.
+static inline void load_transposed(uint* words, const void* row) {
+  if ((uintptr_t)row % 16) stop("a row of a matrix is not aligned");
+  uint address[2];
+  memcpy(address, &row, 8);
+  const Exchange& all = exchange(address, 2);
+  for (uint matrix = 0; matrix < 4; matrix++) {
+    words[matrix] = 0;
+    for (uint i = 0; i < 2; i++) {
+      const unsigned short* from;
+      memcpy(&from, all.words[matrix * 8 + current % 4 * 2 + i], 8);
+      words[matrix] |= (uint)from[current % 32 / 4] << 16 * i;
+    }
+  }
+}
+
 // Nothing is copied before the thread waits for it.
 struct Copy { void* to; const void* from; };
 static std::vector<Copy> copies[1024];
