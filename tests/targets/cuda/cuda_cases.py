@@ -60,7 +60,9 @@ def cuda_cases() -> Iterator[Case]:
 def attention_mma_case(facts: Heads) -> Case:
     plain = attention_case("mma", facts)
     runs = lambda: [attention_run(facts, batch) for batch in MANY_KEYS]  # noqa: E731
-    return replace(plain, build=lambda: [rope_append("append", facts), attention_mma("attention", facts)], runs=runs, dtype=facts.activation)
+    return replace(
+        plain, build=lambda: [rope_append("append", facts), attention_mma("attention", facts)], runs=runs, dtype=facts.activation
+    )
 
 
 def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
