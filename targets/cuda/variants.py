@@ -24,7 +24,7 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.plan import Step
 from nearfar.targets.webgpu import variants as webgpu
-from nearfar.targets.webgpu.variants import DECODE, MANY_ROWS, SHORT_DECODE, Context, Variant, sizes
+from nearfar.targets.webgpu.variants import DECODE, SHORT_DECODE, Context, Variant, sizes
 
 from .source import MAX_SHARED_BYTES
 
@@ -32,6 +32,8 @@ from .source import MAX_SHARED_BYTES
 MAX_VECTOR_ROWS = 2
 # Up to so many rows, workgroups of few outputs whose warps share out the columns: there are enough of them for every multiprocessor.
 MAX_NARROW_ROWS = 32
+# A tile takes its sequences one after the other, so it is for long runs of rows.
+MANY_ROWS: Condition = ["<=", ["mul", "B", 32], "S"]
 # Keys of a range of decode attention.
 SPLIT = 256
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
