@@ -325,6 +325,7 @@ def any_of(*conditions: Scalar) -> Scalar:
 
 
 exp = tirx.exp
+exp2 = tirx.exp2
 log = tirx.log
 magnitude = tirx.abs
 rsqrt = tirx.rsqrt
@@ -340,6 +341,11 @@ def extern(dtype: str, function: str, *arguments: Scalar) -> Scalar:
 def perform(function: str, *arguments: Scalar | int) -> None:
     """A call of a function of the target's language for what it does."""
     script.evaluate(tirx.call_extern("void", function, *arguments))
+
+
+def result_of(dtype: str, function: str, *arguments: Scalar) -> Scalar:
+    """As `perform`, with a result; store it at once."""
+    return tirx.call_extern(dtype, function, *arguments)
 
 
 def place_of(array: Array, *index: Scalar | int) -> Scalar:

@@ -49,6 +49,15 @@ __device__ __forceinline__ void copy_16_bytes(void* shared, const void* global, 
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Four 8 by 8 matrices of 16-bit elements from shared memory, transposed; thread i gives row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_transposed(uint* words, const void* row) {
+  const uint place = (uint)__cvta_generic_to_shared(row);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(place)
+               : "memory");
+}
+
 // sums (16, 8) += a (16, 16) @ b (16, 8), spread over a warp as PTX says (PTX ISA, matrix fragments for mma.m16n8k16).
 __device__ __forceinline__ void mma_f16(float* sums, const uint* a, const uint* b) {
   asm volatile(

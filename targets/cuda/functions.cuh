@@ -15,6 +15,7 @@ __device__ __forceinline__ float high_half(uint word) { return low_half(word >> 
 // --- WGSL's functions (W3C, WGSL, built-in functions); of those that give vectors one for each lane ---
 __device__ __forceinline__ float unpack2x16float_x(uint word) { return low_half(word); }
 __device__ __forceinline__ float unpack2x16float_y(uint word) { return high_half(word); }
+__device__ __forceinline__ uint pack2x16float(float2 value) { return (uint)half(value.x).bits | ((uint)half(value.y).bits << 16); }
 // -128 counts as -127.
 __device__ __forceinline__ float snorm(uint byte) { return fmaxf((float)(signed char)byte * (1.0f / 127.0f), -1.0f); }
 __device__ __forceinline__ float unpack4x8snorm_x(uint word) { return snorm(word & 255u); }
@@ -32,10 +33,21 @@ __device__ __forceinline__ float subgroupAdd(float value) {
   for (int step = 16; step; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
   return value;
 }
+// Over the four threads that hold a row of a tile (PTX ISA, matrix fragments).
+__device__ __forceinline__ float quad_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
 
-// TVM keeps a condition for each lane in a vector of what is chosen.
-__device__ __forceinline__ float2 bools(bool x, bool y) { return make_float2(x, y); }
-__device__ __forceinline__ float4 bools(bool x, bool y, bool z, bool w) { return make_float4(x, y, z, w); }
+// A condition for each lane.
+struct bool2 { bool x, y; };
+struct bool4 { bool x, y, z, w; };
+__device__ __forceinline__ bool2 bools(bool x, bool y) { return {x, y}; }
+__device__ __forceinline__ bool4 bools(bool x, bool y, bool z, bool w) { return {x, y, z, w}; }
 
 // --- eight weights as pairs of 16-bit floats: weights 0 and 2, 1 and 3, 4 and 6, 5 and 7 ---
 #define ONES_F16 0x3c003c00u

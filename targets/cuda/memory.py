@@ -16,7 +16,7 @@ import numpy as np
 from nearfar.compiler.batch import Batch
 from nearfar.compiler.bundle import Bundle
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.expr import evaluate
+from nearfar.compiler.expr import Condition, evaluate
 from nearfar.compiler.manifest import BufferEntry, Manifest
 from nearfar.compiler.rope import rope_table
 
@@ -49,9 +49,12 @@ class DeviceMemory:
             self.addresses[name] = driver.allocate(table.nbytes)
             driver.upload(self.addresses[name], table)
         scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
+        # A prefill has many more tokens than there are sequences, and need not find room where only decode steps come.
+        small = {f"scratch.{name}" for name in decode_scratch(self._manifest)}
+        fewer = {**most, "S": min(most["S"], most["B"])}
         for name, entry in {**plan.states, **plan.buffers, **scratch}.items():
             # A driver allocates nothing of no bytes, as the states of adapters are where there is no place for any.
-            size = max(self._size_bytes(name, entry), ALIGNMENT)
+            size = max(self._size_bytes(name, entry, fewer if name in small else most), ALIGNMENT)
             self.addresses[name] = driver.allocate(size)
             # States must start as zeros; of the others, what nobody writes is never used.
             if name in plan.states:
@@ -75,10 +78,10 @@ class DeviceMemory:
     def state_row_bytes(self, name: str) -> int:
         """Bytes of one page, or of one slot, of a state."""
         entry = self._manifest.plan.states[name]
-        return self._size_bytes(name, entry) // evaluate(entry.shape[0], self._most)
+        return self._size_bytes(name, entry, self._most) // evaluate(entry.shape[0], self._most)
 
-    def _size_bytes(self, name: str, entry: BufferEntry) -> int:
-        elements = int(np.prod([evaluate(size, self._most) for size in entry.shape], dtype=np.int64))
+    def _size_bytes(self, name: str, entry: BufferEntry, most: Mapping[str, int]) -> int:
+        elements = int(np.prod([evaluate(size, most) for size in entry.shape], dtype=np.int64))
         # Kernels index vectors of at least 4 bytes with 32-bit integers.
         size = elements * ITEM_BYTES[self._activation if entry.dtype == "activation" else entry.dtype]
         if size >= 4 << 31:
@@ -110,6 +113,22 @@ class DeviceMemory:
         for event in events:
             if event is not None:
                 self._driver.wait(event)
+
+
+def decode_scratch(manifest: Manifest) -> set[str]:
+    """Scratch that only variants bind which need one new token of every sequence."""
+    wanted: dict[bool, set[str]] = {True: set(), False: set()}
+    for row in (row for rows in manifest.variants.values() for row in rows):
+        bindings = (binding for name in row.kernels for binding in manifest.kernels[name].bindings)
+        names = {binding.plane for binding in bindings if binding.role == "scratch" and binding.plane}
+        wanted[needs_decode(row.when)] |= names
+    return wanted[True] - wanted[False]
+
+
+def needs_decode(when: Condition) -> bool:
+    if when is None:
+        return False
+    return when == ["==", "S", "B"] or (when[0] == "and" and any(needs_decode(each) for each in when[1:]))
 
 
 def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, ArenaPlace]:

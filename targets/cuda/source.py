@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 VECTOR_FUNCTIONS = ("unpack2x16float", "unpack4x8snorm")
 REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (rf"(\.([xyzw]) = )({'|'.join(VECTOR_FUNCTIONS)})\(", r"\1\3_\2("),
-    # TVM writes these for the condition of a select between vectors, and keeps them in a vector of floats.
-    (r"\bmake_ushort[24]\(", "bools("),
+    # TVM writes these for the condition of a select between vectors, and gives them the type of what is chosen.
+    (r"\b\w+([24]) (v_\w*) = make_ushort[24]\(", r"bool\1 \2 = bools("),
     (r"\bround\(", "round_even("),
     # A subgroup is a warp, and blocks are whole warps.
     (rf"\b{SUBGROUP_ID}\(\)", f"(threadIdx.x / {WARP}u)"),

@@ -15,6 +15,7 @@ from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
+from nearfar.compiler.kernels.cuda import attention_mma
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
 from nearfar.compiler.kernels.cuda.rows16 import rows16, rows16_name
 from nearfar.compiler.kernels.gate_halves import gate_halves
@@ -25,7 +26,7 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.plan import Step
 from nearfar.targets.webgpu import variants as webgpu
-from nearfar.targets.webgpu.variants import DECODE, MANY_ROWS, SHORT_DECODE, Context, Variant, sizes
+from nearfar.targets.webgpu.variants import DECODE, SHORT_DECODE, Context, Variant, sizes
 
 from .source import MAX_SHARED_BYTES
 
@@ -33,6 +34,8 @@ from .source import MAX_SHARED_BYTES
 MAX_VECTOR_ROWS = 2
 # Up to so many rows, workgroups of few outputs whose warps share out the columns: there are enough of them for every multiprocessor.
 MAX_NARROW_ROWS = 32
+# A tile takes its sequences one after the other, so it is for long runs of rows.
+MANY_ROWS: Condition = ["<=", ["mul", "B", 32], "S"]
 # Keys of a range of decode attention.
 SPLIT = 256
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
@@ -146,22 +149,25 @@ def decode_variants(facts: Heads) -> list[Variant]:
 
 
 def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
-    """As many of a kv head's query heads a workgroup as fit, up to eight; of these the most threads, then the largest tile."""
+    """As many of a kv head's query heads a workgroup as fit, up to eight; of these the largest tile, with two keys a thread."""
     for heads in range(min(facts.group, 8), 0, -1):
-        for threads, tile in ((256, 256), (256, 128), (128, 128), (64, 64)):
-            options = DecodeOptions(heads, threads, tile, key_lanes=8 if facts.kv == "q8" else 4, split=split)
+        for threads, tile in ((128, 256), (64, 128), (64, 64), (256, 256)):
+            options = DecodeOptions(heads, threads, tile, split)
             divides = facts.group % heads == 0 and (split or tile) % tile == 0
-            if divides and facts.vectors <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
+            if divides and options.parts(facts) <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
                 return options
     return None
 
 
 def prefill_variants(facts: Heads) -> list[Variant]:
-    """Any batch: tiles of rows where sequences have many, else row by row."""
+    """Any batch: tiles of rows where sequences have many, on tensor cores where heads fit them; else row by row."""
     name = f"rope_append{suffix(facts)}"
     append = {name: partial(rope_append, name, facts)}
     rows = []
-    for options in tile_options(facts):
+    if attention_mma.supports(facts):
+        name = f"attention_mma{suffix(facts, new=False)}"
+        rows.append(Variant(name, partial(attention_mma.attention_mma, name, facts), facts.activation, MANY_ROWS, before=append))
+    for options in tile_options(facts) if not rows else ():
         name = f"attention_tile_{options.rows}x{options.keys}{suffix(facts, new=False)}"
         rows.append(Variant(name, partial(attention_tile, name, facts, options), facts.activation, MANY_ROWS, before=append))
     name = f"attention{suffix(facts, new=False)}"

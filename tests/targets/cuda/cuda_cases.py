@@ -7,15 +7,17 @@ from dataclasses import replace
 
 # Makes numpy know "bfloat16".
 import ml_dtypes  # noqa: F401
-from kernel_cases import EPS, FORMATS, all_cases, attention_case, projection_run
+from kernel_cases import EPS, FORMATS, all_cases, attention_case, attention_run, projection_run
 from kernel_harness import Case
 
 from nearfar.compiler.kernels.attention_decode import DecodeOptions
 from nearfar.compiler.kernels.attention_tile import TileOptions
+from nearfar.compiler.kernels.cuda.attention_mma import attention_mma
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.rope_append import rope_append
 
 # One past a tile of 16, 32 or 64 rows, and the ends of them.
 BATCHES = (1, 16, 33, 64, 65)
@@ -25,6 +27,8 @@ SHAPES = {
     "many_depths": (16, 2, 1, 4),
     "both": (32, 1, 2, 2),
 }
+# What sequences have cached, and their new tokens: one, ends of tiles of 64, tiles of several sequences, and a sequence of several tiles.
+MANY_KEYS = (((0, 1),), ((0, 64),), ((63, 5), (0, 3), (64, 70), (1, 1)), ((20, 131),))
 # (shape, quantization, dtype, columns, outputs, what the projection has).
 MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("one_warp", "q4f16", "float16", 128, 8, {}),
@@ -45,9 +49,20 @@ def cuda_cases() -> Iterator[Case]:
     # Here it is about CUDA's code, not about templates' logic, which WebGPU's tests run through in full.
     yield from list(all_cases())[::16]
     yield from (mma_case(*row) for row in MMA)
+    for heads, kv_heads, head_dim, activation, kv in ((4, 2, 64, "bfloat16", "activation"), (1, 1, 32, "float16", "q8")):
+        yield attention_mma_case(Heads(heads, kv_heads, head_dim, 16, 160, activation, EPS, kv))
+    yield attention_mma_case(Heads(2, 1, 128, 16, 160, "float16", None))
     facts = Heads(4, 2, 64, 16, 160, "bfloat16", EPS)
     yield attention_case("tile", facts, tile=TileOptions(16))
-    yield attention_case("split", facts, decode=DecodeOptions(2, 128, 32, split=64))
+    yield attention_case("split", facts, decode=DecodeOptions(2, 64, 64, split=64))
+
+
+def attention_mma_case(facts: Heads) -> Case:
+    plain = attention_case("mma", facts)
+    runs = lambda: [attention_run(facts, batch) for batch in MANY_KEYS]  # noqa: E731
+    return replace(
+        plain, build=lambda: [rope_append("append", facts), attention_mma("attention", facts)], runs=runs, dtype=facts.activation
+    )
 
 
 def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: int, options: dict[str, object]) -> Case:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,10 @@ from kernel_harness import Case, Run
 from nearfar.compiler.expr import evaluate
 from nearfar.compiler.ops import Array
 from nearfar.targets.cuda.source import CudaKernel, cuda, source_file
+
+# How many bytes are watched behind every array, and what they hold.
+BEHIND = 256
+UNTOUCHED = 0xA5
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,8 @@ class Emulated:
             parameters += [evaluate(scalar, run.dims) for scalar in kernel.scalars]
             x, y = (evaluate(size, run.dims) for size in kernel.kernel.grid)
             self.library.launch(kernel.entry, (x, y), kernel.kernel.workgroup_size, parameters)
+        for role, array in buffers.items():
+            assert (behind(array) == UNTOUCHED).all(), (case.name, role, "was written beyond its end")
         return buffers
 
 
@@ -53,8 +60,13 @@ def emulate(cases: Sequence[Case], folder: Path) -> Emulated:
 
 def aligned(array: Array) -> Array:
     """A copy at a multiple of 256 bytes, as a GPU's allocations are."""
-    room = np.empty(array.nbytes + 256, np.uint8)
+    room = np.full(array.nbytes + 256 + BEHIND, UNTOUCHED, np.uint8)
     start = -room.ctypes.data % 256
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
+
+
+def behind(array: Array) -> Array:
+    """The bytes behind such a copy."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * BEHIND).from_address(array.ctypes.data + array.nbytes))

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-PRELUDE = Path(__file__).parent / "emulator/prelude.hpp"
+EMULATOR = Path(__file__).parent / "emulator"
+PRELUDE = EMULATOR / "prelude.hpp"
 FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(')
 # What a thread must wait for others to do.
-TOGETHER = re.compile(r"__sync|subgroupAdd|mma_|wait_for_copies")
+TOGETHER = re.compile(r"__sync|subgroupAdd|quad_|mma_|load_transposed|wait_for_copies")
 
 
 def find_compiler() -> list[str] | None:
@@ -30,26 +31,11 @@ def find_compiler() -> list[str] | None:
 
 
 class Library:
-    """Kernels that were compiled from a file such as `source.source_file` writes. Each distinct text is compiled once in a folder."""
+    """Kernels of a file such as `source.source_file` writes. Each distinct text is compiled once in a folder."""
 
     def __init__(self, source: str, folder: Path) -> None:
-        head, *kernels = re.split(r'(?=^extern "C" __global__)', source, flags=re.MULTILINE)
-        parts = [f'#include "{PRELUDE}"', head]
-        for kernel in kernels:
-            name = FUNCTION.match(kernel)
-            assert name is not None, kernel[:200]
-            parts += [kernel, f"KERNEL({name[1]}, {'false' if TOGETHER.search(kernel) else 'true'})"]
-        text = "\n".join(parts)
-        file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.cpp"
-        library = file.with_suffix(".so")
-        if not library.exists():
-            compiler = find_compiler()
-            assert compiler is not None
-            file.write_text(text)
-            command = [*compiler, "-std=c++17", "-O1", "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(file)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[:4000]
-        self._library = ctypes.CDLL(str(library))
+        self.path = library_of(source, folder)
+        self._library = ctypes.CDLL(str(self.path))
 
     def launch(self, entry: str, grid: tuple[int, int], threads: int, parameters: Sequence[int] | npt.NDArray[np.uint64]) -> None:
         """Run a kernel on addresses and integers, in the order of its parameters."""
@@ -58,3 +44,29 @@ class Library:
         sizes = np.array(grid, np.uint32)
         launch = self._library[f"launch_{entry}"]
         launch(ctypes.c_void_p(pointers.ctypes.data), ctypes.c_void_p(sizes.ctypes.data), ctypes.c_uint(threads))
+
+
+def library_of(source: str, folder: Path) -> Path:
+    """The shared library of a file of kernels, with functions "launch_NAME" and numbers "parameters_NAME"."""
+    head, *kernels = re.split(r'(?=^extern "C" __global__)', source, flags=re.MULTILINE)
+    parts = [f'#include "{PRELUDE}"', head]
+    for kernel in kernels:
+        name = FUNCTION.match(kernel)
+        assert name is not None, kernel[:200]
+        parts += [kernel, f"KERNEL({name[1]}, {'false' if TOGETHER.search(kernel) else 'true'})"]
+    text = "\n".join(parts)
+    file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.cpp"
+    library = file.with_suffix(".so")
+    if not library.exists():
+        file.write_text(text)
+        compile_library(file, library)
+    return library
+
+
+def compile_library(source: Path, library: Path) -> None:
+    """Compile C++ with the compiler that there is. Warnings about generated code mean nothing."""
+    compiler = find_compiler()
+    assert compiler is not None
+    command = [*compiler, "-std=c++17", "-O1", "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]

@@ -18,6 +18,7 @@ from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.reference import ReferenceRunner
 from nearfar.compiler.sampling import COUNTS, Settings
 from nearfar.targets.cuda.decode_graphs import Bucket, bucket_of, bucket_sizes
+from nearfar.targets.cuda.memory import decode_scratch
 from nearfar.targets.cuda.runner import CudaRunner, choose_activation
 
 CompileTiny = Callable[..., Path]
@@ -162,6 +163,12 @@ def test_a_gpu_of_another_generation_is_refused_with_what_to_compile(cuda_bundle
             CudaRunner(bundle, driver=EmulatedDriver(emulated_cuda, arch))
     with pytest.raises(DeviceError, match="compiled for float16 activations, not for bfloat16"):
         choose_activation(bundle.manifest, "bfloat16", cuda_bundle)
+
+
+def test_only_decode_steps_ask_for_scratch_by_ranges_of_keys(cuda_bundle: Path) -> None:
+    manifest = open_bundle(cuda_bundle).manifest
+    assert decode_scratch(manifest) == {"partials"}
+    assert {"q", "rows16", "row_factors"} <= manifest.scratch.keys()
 
 
 def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:

@@ -114,6 +114,7 @@ static uint current;
 static jmp_buf scheduler;
 static void (*body)(void**);
 static void** arguments;
+static bool backwards;
 static const uint STACK_BYTES = 64 << 10;
 
 [[noreturn]] static void stop(const char* what) {
@@ -153,15 +154,17 @@ static void resume(uint thread, bool first) {
 }
 
 static void run_block() {
-  const uint threads = blockDim.x;
+  const uint threads = blockDim.x, warps = (threads + 31) / 32;
   for (bool first = true;; first = false) {
     uint waiting = 0;
-    for (uint warp = 0; warp < threads; warp += 32) {
-      const uint end = min(warp + 32, threads);
+    for (uint turn = 0; turn < warps; turn++) {
+      // Every other launch from the last thread to the first, so that a barrier that is missing shows.
+      const uint warp = (backwards ? warps - 1 - turn : turn) * 32, end = min(warp + 32, threads);
       if (!first && fibers[warp].state == DONE) continue;
       for (bool again = false;; again = true) {
         uint at_warp = 0, done = 0;
-        for (uint thread = warp; thread < end; thread++) {
+        for (uint place = warp; place < end; place++) {
+          const uint thread = backwards ? end - 1 - (place - warp) : place;
           resume(thread, first && !again);
           at_warp += fibers[thread].state == AT_WARP;
           done += fibers[thread].state == DONE;
@@ -183,6 +186,7 @@ template <typename... A, size_t... I> static void call(void (*kernel)(A...), voi
 }
 template <auto kernel> struct Caller;
 template <typename... A, void (*kernel)(A...)> struct Caller<kernel> {
+  static constexpr unsigned parameters = sizeof...(A);
   static void run(void** values) { call(kernel, values, std::index_sequence_for<A...>{}); }
 };
 
@@ -192,6 +196,7 @@ template <auto kernel> static void launch(void** values, const uint* grid, uint 
   gridDim = {grid[0], grid[1], 1};
   body = Caller<kernel>::run;
   arguments = values;
+  backwards = !backwards;
   while (!alone && fibers.size() < threads) fibers.push_back({DONE, {}, std::vector<char>(STACK_BYTES)});
   for (blockIdx.y = 0; blockIdx.y < grid[1]; blockIdx.y++)
     for (blockIdx.x = 0; blockIdx.x < grid[0]; blockIdx.x++) {
@@ -200,6 +205,7 @@ template <auto kernel> static void launch(void** values, const uint* grid, uint 
     }
 }
 #define KERNEL(name, alone) \
+  extern "C" const unsigned parameters_##name = Caller<name>::parameters; \
   extern "C" void launch_##name(void** values, const uint* grid, uint threads) { launch<name>(values, grid, threads, alone); }
 
 // --- what the threads of a warp do together ----------------------------------------------------------------------------------------------
@@ -238,6 +244,22 @@ template <float (*number)(uint)> static inline void mma(float* sums, const uint*
 }
 static inline void mma_f16(float* sums, const uint* a, const uint* b) { mma<number_of_half>(sums, a, b); }
 static inline void mma_bf16(float* sums, const uint* a, const uint* b) { mma<number_of_bfloat>(sums, a, b); }
+
+// PTX ISA, ldmatrix: transposed, thread i has rows 2 (i % 4) and the next of column i / 4 of each matrix.
+static inline void load_transposed(uint* words, const void* row) {
+  if ((uintptr_t)row % 16) stop("a row of a matrix is not aligned");
+  uint address[2];
+  memcpy(address, &row, 8);
+  const Exchange& all = exchange(address, 2);
+  for (uint matrix = 0; matrix < 4; matrix++) {
+    words[matrix] = 0;
+    for (uint i = 0; i < 2; i++) {
+      const unsigned short* from;
+      memcpy(&from, all.words[matrix * 8 + current % 4 * 2 + i], 8);
+      words[matrix] |= (uint)from[current % 32 / 4] << 16 * i;
+    }
+  }
+}
 
 // Nothing is copied before the thread waits for it.
 struct Copy { void* to; const void* from; };

@@ -1,0 +1,210 @@
+"""A bundle on this machine's NVIDIA GPU: time to load, decoding alone as a share of the copy speed, and many sequences at once.
+
+``make bench-cuda`` runs it, prints a table and writes ``build/bench/cuda.json``. Without ``--bundle`` it compiles a random checkpoint with
+the shapes of Qwen3-0.6B for that GPU. The many sequences are nano-vllm's workload: 256 prompts of 100 to 1,024 tokens, and as many new
+tokens each, drawn at temperature 0.6, nobody stopping early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from checkpoints import QWEN3_0_6B, write_checkpoint
+from rich.console import Console
+from rich.table import Table
+
+from nearfar.compiler.batch import Chunk, Limits, Output, make_batch
+from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.report import make_report
+from nearfar.compiler.sampling import Settings
+from nearfar.targets.cuda.driver import Driver, NvidiaDriver
+from nearfar.targets.cuda.runner import CudaRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+# Of one prefill step.
+PREFILL_TOKENS = 8192
+MANY = (100, 1024)
+
+
+@dataclass(frozen=True)
+class Result:
+    """``decode_share``: bytes of weights, keys and values that a token reads, by its time, over the speed of copies."""
+
+    device: str
+    load_seconds: float
+    copy_gigabytes_per_second: float
+    decode_milliseconds: float
+    decode_share: float
+    sequences: int
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    new_tokens_per_second: float
+    first_tokens_seconds: float
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt's length, how many tokens follow it, and its pages."""
+
+    prompt: int
+    new: int
+    pages: list[int]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, help="a bundle of your own (default: random weights with the shapes of Qwen3-0.6B)")
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--activation", choices=("float16", "bfloat16", "float32"), help="default: the bundle's first")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where checkpoint, bundle and results go")
+    options = parser.parse_args()
+    driver = NvidiaDriver()
+    bundle = open_bundle(options.bundle or compiled(options.folder, driver.arch))
+    result = measure(bundle, driver, options.sequences, MANY, activation=options.activation)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    (options.folder / "cuda.json").write_text(json.dumps(asdict(result), indent=2))
+    print_result(bundle.manifest.model, result)
+
+
+def compiled(folder: Path, arch: str) -> Path:
+    checkpoint, bundle = folder / QWEN3_0_6B.name, folder / f"{QWEN3_0_6B.name}-cuda"
+    if not (checkpoint / "model.safetensors").exists():
+        write_checkpoint(QWEN3_0_6B, checkpoint)
+    compile_model(str(checkpoint), bundle, CompileOptions(target="cuda", arch=arch, self_test=False, force=True))
+    return bundle
+
+
+def measure(
+    bundle: Bundle,
+    driver: Driver,
+    count: int,
+    lengths: tuple[int, int],
+    *,
+    steps: int = 200,
+    copies: int = 20,
+    activation: str | None = None,
+) -> Result:
+    """``lengths``: the shortest and longest prompt, and likewise for new tokens. Closes the driver."""
+    page_size = bundle.manifest.page_size
+    sequences = workload(count, lengths, page_size)
+    pages = sum(len(sequence.pages) for sequence in sequences)
+    speed = copy_speed(driver, copies, 1 << 20 if copies == 1 else 1 << 30)
+    started = time.perf_counter()
+    limits = Limits(tokens=max(PREFILL_TOKENS, count), sequences=count, rows=count, pages=pages)
+    runner = CudaRunner(bundle, limits=limits, activation=activation, driver=driver)
+    load_seconds = time.perf_counter() - started
+    seconds_a_token = decode_alone(runner, lengths[0], steps)
+    report = make_report(bundle.manifest, activation=activation)
+    bytes_a_token = report.weight_bytes + report.kv_bytes_per_token * (lengths[0] + steps / 2)
+    run_many(runner, sequences[: min(count, 2)])
+    total, first = run_many(runner, sequences)
+    device = runner.device
+    runner.close()
+    new_tokens = sum(sequence.new for sequence in sequences)
+    return Result(
+        device=device,
+        load_seconds=load_seconds,
+        copy_gigabytes_per_second=speed / 1e9,
+        decode_milliseconds=seconds_a_token * 1e3,
+        decode_share=bytes_a_token / seconds_a_token / speed,
+        sequences=count,
+        prompt_tokens=sum(sequence.prompt for sequence in sequences),
+        new_tokens=new_tokens,
+        seconds=total,
+        new_tokens_per_second=new_tokens / total,
+        first_tokens_seconds=first,
+    )
+
+
+def workload(count: int, lengths: tuple[int, int], page_size: int) -> list[Request]:
+    rng = np.random.default_rng(0)
+    sequences = []
+    used = 0
+    for _ in range(count):
+        prompt, new = (int(rng.integers(lengths[0], lengths[1] + 1)) for _ in range(2))
+        pages = -(-(prompt + new) // page_size)
+        sequences.append(Request(prompt, new, list(range(used, used + pages))))
+        used += pages
+    return sequences
+
+
+def copy_speed(driver: Driver, copies: int, size: int) -> float:
+    """Bytes read and written in a second by copies on the device."""
+    source, destination = driver.allocate(size), driver.allocate(size)
+    driver.clear(source, size)
+    driver.copy(destination, source, size)
+    driver.wait(driver.record())
+    started = time.perf_counter()
+    for _ in range(copies):
+        driver.copy(destination, source, size)
+    driver.wait(driver.record())
+    seconds = time.perf_counter() - started
+    driver.free(source)
+    driver.free(destination)
+    return 2 * size * copies / seconds
+
+
+def decode_alone(runner: CudaRunner, context: int, steps: int) -> float:
+    """Seconds of one greedy token of one sequence, its ids staying on the device."""
+    manifest = runner.manifest
+    pages = list(range(manifest.pages_for(context + 2 * steps)))[: runner.num_pages]
+    runner.forward(make_batch([Chunk(list(range(1, context + 1)), 0, pages, [context - 1], slot=0)], manifest.page_size))
+
+    def run(start: int) -> None:
+        futures = [runner.submit(make_batch([Chunk([-1], start + i, pages, [0], slot=0)], manifest.page_size)) for i in range(steps)]
+        futures[-1].result()
+
+    run(context)
+    started = time.perf_counter()
+    run(context)
+    return (time.perf_counter() - started) / steps
+
+
+def run_many(runner: CudaRunner, sequences: Sequence[Request]) -> tuple[float, float]:
+    """Seconds until all sequences are complete, and until all have their first token: prompts first, then all decode side by side."""
+    page_size = runner.manifest.page_size
+    settings = Settings(temperature=0.6, draw=0.5)
+    started = time.perf_counter()
+    last: Future[Output] | None = None
+    waiting = list(enumerate(sequences))
+    while waiting:
+        chunks: list[Chunk] = []
+        room = runner.limits.tokens
+        while waiting and waiting[0][1].prompt <= room:
+            slot, sequence = waiting.pop(0)
+            room -= sequence.prompt
+            token_ids = [1 + (slot + 7 * i) % 250 for i in range(sequence.prompt)]
+            chunks.append(Chunk(token_ids, 0, sequence.pages, [sequence.prompt - 1], settings, slot))
+        last = runner.submit(make_batch(chunks, page_size))
+    assert last is not None
+    last.result()
+    first = time.perf_counter() - started
+    for step in range(1, max(sequence.new for sequence in sequences)):
+        chunks = [
+            Chunk([-1 - slot], sequence.prompt + step - 1, sequence.pages, [0], settings, slot)
+            for slot, sequence in enumerate(sequences)
+            if step < sequence.new
+        ]
+        last = runner.submit(make_batch(chunks, page_size))
+    last.result()
+    return time.perf_counter() - started, first
+
+
+def print_result(model: str, result: Result) -> None:
+    table = Table(title=f"{model} on {result.device}", show_header=False, title_justify="left")
+    for name, value in asdict(result).items():
+        table.add_row(name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

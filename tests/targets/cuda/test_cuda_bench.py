@@ -1,0 +1,21 @@
+"""The benchmark runs to its end on an emulated GPU, so that it will where there is one. Its figures mean nothing here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench_cuda import measure, print_result
+from emulated_driver import EmulatedDriver
+
+from nearfar.compiler.bundle import open_bundle
+
+
+def test_the_benchmark_runs_to_its_end(cuda_bundle: Path, emulated_cuda: Path) -> None:
+    driver = EmulatedDriver(emulated_cuda)
+    result = measure(open_bundle(cuda_bundle), driver, 3, (2, 9), steps=2, copies=1)
+    assert result.sequences == 3
+    assert 6 <= result.new_tokens <= 27
+    assert result.new_tokens_per_second > 0
+    # Decoding runs in graphs, one for each bucket of sequences.
+    assert driver.captured >= 3
+    print_result("tiny", result)
