@@ -30,6 +30,8 @@ def main() -> None:
     # What libraries print must not get between the frames.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # Rules of nested schemas are written by functions that call themselves.
+    sys.setrecursionlimit(50_000)
     requests = sys.stdin.buffer
     try:
         compiler, setup = _start(read_frame(requests))
