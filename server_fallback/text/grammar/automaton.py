@@ -17,8 +17,10 @@ from .ebnf import RuleBook, alternatives, character_ways, literal
 
 _MOST_STATES = 1500
 _JSON_ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
-# How characters are written: as they are, or as the inside of a JSON string.
-Encoding = Literal["plain", "json"]
+# What a language's texts are: the whole answer; a JSON value as it is written; or a JSON string's characters, and the quote behind them.
+Place = Literal["answer", "value", "string"]
+# What comes after a JSON value, or a name. Without it, xgrammar must try each token that ends a value against all that may follow.
+FOLLOWED = "(= [ \\n\\t]* [,}\\]:])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,10 @@ def text_language(text: str) -> Language:
     return Series(tuple(Set(single(character)) for character in text))
 
 
-def language_rule(
-    book: RuleBook, language: Language, encoding: Encoding, where: str, least: int = 0, most: int | None = None
-) -> str | None:
+def language_rule(book: RuleBook, language: Language, place: Place, where: str, least: int = 0, most: int | None = None) -> str | None:
     """Add the rules of the language's texts of ``least`` to ``most`` characters; its rule's name, None where it has none.
+
+    The rule of place "string" starts behind the opening quote.
 
     Raises RequestError where it is too large; ``where`` names it.
     """
@@ -73,7 +75,7 @@ def language_rule(
     start, end = automaton.add(language)
     atoms = automaton.atoms()
     states = _minimal(_useful(_of_length(automaton.states(start, end, atoms), least, most, where)))
-    return _write_rules(book, states, atoms, encoding, where) if states else None
+    return _write_rules(book, states, atoms, place, where) if states else None
 
 
 class _Nfa:
@@ -254,25 +256,26 @@ def _minimal(states: Sequence[_State]) -> list[_State]:
     return [_State(state.accepting, tuple(-1 if to < 0 else block[to] for to in state.following)) for _, state in sorted(first.items())]
 
 
-def _write_rules(book: RuleBook, states: Sequence[_State], atoms: Ranges, encoding: Encoding, where: str) -> str:
+def _write_rules(book: RuleBook, states: Sequence[_State], atoms: Ranges, place: Place, where: str) -> str:
     names = [book.reserve("state") for _ in states]
+    end, after = (literal('"') if place == "string" else '""'), ("" if place == "answer" else f" {FOLLOWED}")
     for index, state in enumerate(states):
         sets: dict[int, list[tuple[int, int]]] = {}
         for to, atom in zip(state.following, atoms, strict=True):
             if to >= 0:
                 sets.setdefault(to, []).append(atom)
         own = sets.pop(index, None)
-        onward = [f"{alternatives(_written(union(ranges), encoding, where))} {names[to]}" for to, ranges in sets.items()]
-        loop = "" if own is None else f"{alternatives(_written(union(own), encoding, where))}* "
-        book.define(names[index], loop + alternatives([*(['""'] if state.accepting else []), *onward]))
+        onward = [f"{alternatives(_written(union(ranges), place, where))} {names[to]}" for to, ranges in sets.items()]
+        loop = "" if own is None else f"{alternatives(_written(union(own), place, where))}* "
+        book.define(names[index], f"({loop}{alternatives([*([end] if state.accepting else []), *onward])}){after}")
     return names[0]
 
 
-def _written(ranges: Ranges, encoding: Encoding, where: str) -> list[str]:
-    plain = character_ways(subtract(ranges, _JSON_ESCAPED) if encoding == "json" else intersect(ranges, ANY))
+def _written(ranges: Ranges, place: Place, where: str) -> list[str]:
+    plain = character_ways(subtract(ranges, _JSON_ESCAPED) if place == "string" else intersect(ranges, ANY))
     if plain is None:
         raise RequestError(f"{where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them")
-    if encoding == "json":
+    if place == "string":
         for first, last in intersect(ranges, _JSON_ESCAPED):
             plain += [literal(json.dumps(chr(code))[1:-1]) for code in range(first, last + 1)]
     return plain

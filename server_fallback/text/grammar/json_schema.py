@@ -13,7 +13,7 @@ from typing import Any
 
 from nearfar.compiler.errors import RequestError
 
-from .automaton import Choice, language_rule, text_language
+from .automaton import FOLLOWED, Choice, language_rule, text_language
 from .characters import Ranges, single, subtract
 from .ebnf import RuleBook, alternatives, char_class, literal, repeat
 from .formats import FORMATS
@@ -33,6 +33,8 @@ from .schema_merge import (
     types_of,
 )
 
+# Characters of a string that get a rule each, for each of which the whole vocabulary is looked at once.
+_MOST_RULES = 16
 # Deeper than any schema that ends.
 _MAX_DEPTH = 100
 _HEX = "[0-9a-fA-F]"
@@ -201,7 +203,7 @@ class _SchemaRules:
         texts = list(dict.fromkeys(allowed))
         if len(texts) < 2:
             return literal(texts[0]) if texts else None
-        return language_rule(self._book, Choice(tuple(text_language(text) for text in texts)), "plain", where)
+        return language_rule(self._book, Choice(tuple(text_language(text) for text in texts)), "value", where)
 
     def _string(self, schema: Mapping[str, Any], where: str) -> str | None:
         pattern, form = schema.get("pattern"), schema.get("format")
@@ -217,10 +219,10 @@ class _SchemaRules:
                 language = parse_regex(FORMATS[form], where)
             else:
                 raise RequestError(f"{where}: the format {json.dumps(form)} is not one of {', '.join(FORMATS)}")
-            return _quoted(language_rule(self._book, language, "json", where, least, most))
+            return _quoted(language_rule(self._book, language, "string", where, least, most))
         if most is not None and least > most:
             return None
-        return self._any_string() if (least, most) == (0, None) else f'"\\"" {repeat(self._character(), least, most)} "\\""'
+        return f'"\\"" {self._characters(least, most)}'
 
     def _number(self, name: str, schema: Mapping[str, Any], where: str) -> str | None:
         bounds = {key: schema[key] for key in _BOUNDS if key in schema}
@@ -234,7 +236,7 @@ class _SchemaRules:
         if not bounds:
             return self._any_integer() if name == "integer" else self._any_number()
         found = integer_range(bounds, where) if name == "integer" else number_range(bounds, where)
-        return None if found is None else language_rule(self._book, found, "plain", where)
+        return None if found is None else language_rule(self._book, found, "value", where)
 
     def _array(self, schema: Mapping[str, Any], where: str) -> str | None:
         least, most = _count(schema, "minItems", where) or 0, _count(schema, "maxItems", where)
@@ -296,7 +298,7 @@ class _SchemaRules:
     def _pattern_member(self, pattern: str, value: object, where: str) -> str | None:
         place = f"{where}.patternProperties"
         expression = self.of(value, place)
-        key = _quoted(language_rule(self._book, parse_regex(pattern, place, search=True), "json", where))
+        key = _quoted(language_rule(self._book, parse_regex(pattern, place, search=True), "string", where))
         return None if expression is None or key is None else f'{key} ":" {self._space()} {expression}'
 
     def _members(self, members: Sequence[_Member], additional: str | None, least: int, most: int | None) -> str | None:
@@ -336,13 +338,13 @@ class _SchemaRules:
         # A name that JSON must escape cannot be met.
         plain = tuple(name for name in names if json_text(name) == f'"{name}"')
         if plain not in self._other_keys:
-            self._other_keys[plain] = self._book.add("key", f'"\\"" {self._unlike(plain)}')
+            self._other_keys[plain] = self._book.add("key", f'("\\"" {self._unlike(plain)}) {FOLLOWED}')
         return self._other_keys[plain]
 
     def _unlike(self, rests: Sequence[str]) -> str:
         """The rest of a name, and its quote, that is none of ``rests``."""
         if not rests:
-            return f'{_PLAIN}* "\\""'
+            return self._plain_rest()
         heads = list(dict.fromkeys(rest[0] for rest in rests if rest))
         plain = _PLAIN_ASCII
         for head in heads:
@@ -350,12 +352,9 @@ class _SchemaRules:
         return alternatives(
             [
                 *([] if "" in rests else ['"\\""']),
-                f'{char_class(plain)} {_PLAIN}* "\\""',
-                *([f'[^\\x00-\\x7f] {_PLAIN}* "\\""'] if all(head < "\x80" for head in heads) else []),
-                *(
-                    f"{literal(head)} {self._book.add('key', self._unlike([rest[1:] for rest in rests if rest.startswith(head)]))}"
-                    for head in heads
-                ),
+                f"{char_class(plain)} {self._plain_rest()}",
+                *([f"[^\\x00-\\x7f] {self._plain_rest()}"] if all(head < "\x80" for head in heads) else []),
+                *(f"{literal(head)} {self._unlike_rule([rest[1:] for rest in rests if rest.startswith(head)])}" for head in heads),
             ]
         )
 
@@ -373,16 +372,42 @@ class _SchemaRules:
         return self._book.once("any_number", lambda: self._pattern_rule(_NUMBER))
 
     def _pattern_rule(self, pattern: str) -> str:
-        return language_rule(self._book, parse_regex(pattern, self._top), "plain", self._top) or ""
+        return language_rule(self._book, parse_regex(pattern, self._top), "value", self._top) or ""
 
     def _any_string(self) -> str:
-        character = self._character()
-        return self._book.once("any_string", lambda: f'"\\"" {character}* "\\""')
+        return self._book.once("any_string", lambda: f'("\\"" {self._characters(0, None)}) {FOLLOWED}')
 
-    def _character(self) -> str:
-        """One character; escapes spell no surrogates, so that each is one."""
+    def _characters(self, least: int, most: int | None) -> str:
+        """A string's ``least`` to ``most`` characters, and the quote behind them.
+
+        A rule for each of a few characters; of many that are counted none is escaped, as xgrammar is slow where they may be.
+        """
+        if most is None and least == 0:
+            return self._book.once("characters", lambda: self._one_more("characters", ends=True))
+        if max(least, most or 0) > _MOST_RULES:
+            character = self._book.once("plain_character", lambda: _PLAIN)
+            return (
+                f"{repeat(character, least, least)} characters"
+                if most is None and self._characters(0, None)
+                else f'{repeat(character, least, most)} "\\""'
+            )
+        following = self._characters(0, None) if most is None else self._book.once("quote", lambda: f'"\\"" {FOLLOWED}')
+        for left in range((least if most is None else most) - 1, -1, -1):
+            following = self._book.add("characters", self._one_more(following, ends=left >= least and most is not None))
+        return following
+
+    def _one_more(self, following: str, *, ends: bool) -> str:
+        """One character and what follows it; escapes spell no surrogates, so that each is one. Or the quote, where it ``ends`` here."""
         code = f'"u" ([0-9a-ce-fA-CE-F] {_HEX} {_HEX} {_HEX} | [dD] [0-7] {_HEX} {_HEX})'
-        return self._book.once("any_character", lambda: f'{_PLAIN} | "\\\\" (["\\\\/bfnrt] | {code})')
+        escape = self._book.once("escape", lambda: f'"\\\\" (["\\\\/bfnrt] | {code})')
+        quote = '"\\"" | ' if ends else ""
+        return f"({quote}{_PLAIN} {following} | {escape} {following}) {FOLLOWED}"
+
+    def _plain_rest(self) -> str:
+        return self._book.once("plain_rest", lambda: f'({_PLAIN}* "\\"") {FOLLOWED}')
+
+    def _unlike_rule(self, rests: Sequence[str]) -> str:
+        return self._book.add("key", f"({self._unlike(rests)}) {FOLLOWED}")
 
     def _space(self) -> str:
         """Between tokens: nothing, a space, or a new line with its indent. Without a bound a model could go on with spaces for ever."""
@@ -406,7 +431,7 @@ def _count(schema: Mapping[str, Any], key: str, where: str) -> int | None:
 
 
 def _quoted(inside: str | None) -> str | None:
-    return None if inside is None else f'"\\"" {inside} "\\""'
+    return None if inside is None else f'"\\"" {inside}'
 
 
 def _list(value: object, where: str) -> list[Any]:

@@ -34,7 +34,7 @@ def source_rules(source: GrammarSource) -> str:
             return book.rooted(schema_expression(book, parse_schema(schema)))
         case RegexSource(pattern):
             where = "the regular expression"
-            rule = language_rule(book, parse_regex(pattern, where), "plain", where)
+            rule = language_rule(book, parse_regex(pattern, where), "answer", where)
             if rule is None:
                 raise RequestError(f"{where} matches no text")
             return book.rooted(rule)

@@ -19,7 +19,7 @@ from .rules import compile_source
 from .source import GrammarSource
 
 # More of a grammar than that is refused: it would have to be kept.
-MAX_COMPILED_BYTES = 32 * 2**20
+MAX_COMPILED_BYTES = 128 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
 # What one token's mask may take of the processor's time, and how many are tried.
 MAX_MASK_SECONDS = 0.1
@@ -52,7 +52,7 @@ def _start(setup: Setup) -> tuple[Any, Setup]:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    return xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False), setup
+    return xgrammar.GrammarCompiler(tokenizer, max_threads=min(os.cpu_count() or 1, 8), cache_enabled=False), setup
 
 
 def _answer(compiler: Any, setup: Setup, source: GrammarSource) -> Compiled | Refused:
