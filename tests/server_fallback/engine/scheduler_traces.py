@@ -17,7 +17,7 @@ from nearfar.server_fallback.engine.step import Step
 
 @dataclass(slots=True)
 class HashDevice:
-    """Pages of token ids; a step is computed when it is committed, with what was known when it was handed out, as on a device."""
+    """Pages of token ids, other ones under an adapter. A step is computed when it is committed, with what was known at its handing out."""
 
     config: SchedulerConfig
     cells: list[int] = field(init=False)
@@ -38,9 +38,10 @@ class HashDevice:
             token_ids = []
             for row, slot, pages, tokens in rows:
                 known = tokens + list(row.drafts)
+                shift = shift_of(row.sequence.adapter)
                 for position in range(row.start, row.start + row.count):
                     token = known[position] if position < len(known) else self.sampled[slot]
-                    self.cells[pages[position // size] * size + position % size] = token
+                    self.cells[pages[position // size] * size + position % size] = token + shift
                 if row.sample:
                     end = row.start + row.count
                     for length in range(end - len(row.drafts), end + 1):
@@ -50,6 +51,11 @@ class HashDevice:
             return token_ids
 
         return compute
+
+
+def shift_of(adapter: str | None) -> int:
+    """What an adapter adds to the tokens in pages: other keys and values."""
+    return 0 if adapter is None else 100 + len(adapter)
 
 
 def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Callable[[Scheduler], None]) -> dict[str, Any]:
@@ -73,6 +79,7 @@ def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Cal
         while len(open_steps) < config["depth"] and (step := scheduler.next()) is not None:
             open_steps.append((step, device.taken(step)))
             steps.append(record_of(step))
+            require_step(scheduler, step)
             check(scheduler)
         if open_steps:
             step, compute = open_steps.pop(0)
@@ -106,9 +113,20 @@ def require_pages(scheduler: Scheduler) -> None:
     slots = [sequence.slot for sequence in scheduler.running]
     assert len(set(slots)) == len(slots)
     assert all(not sequence.pages and sequence.slot == -1 for sequence in scheduler.waiting)
-    for sequence in scheduler.running:
-        assert len(sequence.pages) >= -(-sequence.computed // size)
-        # A page that is not full of known tokens is its sequence's own, or will be copied before it is written.
-        for index, page in enumerate(sequence.pages):
-            if index >= min(sequence.computed, len(sequence.tokens)) // size and sequence.last_step >= 0 and held[page] > 1:
-                assert any(page in other.pages and other.last_step < 0 for other in scheduler.running) or index == sequence.computed // size
+    assert all(len(sequence.pages) >= -(-sequence.computed // size) for sequence in scheduler.running)
+
+
+def require_step(scheduler: Scheduler, step: Step) -> None:
+    """The step keeps to its limits, and what it writes nobody else reads."""
+    config = scheduler.config
+    assert sum(row.count for row in step.rows) <= config.max_tokens
+    assert sum(1 + len(row.drafts) for row in step.rows if row.sample) <= max(config.max_sequences, config.max_rows or 0)
+    assert len({row.sequence for row in step.rows}) == len(step.rows) <= config.max_sequences
+    assert all(row.count > 0 and row.start + row.count <= config.context for row in step.rows)
+    # Who must see each token has no second one on its way.
+    assert all(row.sequence.in_flight <= 1 for row in step.rows if row.sequence.stepwise)
+    # Whoever has just started from another's last page gets a copy before it writes there.
+    beginners = [page for sequence in step.admitted for page in sequence.pages]
+    for sequence in (row.sequence for row in step.rows):
+        own = sequence.pages[min(sequence.computed, len(sequence.tokens)) // config.page_size :]
+        assert all(scheduler.pool.users(page) == 1 or page in beginners for page in own)

@@ -134,7 +134,7 @@ def test_a_second_turn_computes_new_tokens_only() -> None:
 
 def test_answers_to_one_prompt_compute_it_once_even_its_last_page() -> None:
     async def work() -> None:
-        runner = HashRunner(Limits(tokens=64, sequences=8, rows=8, pages=40))
+        runner = HashRunner(Limits(tokens=64, sequences=8, rows=8, pages=40), threaded=True, step_seconds=0.002)
         async with engine_on(runner) as engine:
             answers = await asyncio.gather(*(collect(engine, sampling=Sampling(temperature=1, seed=seed)) for seed in range(5)))
             assert [completion.cached_tokens for _, completion in answers] == [0, 9, 9, 9, 9]
@@ -168,11 +168,13 @@ def test_those_that_wait_for_a_prompt_go_on_without_the_one_that_computes_it() -
 
 def test_requests_made_at_once_share_steps_and_are_answered_as_each_alone() -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS)
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.002)
         async with engine_on(runner) as engine:
             prompts = [PROMPT, *OTHERS]
-            for prompt, answer in zip(prompts, await asyncio.gather(*(ids(engine, prompt) for prompt in prompts)), strict=True):
-                assert answer == answer_of(prompt, 6, 64)[0]
+            for prompt, answer in zip(
+                prompts, await asyncio.gather(*(ids(engine, prompt, max_tokens=12) for prompt in prompts)), strict=True
+            ):
+                assert answer == answer_of(prompt, 12, 64)[0]
         assert max(len(batch.seq_starts) - 1 for batch in runner.batches) == 3
 
     run(work())
@@ -257,7 +259,7 @@ def test_a_deadline_ends_a_running_answer_and_one_that_waits() -> None:
 
 def test_a_full_queue_refuses_and_takes_again_later() -> None:
     async def work() -> None:
-        runner = HashRunner(replace(LIMITS, sequences=2), threaded=True)
+        runner = HashRunner(replace(LIMITS, sequences=2), threaded=True, step_seconds=0.005)
         async with engine_on(runner, EngineConfig(max_waiting=3)) as engine:
             answers = [asyncio.ensure_future(ids(engine, [index + 1, *PROMPT])) for index in range(5)]
             await asyncio.sleep(0)
@@ -327,11 +329,11 @@ def test_logits_that_are_not_numbers_fail_one_answer_and_are_not_cached() -> Non
 
 def test_close_waits_for_answers_as_long_as_it_is_told_and_fails_the_rest() -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.002)
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.01)
         engine = TokenEngine(runner, MODEL)
         short, long = asyncio.ensure_future(ids(engine, max_tokens=4)), asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=60))
         await asyncio.sleep(0.002)
-        closing = asyncio.ensure_future(engine.close(drain_seconds=0.05))
+        closing = asyncio.ensure_future(engine.close(drain_seconds=0.25))
         await asyncio.sleep(0.002)
         with pytest.raises(Unavailable, match="unloaded"):
             await collect(engine)
@@ -391,6 +393,30 @@ def test_a_constraints_mask_holds_for_each_token_and_its_end_ends_the_answer() -
             assert all(token % 2 == 0 and token > 0 for token in constraint.accepted)
             assert (len(tokens), completion.finish_reason) == (4, "stop")
             assert other == answer_of(OTHERS[0], 6, 64)[0]
+
+    run(work())
+
+
+def test_a_constrained_answer_beside_a_few_others_has_a_row_in_every_step() -> None:
+    async def work() -> None:
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.003)
+        async with engine_on(runner) as engine:
+            other = asyncio.ensure_future(ids(engine, OTHERS[0], max_tokens=12))
+            await ids(engine, constraint=EvenTokens(), max_tokens=20)
+            assert await other == answer_of(OTHERS[0], 12, 64)[0]
+        masked = [bool((batch.sample_slots[:, 1] & 4).any()) for batch in runner.batches]
+        first = masked.index(True)
+        assert masked[first : first + 4] == [True] * 4
+
+    run(work())
+
+
+def test_answers_that_ended_in_time_are_not_held_until_their_deadline() -> None:
+    async def work() -> None:
+        async with engine_on(HashRunner(LIMITS)) as engine:
+            for index in range(80):
+                await ids(engine, OTHERS[index % 2], max_tokens=1, deadline=time.monotonic() + 1000)
+            assert len(engine._loop._deadlines) <= 68
 
     run(work())
 

@@ -1,0 +1,161 @@
+"""The page pool and the prefix cache, against what plain dictionaries say, for any order of calls."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nearfar.server_fallback.engine.page_pool import PagePool
+from nearfar.server_fallback.engine.prefix_cache import Place, PrefixCache
+
+SIZE, PAGE = 12, 2
+Known = tuple[str | None, tuple[int, ...]]
+
+
+class Holder:
+    """A sequence, as far as pages go: its tokens fill whole pages."""
+
+    def __init__(self, adapter: str | None) -> None:
+        self.adapter = adapter
+        self.tokens: list[int] = []
+        self.pages = array("i")
+        self.place = Place()
+
+
+class PoolAndCache(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(SIZE)
+        self.cache = PrefixCache(self.pool, PAGE)
+        self.holders: list[Holder] = []
+        # The cached beginnings with their pages, and in which order they were used last.
+        self.known: dict[Known, int] = {}
+        self.used: dict[Known, int] = {}
+        self.clock = 0
+
+    @rule(adapter=st.sampled_from([None, "a"]), tokens=st.lists(st.integers(0, 1), min_size=2, max_size=8))
+    def start(self, adapter: str | None, tokens: list[int]) -> None:
+        holder = Holder(adapter)
+        expected: list[int] = []
+        for end in range(PAGE, len(tokens) + 1, PAGE):
+            page = self.known.get((adapter, tuple(tokens[:end])))
+            if page is None:
+                break
+            expected.append(page)
+        found = self.cache.match(tokens, len(tokens) // PAGE, adapter)
+        assert found == expected
+        for page in found:
+            self.pool.share(page)
+            holder.pages.append(page)
+        holder.tokens = tokens[: PAGE * len(found)]
+        self.cache.insert(holder.place, holder.tokens, holder.pages, len(found), adapter)
+        self.holders.append(holder)
+        self.touch(holder)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=2, max_size=2))
+    def grow(self, data: st.DataObject, tokens: list[int]) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        if self.pool.free == 0 and not self.evict_oldest():
+            return
+        holder.pages.append(self.pool.take())
+        holder.tokens += tokens
+        pages = list(holder.pages)
+        self.cache.insert(holder.place, holder.tokens, holder.pages, len(pages), holder.adapter)
+        for index, page in enumerate(pages):
+            known = (holder.adapter, tuple(holder.tokens[: (index + 1) * PAGE]))
+            # The first page that was known stays.
+            assert holder.pages[index] == self.known.setdefault(known, page)
+        self.touch(holder)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), wrong=st.booleans())
+    def leave(self, data: st.DataObject, wrong: bool) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        self.holders.remove(holder)
+        if wrong:
+            self.cache.forget(holder.place, holder.pages)
+            held = {page for other in self.holders for page in other.pages}
+            for end in range(len(holder.tokens), 0, -PAGE):
+                known = (holder.adapter, tuple(holder.tokens[:end]))
+                if self.known.get(known) in held or any(self.is_behind(other, known) for other in self.known):
+                    break
+                self.known.pop(known, None)
+        else:
+            self.cache.leave(holder.place, holder.pages)
+        del holder.pages[:]
+
+    @rule()
+    def evict(self) -> None:
+        self.evict_oldest()
+
+    @rule()
+    def clear(self) -> None:
+        for holder in self.holders:
+            self.cache.leave(holder.place, holder.pages)
+            del holder.pages[:]
+        self.holders.clear()
+        self.cache.clear()
+        self.known.clear()
+
+    @invariant()
+    def every_page_has_its_users(self) -> None:
+        users = Counter(page for holder in self.holders for page in holder.pages)
+        users.update(self.known.values())
+        assert {page: self.pool.users(page) for page in range(SIZE)} == {page: users[page] for page in range(SIZE)}
+        assert self.pool.free == SIZE - len(users)
+        assert len(self.cache) == len(self.known)
+        assert self.cache.evictable == sum(users[page] == 1 for page in self.known.values())
+
+    def touch(self, holder: Holder) -> None:
+        self.clock += 1
+        for end in range(PAGE, len(holder.tokens) + 1, PAGE):
+            self.used[holder.adapter, tuple(holder.tokens[:end])] = self.clock
+
+    def evict_oldest(self) -> bool:
+        held = {page for holder in self.holders for page in holder.pages}
+        idle = [known for known, page in self.known.items() if page not in held]
+        leaves = [known for known in idle if not any(self.is_behind(other, known) for other in self.known)]
+        assert self.cache.evict() == bool(leaves)
+        if leaves:
+            del self.known[min(leaves, key=lambda known: self.used[known])]
+        return bool(leaves)
+
+    @staticmethod
+    def is_behind(other: Known, known: Known) -> bool:
+        return other != known and other[0] == known[0] and other[1][: len(known[1])] == known[1]
+
+
+TestPoolAndCache = PoolAndCache.TestCase
+TestPoolAndCache.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, database=None)
+
+
+def test_an_evicted_page_is_the_one_not_used_for_longest() -> None:
+    pool = PagePool(4)
+    cache = PrefixCache(pool, 1)
+    for token in (1, 2, 3):
+        place, pages = Place(), array("i", [pool.take()])
+        cache.insert(place, [token], pages, 1)
+        cache.leave(place, pages)
+    cache.match([1], 1)
+    assert [cache.evict() for _ in range(2)] == [True, True]
+    assert [cache.match([token], 1) for token in (1, 2, 3)] == [[0], [], []]
+
+
+def test_a_running_sequences_pages_are_never_evicted_and_count_as_used_when_it_leaves() -> None:
+    pool = PagePool(4)
+    cache = PrefixCache(pool, 1)
+    running, held = Place(), array("i", [pool.take()])
+    cache.insert(running, [1], held, 1)
+    other, pages = Place(), array("i", [pool.take()])
+    cache.insert(other, [2], pages, 1)
+    cache.leave(other, pages)
+    cache.insert(running, [1], held, 1)
+    cache.leave(running, held)
+    assert cache.evict()
+    assert cache.match([1], 1) == [0]
+    assert cache.match([2], 1) == []

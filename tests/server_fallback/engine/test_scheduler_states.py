@@ -1,0 +1,259 @@
+"""The scheduler under any order of arrivals, steps, results, aborts and losses of the device: every request ends as it does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hash_model import STOP, VOCAB, next_token
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduler_traces import HashDevice, require_pages, require_step, shift_of
+
+from nearfar.server_fallback.engine.config import SchedulerConfig
+from nearfar.server_fallback.engine.scheduler import Scheduler
+from nearfar.server_fallback.engine.sequence import FINISHED, RUNNING, Sequence
+from nearfar.server_fallback.engine.step import Step
+
+TOKEN = st.integers(1, VOCAB - 1)
+# Few beginnings, so that prompts share them.
+PROMPTS = st.builds(
+    lambda head, tail: [*head, *tail],
+    st.sampled_from([[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 9], []]),
+    st.lists(TOKEN, min_size=1, max_size=8),
+)
+
+
+def alone(sequence: Sequence, context: int) -> tuple[list[int], str]:
+    """What a request is answered with by itself, and how that ends; where old tokens make way, nothing is known beforehand."""
+    shift = shift_of(sequence.adapter)
+    tokens = list(sequence.prompt)
+    assert sequence.max_tokens is not None
+    while len(tokens) - len(sequence.prompt) < sequence.max_tokens and len(tokens) <= context:
+        token = next_token([token + shift for token in tokens])
+        if token == STOP:
+            return tokens[len(sequence.prompt) :], "stop"
+        tokens.append(token)
+    return tokens[len(sequence.prompt) :], "length"
+
+
+class Scheduling(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequences: list[Sequence] = []
+        self.aborted: set[Sequence] = set()
+        self.open: list[tuple[Step, Callable[[], list[int]]]] = []
+
+    @initialize(
+        page_size=st.integers(1, 4),
+        max_tokens=st.integers(4, 12),
+        max_sequences=st.integers(1, 4),
+        context=st.integers(8, 32),
+        spare_pages=st.integers(0, 12),
+        spare_rows=st.integers(0, 6),
+        patience=st.sampled_from([None, 3, 20]),
+    )
+    def begin(
+        self, page_size: int, max_tokens: int, max_sequences: int, context: int, spare_pages: int, spare_rows: int, patience: int | None
+    ) -> None:
+        pages = -(-context // page_size) + spare_pages
+        self.config = SchedulerConfig(page_size, pages, max_tokens, max_sequences, context, max_sequences + spare_rows, patience)
+        self.scheduler, self.device = Scheduler(self.config), HashDevice(self.config)
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 2),
+        adapter=st.sampled_from([None, None, "a"]),
+        stepwise=st.booleans(),
+        again=st.booleans(),
+    )
+    def add(self, prompt: list[int], max_tokens: int, priority: int, adapter: str | None, stepwise: bool, again: bool) -> None:
+        leader = next((one for one in self.sequences if again and one.state != FINISHED and one.priority >= priority), None)
+        if leader is not None:
+            prompt, adapter = list(leader.prompt), leader.adapter
+        sequence = Sequence(
+            len(self.sequences),
+            prompt[: self.config.context],
+            max_tokens,
+            frozenset({STOP}),
+            priority,
+            stepwise=stepwise,
+            adapter=adapter,
+            leader=leader,
+        )
+        self.sequences.append(sequence)
+        self.scheduler.add(sequence)
+
+    @rule(drafts=st.integers(0, 3), right=st.integers(0, 3))
+    def hand_out(self, drafts: int = 0, right: int = 0) -> None:
+        """Before that, guess so many of the tokens that stepwise sequences say next; the first few of the guesses are right."""
+        for sequence in self.scheduler.running:
+            if sequence.stepwise and sequence.in_flight == 0:
+                shift, tokens = shift_of(sequence.adapter), list(sequence.tokens)
+                for index in range(drafts):
+                    token = next_token([token + shift for token in tokens])
+                    tokens.append(token if index < right else (token + 1) % VOCAB)
+                sequence.drafts = tokens[len(sequence.tokens) :]
+        step = self.scheduler.next()
+        if step is not None:
+            require_step(self.scheduler, step)
+            self.open.append((step, self.device.taken(step)))
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def read(self) -> None:
+        step, compute = self.open.pop(0)
+        for event in self.scheduler.commit(step, compute()):
+            assert event.kind in ("token", "finished")
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.sequences))
+        if sequence.state != FINISHED:
+            self.aborted.add(sequence)
+            self.scheduler.finish(sequence, None)
+
+    @rule()
+    def lose(self) -> None:
+        self.open.clear()
+        self.scheduler.reset()
+        self.device = HashDevice(self.config)
+        assert self.scheduler.pool.free == self.config.pages
+
+    @invariant()
+    def pages_are_accounted_for(self) -> None:
+        if hasattr(self, "scheduler"):
+            require_pages(self.scheduler)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        turns = 0
+        while self.open or self.scheduler.running or self.scheduler.num_waiting:
+            self.hand_out(turns % 4, turns % 3)
+            if self.open:
+                self.read()
+            turns += 1
+            assert turns < 2000, "a request never ends"
+        for sequence in self.sequences:
+            tokens, finish = alone(sequence, self.config.context)
+            found = sequence.tokens[len(sequence.prompt) :]
+            if sequence in self.aborted:
+                assert found == tokens[: len(found)]
+            else:
+                assert (found, sequence.finish_reason) == (tokens, finish)
+        assert self.scheduler.pool.free + len(self.scheduler.cache) == self.config.pages
+        assert self.scheduler.cache.evictable == len(self.scheduler.cache)
+        while self.scheduler.cache.evict():
+            pass
+        assert self.scheduler.pool.free == self.config.pages
+
+
+TestScheduling = Scheduling.TestCase
+TestScheduling.settings = settings(max_examples=50, stateful_step_count=40, deadline=None, database=None)
+
+
+def config(**other: int | None) -> SchedulerConfig:
+    return SchedulerConfig(**{"page_size": 4, "pages": 32, "max_tokens": 8, "max_sequences": 2, "context": 32, **other})  # type: ignore[arg-type]
+
+
+def request(id: int, prompt: list[int], max_tokens: int, **other: Any) -> Sequence:
+    return Sequence(id, prompt, max_tokens, frozenset({STOP}), **other)
+
+
+def turn(scheduler: Scheduler, device: HashDevice) -> Step | None:
+    """Hand out a step, compute it, and read it."""
+    step = scheduler.next()
+    if step is not None:
+        scheduler.commit(step, device.taken(step)())
+    return step
+
+
+def steps_until_it_runs(patience: int | None) -> int | None:
+    """How long a request of low priority waits while ones of high priority keep coming; None where it is longer than 200 steps."""
+    own = config(patience_steps=patience)
+    scheduler, device = Scheduler(own), HashDevice(own)
+    low = request(0, [1, 2], 2, priority=0)
+    scheduler.add(low)
+    for number in range(200):
+        for index in range(2):
+            scheduler.add(request(1 + 2 * number + index, [3 + index, number % VOCAB], 3, priority=5))
+        turn(scheduler, device)
+        if low.last_step >= 0:
+            return number
+    return None
+
+
+def test_a_low_priority_waits_for_ever_without_patience_and_not_longer_than_it_with() -> None:
+    assert steps_until_it_runs(None) is None
+    waited = steps_until_it_runs(16)
+    assert waited is not None
+    assert 16 <= waited <= 16 + 16 // 8 + 4
+
+
+def test_a_sequence_that_has_waited_too_long_is_not_put_back_for_the_next_important_one() -> None:
+    own = config(max_sequences=1, patience_steps=8)
+    scheduler, device = Scheduler(own), HashDevice(own)
+    low = request(0, [1, 2], 12, priority=0)
+    scheduler.add(low)
+    number = 0
+    while low.last_step < 0 or low.state == RUNNING:
+        number += 1
+        scheduler.add(request(number, [3, number % VOCAB], 3, priority=5))
+        turn(scheduler, device)
+        assert number < 100
+    assert low.state == FINISHED
+    assert low.tokens[2:] == alone(low, 32)[0]
+
+
+def test_a_page_that_is_shared_and_not_full_is_copied_before_it_is_written() -> None:
+    own = config(max_sequences=3)
+    scheduler, device = Scheduler(own), HashDevice(own)
+    first = request(0, [1, 2, 3, 4, 5, 6], 4)
+    others = [request(id, list(first.prompt), 4, leader=first) for id in (1, 2)]
+    for sequence in (first, *others):
+        scheduler.add(sequence)
+    assert scheduler.num_waiting == 3
+    step = turn(scheduler, device)
+    assert step is not None
+    assert [row.sequence for row in step.rows] == [first]
+    step = turn(scheduler, device)
+    assert step is not None
+    assert [(row.sequence.id, row.start, row.count) for row in step.rows] == [(0, 6, 1), (1, 5, 1), (2, 5, 1)]
+    page = first.pages[1]
+    assert [copy[0] for copy in step.copies] == [page, page]
+    assert len({sequence.pages[1] for sequence in (first, *others)}) == 3
+    assert {sequence.pages[0] for sequence in (first, *others)} == {first.pages[0]}
+    assert [sequence.cached_tokens for sequence in others] == [5, 5]
+
+
+def test_without_a_free_page_a_fork_computes_its_last_page_again() -> None:
+    own = config(max_sequences=2, pages=4, context=16)
+    scheduler, device = Scheduler(own), HashDevice(own)
+    first = request(0, [1, 2, 3, 4, 5, 6], 2)
+    scheduler.add(first)
+    turn(scheduler, device)
+    second = request(1, list(first.prompt), 2, leader=first)
+    scheduler.add(second)
+    held = [scheduler.pool.take() for _ in range(scheduler.pool.free)]
+    for page in held[1:]:
+        scheduler.pool.release(page)
+    while first.state != FINISHED or second.state != FINISHED:
+        turn(scheduler, device)
+    assert first.tokens == second.tokens == [*first.prompt, *alone(first, 16)[0]]
+
+
+def test_an_adapters_pages_are_its_own() -> None:
+    own = config(max_sequences=2, max_tokens=32)
+    scheduler, device = Scheduler(own), HashDevice(own)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    for id, adapter in enumerate((None, "a", "a", None)):
+        sequence = request(id, prompt, 2, adapter=adapter)
+        scheduler.add(sequence)
+        while sequence.state != FINISHED:
+            turn(scheduler, device)
+        assert sequence.cached_tokens == (0 if id < 2 else 8)
+        assert sequence.tokens[9:] == alone(sequence, 32)[0]
