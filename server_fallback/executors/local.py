@@ -94,14 +94,18 @@ class TextModel:
 class LocalExecutor:
     """An `Executor`. The engine is the executor's from now on, which closes it in the end; ``adapter`` names a LoRA adapter of it.
 
-    A call's priority counts, not a request's. ``memory_bytes`` is what the runner holds on its device, where that is known.
+    A call's priority counts, not a request's. ``memory_bytes`` is what the runner holds on its device, where that is known; ``device`` says
+    in words which that is.
     """
 
-    def __init__(self, engine: Engine, model: TextModel, *, adapter: str | None = None, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self, engine: Engine, model: TextModel, *, adapter: str | None = None, memory_bytes: int | None = None, device: str = ""
+    ) -> None:
         self._engine = engine
         self._model = model
         self._adapter = adapter
         self._memory_bytes = memory_bytes
+        self._device = device
         self._grammars = Grammars(lambda: model.vocabulary)
         self._closed = False
 
@@ -196,7 +200,7 @@ class LocalExecutor:
         stats = self._engine.stats()
         return ExecutorState(
             ready=not self._closed,
-            detail="closed" if self._closed else "serving",
+            detail="closed" if self._closed else self._device or "serving",
             running=stats.running,
             waiting=stats.waiting,
             kv_usage=stats.kv_usage,

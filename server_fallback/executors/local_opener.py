@@ -76,7 +76,7 @@ class LocalOpener:
             except BaseException:
                 runner.close()
                 raise
-            return LocalExecutor(engine, text, memory_bytes=memory.total_bytes)
+            return LocalExecutor(engine, text, memory_bytes=memory.total_bytes, device=runner.device)
 
         return Opening(name, memory.total_bytes, open_it)
 

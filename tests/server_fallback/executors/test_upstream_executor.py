@@ -23,6 +23,11 @@ from nearfar.server_fallback.schema.tokenize import TokenizeRequest
 QUESTION = ChatCompletionRequest.model_validate({"model": "ours", "messages": [{"role": "user", "content": "hi"}]})
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_executor, "RETRY_SECONDS", 0.01)
+
+
 @asynccontextmanager
 async def opened(*servers: FakeOpenAI, **options: Any) -> Any:
     async with running(*servers):
@@ -194,7 +199,6 @@ def test_a_full_replica_hands_over_to_another_and_alone_says_so_at_once() -> Non
 
 
 def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_executor, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.2)
     slow = Reply(chunks=said(*"abcdefgh"), seconds_between=0.01)
     servers = [FakeOpenAI(lambda _: slow) for _ in range(2)]
