@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .speculation import Speculation
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -27,9 +29,10 @@ class EngineConfig:
     """``max_waiting`` requests are queued beside those that the runner takes at once; more are refused.
 
     ``lookahead``: steps handed to the device before the first of them is read; 1 prepares a step only when the one before it is done.
-    ``patience_steps``: see `SchedulerConfig`.
+    ``patience_steps``: see `SchedulerConfig`. ``speculation``: how tokens are guessed, None for not at all.
     """
 
     max_waiting: int = 256
     lookahead: int = 2
     patience_steps: int | None = 1000
+    speculation: Speculation | None = None

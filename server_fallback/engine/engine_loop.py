@@ -29,6 +29,7 @@ from .request import GeneratedToken, TokenLogprob
 from .resolved_sampling import ResolvedSampling, token_counts
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
+from .speculation import Drafter, Guess
 from .stats import EngineStats
 from .step import Event, Step
 from .step_batch import step_batch
@@ -40,10 +41,11 @@ MOST_FAILURES = 3
 
 
 class EngineLoop:
-    def __init__(self, runner: StepRunner, model: TokenModel, config: EngineConfig, inbox: Inbox) -> None:
+    def __init__(self, runner: StepRunner, model: TokenModel, config: EngineConfig, inbox: Inbox, drafter: Drafter | None) -> None:
         limits = runner.limits
         self._runner, self._model, self._config, self._inbox = runner, model, config, inbox
         self._embedder = Embedder(runner, model.page_size)
+        self._drafter = drafter
         self.scheduler = Scheduler(
             SchedulerConfig(
                 page_size=model.page_size,
@@ -99,6 +101,8 @@ class EngineLoop:
                 self._end_job(job, reason)
             self._send()
             self._runner.close()
+            if self._drafter is not None:
+                self._drafter.close()
 
     def stats(self) -> EngineStats:
         """To be asked from any thread."""
@@ -131,7 +135,7 @@ class EngineLoop:
             stop_token_ids=self._model.end_token_ids | request.stop_token_ids,
             priority=request.priority,
             keep=None if request.when_full == "stop" else request.when_full,
-            stepwise=request.constraint is not None,
+            stepwise=request.constraint is not None or self._speculates(answer),
             adapter=request.adapter,
         )
         self._next_id += 1
@@ -144,6 +148,12 @@ class EngineLoop:
             heapq.heappush(self._deadlines, (request.deadline, sequence.id, answer))
         self.scheduler.add(sequence)
 
+    def _speculates(self, answer: Answer) -> bool:
+        """See `speculation.py` for why not all do."""
+        request = answer.request
+        plain = request.constraint is None and request.when_full == "stop" and answer.sampling.flags == 0
+        return self._drafter is not None and plain
+
     def _end(self, answer: Answer, news: News | None) -> None:
         """An answer is over, whether or not its sequence is; ``news`` None where nobody reads it any more."""
         if answer.ended:
@@ -154,6 +164,8 @@ class EngineLoop:
         sequence = answer.sequence
         if sequence is not None:
             del self._answers[sequence]
+            if self._drafter is not None:
+                self._drafter.forget(sequence)
             self.scheduler.finish(sequence, None)
             key = (sequence.adapter, *sequence.prompt)
             if self._leaders.get(key) is sequence:
@@ -174,7 +186,7 @@ class EngineLoop:
         if self._embedder.busy:
             self._embed()
         self._expire()
-        while len(self._open) < self._config.lookahead and (step := self.scheduler.next()) is not None:
+        while len(self._open) < self._depth() and (step := self._next()) is not None:
             self._open.append((step, self._submit(step)))
         if self._open:
             step, future = self._open.popleft()
@@ -190,6 +202,39 @@ class EngineLoop:
             assert not self._answers, "sequences wait and none can run"
         self._send()
         self._overhead_seconds += time.perf_counter() - started - self._away_seconds
+
+    def _depth(self) -> int:
+        """How many steps may be on their way: a second one has rows only for sequences that need not see their last token."""
+        running = self.scheduler.running
+        return 1 if running and all(sequence.stepwise for sequence in running) else self._config.lookahead
+
+    def _next(self) -> Step | None:
+        """The scheduler's next step, with drafts for those who speculate."""
+        if self._drafter is not None and (guesses := self._guesses()):
+            started = time.perf_counter()
+            try:
+                self._drafter.draft(guesses)
+            except NearfarError as failure:
+                self._drafter.reset()
+                self._count_failure(failure)
+            self._away_seconds += time.perf_counter() - started
+        return self.scheduler.next()
+
+    def _guesses(self) -> list[Guess]:
+        """The sequences that may be given drafts now, and how many tokens these could come to."""
+        speculation, found = self._config.speculation, []
+        assert speculation is not None
+        for sequence in self.scheduler.running:
+            answer = self._answers[sequence]
+            if sequence.in_flight > 0 or sequence.missing > 1 or not self._speculates(answer):
+                continue
+            # One token comes without a guess.
+            most = self._model.context - len(sequence.tokens)
+            if sequence.max_tokens is not None:
+                most = min(most, sequence.max_tokens - sequence.generated - 1)
+            if most > 0:
+                found.append(Guess(sequence, answer.sampling, min(most, speculation.tokens)))
+        return found
 
     def _away(self, call: Callable[..., T], *arguments: object) -> T:
         """Call the runner, whose time is not the engine's. Whatever it raises is an error of ours then, mostly a DeviceError."""

@@ -13,24 +13,14 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .config import SchedulerConfig
 from .page_pool import PagePool
 from .prefix_cache import PrefixCache
 from .request import FinishReason
 from .sequence import FINISHED, RUNNING, WAITING, Sequence, by_rank, by_turn
-from .step import Event, Row, Step
-
-
-@dataclass(slots=True)
-class OpenStep:
-    """A step being put together. ``spare`` drafts may still be checked."""
-
-    budget: int
-    spare: int
-    rows: list[Row] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+from .step import Event, OpenStep, Row, Step
 
 
 @dataclass(slots=True)

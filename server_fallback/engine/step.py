@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .sequence import Sequence
@@ -31,6 +31,16 @@ class Step:
     copies: list[tuple[int, int]]
     admitted: list[Sequence]
     preempted: list[Sequence]
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """A step being put together. ``spare`` drafts may still be checked."""
+
+    budget: int
+    spare: int
+    rows: list[Row] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Event(NamedTuple):

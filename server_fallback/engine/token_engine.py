@@ -10,18 +10,21 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from threading import Thread
 
-from nearfar.compiler.batch import FloatArray
+from nearfar.compiler.batch import FloatArray, Limits
 from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
 
 from .answer import Answer
 from .check_request import check_ids, check_request
 from .config import EngineConfig
+from .draft_model import DraftModel
 from .embedder import EmbedJob
 from .engine_loop import EngineLoop
 from .inbox import Inbox
 from .model import TokenModel
+from .ngram_drafter import NgramDrafter
 from .request import Completion, GeneratedToken, TokenRequest
 from .resolved_sampling import resolve_sampling
+from .speculation import Drafter, Speculation
 from .stats import EngineStats
 from .step_runner import StepRunner
 
@@ -29,15 +32,19 @@ from .step_runner import StepRunner
 class TokenEngine:
     """A `TokenSource` over a runner, which is the engine's from now on: it alone calls it, and closes it in the end.
 
-    Where the runner's pages do not hold the model's whole context, ``context`` is what they hold.
+    Where the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the model that guesses where
+    the config asks for one. Raises RequestError where the config's speculation cannot work.
     """
 
-    def __init__(self, runner: StepRunner, model: TokenModel, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, runner: StepRunner, model: TokenModel, config: EngineConfig | None = None, *, draft: DraftModel | None = None
+    ) -> None:
         config = config or EngineConfig()
+        drafter = make_drafter(config.speculation, draft, runner.limits, model)
         self.model = replace(model, context=min(model.context, runner.num_pages * model.page_size))
         limits = runner.limits
         self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
-        self._loop = EngineLoop(runner, self.model, config, self._inbox)
+        self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter)
         self._thread = Thread(target=self._loop.run, name="nearfar-engine", daemon=True)
         self._thread.start()
 
@@ -104,3 +111,23 @@ class TokenEngine:
             await asyncio.to_thread(self._inbox.wait_empty, drain_seconds)
         self._inbox.stop()
         await asyncio.to_thread(self._thread.join)
+
+
+def make_drafter(speculation: Speculation | None, draft: DraftModel | None, limits: Limits, model: TokenModel) -> Drafter | None:
+    """Who guesses, None where nobody does. Raises RequestError."""
+    if (draft is not None) != (speculation is not None and speculation.kind == "draft"):
+        raise RequestError("a draft model and speculation of the kind 'draft' go together; give both or neither")
+    if speculation is None or model.embeds:
+        return None
+    if speculation.tokens < 1:
+        raise RequestError(f"speculation guesses {speculation.tokens} tokens at once; it must be at least 1")
+    if limits.rows <= limits.sequences:
+        rows = limits.sequences * (speculation.tokens + 1)
+        raise RequestError(f"the runner takes {limits.rows} sampled rows, none beyond a sequence's own; open it with {rows} to speculate")
+    if draft is None:
+        return NgramDrafter()
+    if draft.model.vocab_size != model.vocab_size:
+        raise RequestError(
+            f"the draft model has {draft.model.vocab_size} tokens, the model {model.vocab_size}; take one with the same tokenizer"
+        )
+    return draft

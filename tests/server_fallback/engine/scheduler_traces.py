@@ -123,6 +123,8 @@ def require_step(scheduler: Scheduler, step: Step) -> None:
     assert sum(1 + len(row.drafts) for row in step.rows if row.sample) <= max(config.max_sequences, config.max_rows or 0)
     assert len({row.sequence for row in step.rows}) == len(step.rows) <= config.max_sequences
     assert all(row.count > 0 and row.start + row.count <= config.context for row in step.rows)
+    # Who must see each token has no second one on its way.
+    assert all(row.sequence.in_flight <= 1 for row in step.rows if row.sequence.stepwise)
     # Whoever has just started from another's last page gets a copy before it writes there.
     beginners = [page for sequence in step.admitted for page in sequence.pages]
     for sequence in (row.sequence for row in step.rows):

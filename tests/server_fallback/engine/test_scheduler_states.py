@@ -86,19 +86,16 @@ class Scheduling(RuleBasedStateMachine):
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
 
-    @rule(count=st.integers(0, 3), right=st.integers(0, 3))
-    def draft(self, count: int, right: int) -> None:
-        """Guess what stepwise sequences say next; the first few of the guesses are right."""
+    @rule(drafts=st.integers(0, 3), right=st.integers(0, 3))
+    def hand_out(self, drafts: int = 0, right: int = 0) -> None:
+        """Before that, guess so many of the tokens that stepwise sequences say next; the first few of the guesses are right."""
         for sequence in self.scheduler.running:
             if sequence.stepwise and sequence.in_flight == 0:
                 shift, tokens = shift_of(sequence.adapter), list(sequence.tokens)
-                for index in range(count):
+                for index in range(drafts):
                     token = next_token([token + shift for token in tokens])
                     tokens.append(token if index < right else (token + 1) % VOCAB)
                 sequence.drafts = tokens[len(sequence.tokens) :]
-
-    @rule()
-    def hand_out(self) -> None:
         step = self.scheduler.next()
         if step is not None:
             require_step(self.scheduler, step)
@@ -136,7 +133,7 @@ class Scheduling(RuleBasedStateMachine):
             return
         turns = 0
         while self.open or self.scheduler.running or self.scheduler.num_waiting:
-            self.hand_out()
+            self.hand_out(turns % 4, turns % 3)
             if self.open:
                 self.read()
             turns += 1
@@ -156,7 +153,7 @@ class Scheduling(RuleBasedStateMachine):
 
 
 TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=100, stateful_step_count=40, deadline=None, database=None)
+TestScheduling.settings = settings(max_examples=50, stateful_step_count=40, deadline=None, database=None)
 
 
 def config(**other: int | None) -> SchedulerConfig:

@@ -259,7 +259,7 @@ def test_a_deadline_ends_a_running_answer_and_one_that_waits() -> None:
 
 def test_a_full_queue_refuses_and_takes_again_later() -> None:
     async def work() -> None:
-        runner = HashRunner(replace(LIMITS, sequences=2), threaded=True)
+        runner = HashRunner(replace(LIMITS, sequences=2), threaded=True, step_seconds=0.005)
         async with engine_on(runner, EngineConfig(max_waiting=3)) as engine:
             answers = [asyncio.ensure_future(ids(engine, [index + 1, *PROMPT])) for index in range(5)]
             await asyncio.sleep(0)
@@ -329,11 +329,11 @@ def test_logits_that_are_not_numbers_fail_one_answer_and_are_not_cached() -> Non
 
 def test_close_waits_for_answers_as_long_as_it_is_told_and_fails_the_rest() -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.002)
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.01)
         engine = TokenEngine(runner, MODEL)
         short, long = asyncio.ensure_future(ids(engine, max_tokens=4)), asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=60))
         await asyncio.sleep(0.002)
-        closing = asyncio.ensure_future(engine.close(drain_seconds=0.05))
+        closing = asyncio.ensure_future(engine.close(drain_seconds=0.25))
         await asyncio.sleep(0.002)
         with pytest.raises(Unavailable, match="unloaded"):
             await collect(engine)

@@ -1,0 +1,146 @@
+"""Guessing with a smaller model of the same tokens. Sequences flow in; what the small model would say next flows out, as their drafts.
+
+The small model has pages of its own. It samples with the settings and the random numbers of the large one, so that their choices agree as
+often as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from nearfar.compiler.batch import Chunk, Output, make_batch
+from nearfar.compiler.errors import DeviceError, NearfarError
+from nearfar.compiler.sampling import Settings
+
+from .model import TokenModel
+from .page_pool import PagePool
+from .sequence import Sequence
+from .speculation import Guess
+from .step_runner import StepRunner
+
+
+@dataclass(eq=False, slots=True)
+class Draft:
+    """How far the small model is with a sequence: ``computed`` known tokens are in its pages, and after them ``guessed`` ones."""
+
+    slot: int
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    guessed: list[int] = field(default_factory=list)
+
+    def learn(self, tokens: Items[int]) -> None:
+        """Of the guesses, those hold that came; the others will be written over."""
+        self.computed = min(self.computed, len(tokens) - 1)
+        for guess in self.guessed:
+            # The last token is always computed again, for its logits are wanted.
+            if self.computed + 1 >= len(tokens) or tokens[self.computed] != guess:
+                break
+            self.computed += 1
+        self.guessed = []
+
+
+class DraftModel:
+    """A `Drafter`. The runner is its own from now on; it needs pages for the sequences that speculate at once."""
+
+    def __init__(self, runner: StepRunner, model: TokenModel) -> None:
+        self.model = model
+        self._runner, self._page_size = runner, model.page_size
+        self._context = min(model.context, runner.num_pages * model.page_size)
+        self.reset()
+
+    def draft(self, guesses: Items[Guess]) -> None:
+        """Those that the small model has not read up to their end yet get none this time: it reads a batch of prompts at a time."""
+        limits = self._runner.limits
+        room, rows = limits.tokens, min(limits.rows, limits.sequences)
+        chunks: list[Chunk] = []
+        ready: list[tuple[Guess, Draft]] = []
+        for guess in guesses:
+            tokens = guess.sequence.tokens
+            guess.sequence.drafts = []
+            draft = self._draft_of(guess)
+            if draft is None or room == 0 or len(chunks) == rows:
+                continue
+            draft.learn(tokens)
+            part = tokens[draft.computed : draft.computed + room]
+            start = draft.computed
+            room -= len(part)
+            draft.computed += len(part)
+            if draft.computed == len(tokens):
+                chunks.append(self._chunk(guess, draft, part, start, 0))
+                ready.append((guess, draft))
+            else:
+                chunks.append(Chunk(part, start, draft.pages))
+        if not chunks:
+            return
+        # What is sampled stays on the device until all is handed over.
+        futures = [self._submit(chunks)]
+        for index in range(1, max((guess.most for guess, _ in ready), default=0)):
+            going = [(guess, draft) for guess, draft in ready if guess.most > index]
+            futures.append(
+                self._submit(
+                    [self._chunk(guess, draft, [-1 - draft.slot], draft.computed + index - 1, index) for guess, draft in going],
+                )
+            )
+        for index, future in enumerate(futures):
+            token_ids = self._result(future)
+            for (guess, draft), token_id in zip([pair for pair in ready if pair[0].most > index], token_ids, strict=True):
+                # A small model that computes no number guesses nothing from there on.
+                if token_id >= 0 and len(guess.sequence.drafts) == index:
+                    guess.sequence.drafts.append(token_id)
+                    # The last guess of all was said, not read.
+                    draft.guessed = guess.sequence.drafts[: guess.most - 1]
+
+    def forget(self, sequence: Sequence) -> None:
+        draft = self._drafts.pop(sequence, None)
+        if draft is not None:
+            self._slots.append(draft.slot)
+            for page in draft.pages:
+                self._pool.release(page)
+
+    def reset(self) -> None:
+        self._pool = PagePool(self._runner.num_pages)
+        self._slots = list(range(min(self._runner.limits.sequences, self._runner.limits.rows)))
+        self._drafts: dict[Sequence, Draft] = {}
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _draft_of(self, guess: Guess) -> Draft | None:
+        """The sequence's draft, with pages for what is to be guessed; None where there is no room for that."""
+        length = len(guess.sequence.tokens) + guess.most - 1
+        draft = self._drafts.get(guess.sequence)
+        if length > self._context or (draft is None and not self._slots):
+            return None
+        held = 0 if draft is None else len(draft.pages)
+        missing = -(-length // self._page_size) - held
+        if missing > self._pool.free:
+            return None
+        if draft is None:
+            draft = self._drafts[guess.sequence] = Draft(self._slots.pop())
+        draft.pages += [self._pool.take() for _ in range(missing)]
+        return draft
+
+    @staticmethod
+    def _chunk(guess: Guess, draft: Draft, token_ids: list[int], start: int, index: int) -> Chunk:
+        """Tokens whose last one is sampled after, as the answer's token ``index`` places on will be."""
+        settings = Settings(*guess.sampling.settings(guess.sequence.generated + index))
+        return Chunk(token_ids, start, draft.pages, [len(token_ids) - 1], settings, draft.slot)
+
+    def _submit(self, chunks: list[Chunk]) -> Future[Output]:
+        try:
+            return self._runner.submit(make_batch(chunks, self._page_size))
+        except NearfarError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
+
+    def _result(self, future: Future[Output]) -> list[int]:
+        try:
+            token_ids: list[int] = future.result().next_token_ids.tolist()
+        except NearfarError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
+        return token_ids

@@ -1,0 +1,61 @@
+"""Guessing by looking back: where a sequence's last few tokens came before, what followed them there.
+
+Saxena 2023 (prompt lookup decoding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from .sequence import Sequence
+from .speculation import Guess
+
+# The longest and the shortest run of last tokens that is looked for; long ones first, for they guess better.
+LONGEST, SHORTEST = 4, 2
+
+
+class Index:
+    """Of one sequence: where each run of tokens ended last, among the first ``length`` tokens."""
+
+    __slots__ = ("ends", "length")
+
+    def __init__(self) -> None:
+        self.ends: dict[tuple[int, ...], int] = {}
+        self.length = 0
+
+    def extend(self, tokens: Items[int], length: int) -> None:
+        for end in range(self.length + 1, length + 1):
+            for size in range(SHORTEST, min(LONGEST, end) + 1):
+                self.ends[tuple(tokens[end - size : end])] = end
+        self.length = max(self.length, length)
+
+    def follow(self, tokens: Items[int]) -> int | None:
+        """Where the longest run that the tokens end with ended before; None where it is new."""
+        for size in range(LONGEST, SHORTEST - 1, -1):
+            end = self.ends.get(tuple(tokens[-size:])) if len(tokens) >= size else None
+            if end is not None:
+                return end
+        return None
+
+
+class NgramDrafter:
+    def __init__(self) -> None:
+        self._indexes: dict[Sequence, Index] = {}
+
+    def draft(self, guesses: Items[Guess]) -> None:
+        for guess in guesses:
+            tokens = guess.sequence.tokens
+            index = self._indexes.setdefault(guess.sequence, Index())
+            # All but the last token: what the sequence ends with must not find itself.
+            index.extend(tokens, len(tokens) - 1)
+            end = index.follow(tokens)
+            guess.sequence.drafts = [] if end is None else tokens[end : end + guess.most]
+
+    def forget(self, sequence: Sequence) -> None:
+        self._indexes.pop(sequence, None)
+
+    def reset(self) -> None:
+        """Nothing of it lies on a device."""
+
+    def close(self) -> None:
+        self._indexes.clear()

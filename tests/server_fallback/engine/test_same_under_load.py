@@ -1,0 +1,137 @@
+"""The same request gives the same tokens alone and under load: greedy and seeded, preempted, beside others that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hash_model import VOCAB
+from hash_runner import MODEL, HashRunner
+from tiny_models import VOCAB_SIZE
+
+from nearfar.compiler.batch import Limits
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.generate import generate
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.sampling import Sampler
+from nearfar.server_fallback.engine.model import TokenModel
+from nearfar.server_fallback.engine.request import Completion, Sampling, TokenRequest
+from nearfar.server_fallback.engine.step_runner import StepRunner
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+
+Answer = tuple[list[int], str]
+
+
+def mixed_requests(count: int, vocab_size: int, lengths: Sequence[int], max_tokens: int) -> list[TokenRequest]:
+    """Requests of all kinds: greedy and sampled, with every filter and penalty, biased, of several priorities, some with one prompt."""
+    random = np.random.default_rng(count)
+    system = random.integers(1, vocab_size, 12).tolist()
+    samplings: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.8},
+        {"temperature": 1.2, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.8, "min_p": 0.02},
+        {"repetition_penalty": 1.3},
+        {"temperature": 0.7, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+        {"logit_bias": {3: 4.0, 7: -2.0}},
+        {"temperature": 1.0, "repetition_penalty": 1.1, "logit_bias": {5: 3.0}},
+    ]
+    requests: list[TokenRequest] = []
+    for index in range(count):
+        prompt = system[: int(random.integers(0, 13))] + random.integers(1, vocab_size, int(random.choice(lengths))).tolist()
+        # Every fourth asks for another answer to the prompt of the one before it.
+        prompt = list(requests[-1].prompt_ids) if index % 4 == 3 else prompt
+        sampling = Sampling(seed=int(random.integers(0, 1 << 32)), **samplings[index % len(samplings)])
+        priority = int(random.integers(0, 3))
+        requests.append(TokenRequest(prompt, int(random.integers(1, max_tokens + 1)), sampling, priority=priority))
+    return requests
+
+
+async def answer(engine: TokenEngine, request: TokenRequest) -> Answer:
+    tokens: list[int] = []
+    async for news in engine.generate(request):
+        if isinstance(news, Completion):
+            return tokens, news.finish_reason
+        tokens.append(news.token_id)
+    raise AssertionError("the answer has no end")
+
+
+async def left_early(engine: TokenEngine, request: TokenRequest, after: int) -> None:
+    stream = engine.generate(request)
+    for _ in range(after):
+        await anext(stream, None)
+    await stream.aclose()
+
+
+def alone(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest]) -> list[Answer]:
+    """Each request by itself; what the one before left in the cache is forgotten."""
+
+    async def work() -> list[Answer]:
+        engine = TokenEngine(runner, model)
+        answers = []
+        for request in requests:
+            answers.append(await answer(engine, request))
+            engine._loop.scheduler.cache.clear()
+        await engine.close()
+        return answers
+
+    return asyncio.run(work())
+
+
+def under_load(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest], noise: Sequence[TokenRequest]) -> list[Answer]:
+    """All at once and in waves, beside others that are left half-way. Pages run out on the way, and none is lost."""
+
+    async def work() -> list[Answer]:
+        engine = TokenEngine(runner, model)
+        tasks: list[asyncio.Future[Answer]] = []
+        leaving: list[asyncio.Future[None]] = []
+        for index, request in enumerate(requests):
+            tasks.append(asyncio.ensure_future(answer(engine, request)))
+            if index < len(noise):
+                leaving.append(asyncio.ensure_future(left_early(engine, noise[index], index % 4)))
+            await asyncio.sleep(0.002 * (index % 5 == 4))
+        answers = list(await asyncio.gather(*tasks))
+        await asyncio.gather(*leaving)
+        while engine.stats().running or engine.stats().waiting:
+            await asyncio.sleep(0.001)
+        scheduler = engine._loop.scheduler
+        assert engine.stats().preemptions > 0
+        assert scheduler.pool.free + len(scheduler.cache) == scheduler.pool.size
+        await engine.close()
+        return answers
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_hundred_mixed_requests_are_answered_as_each_alone(threaded: bool) -> None:
+    requests = mixed_requests(100, VOCAB, (1, 3, 4, 9, 17, 30), 16)
+    limits = Limits(tokens=24, sequences=8, rows=8, pages=24)
+    expected = alone(HashRunner(limits), MODEL, requests)
+    assert sum(len(tokens) for tokens, _ in expected) > 200
+    noise = mixed_requests(33, VOCAB, (2, 12), 16)
+    assert under_load(HashRunner(limits, threaded=threaded), MODEL, requests, noise) == expected
+
+
+def test_32_mixed_requests_on_a_model_are_answered_as_each_alone(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    requests = mixed_requests(32, VOCAB_SIZE, (1, 5, 15, 16, 40), 20)
+    noise = mixed_requests(6, VOCAB_SIZE, (3, 20), 8)
+    model = TokenModel.of(bundle.manifest)
+
+    def runner(pages: int) -> ReferenceRunner:
+        return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=8, rows=8, pages=pages), activation="float32")
+
+    assert under_load(runner(8), model, requests, noise) == alone(runner(8), model, requests)
+
+
+def test_a_seeded_answer_is_that_of_one_sequence_run_by_hand(tiny_bundle: Path, prompt_token_ids: list[int]) -> None:
+    bundle = open_bundle(tiny_bundle)
+    by_hand = list(generate(ReferenceRunner(bundle, activation="float32"), prompt_token_ids, 8, Sampler(temperature=0.9, state=17)))
+    request = TokenRequest(prompt_token_ids, 8, Sampling(temperature=0.9, seed=17))
+    runner = ReferenceRunner(bundle, limits=Limits(tokens=32, sequences=2, rows=2), activation="float32")
+    assert alone(runner, TokenModel.of(bundle.manifest), [request]) == [(by_hand, "length")]

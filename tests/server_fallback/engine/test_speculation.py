@@ -1,0 +1,172 @@
+"""Speculative decoding: the answers are those without it, whatever is guessed; and what is guessed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hash_model import VOCAB
+from hash_runner import MODEL, HashRunner
+from test_same_under_load import Answer, alone, answer, left_early, mixed_requests
+from tiny_models import VOCAB_SIZE
+
+from nearfar.compiler.batch import Limits
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.draft_model import DraftModel
+from nearfar.server_fallback.engine.model import TokenModel
+from nearfar.server_fallback.engine.ngram_drafter import NgramDrafter
+from nearfar.server_fallback.engine.request import Sampling, TokenRequest
+from nearfar.server_fallback.engine.resolved_sampling import resolve_sampling
+from nearfar.server_fallback.engine.sequence import Sequence as EngineSequence
+from nearfar.server_fallback.engine.speculation import Guess, Speculation
+from nearfar.server_fallback.engine.stats import EngineStats
+from nearfar.server_fallback.engine.step_runner import StepRunner
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+
+LIMITS = Limits(tokens=24, sequences=4, rows=20, pages=24)
+
+
+class WrongNowAndThen(HashRunner):
+    """A small model: as the large one, but for every fifth token."""
+
+    def _sample(self, tokens: list[int], slot: int, flags: int, settings: list[float]) -> int:
+        token = super()._sample(tokens, slot, flags, settings)
+        if len(tokens) % 5 == 0:
+            token = (token + 1) % VOCAB
+            self._sampled[slot] = token
+        return token
+
+
+def speculating(
+    runner: StepRunner,
+    model: TokenModel,
+    requests: Sequence[TokenRequest],
+    draft: DraftModel | None = None,
+    noise: Sequence[TokenRequest] = (),
+    tokens: int = 4,
+) -> tuple[list[Answer], EngineStats]:
+    """All requests at once, and what the engine counted."""
+
+    async def work() -> tuple[list[Answer], EngineStats]:
+        speculation = Speculation("ngram" if draft is None else "draft", tokens)
+        engine = TokenEngine(runner, model, EngineConfig(speculation=speculation), draft=draft)
+        leaving = [left_early(engine, request, index % 4) for index, request in enumerate(noise)]
+        answers = await asyncio.gather(*(answer(engine, request) for request in requests), *leaving)
+        while engine.stats().running or engine.stats().waiting:
+            await asyncio.sleep(0.001)
+        scheduler = engine._loop.scheduler
+        assert scheduler.pool.free + len(scheduler.cache) == scheduler.pool.size
+        if draft is not None:
+            assert draft._pool.free == draft._pool.size
+        stats = engine.stats()
+        await engine.close()
+        return [found for found in answers if found is not None], stats
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft", "wrong draft"])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_mixed_requests_are_answered_as_without_speculation(kind: str, threaded: bool) -> None:
+    requests = mixed_requests(60, VOCAB, (1, 3, 4, 9, 17, 30), 16)
+    expected = alone(HashRunner(LIMITS), MODEL, requests)
+    # Fewer pages and slots than sequences could need, and prompts longer than a batch.
+    small = Limits(tokens=10, sequences=3, rows=3, pages=24)
+    drafts = {"ngram": None, "draft": HashRunner(small, threaded=threaded), "wrong draft": WrongNowAndThen(small, threaded=threaded)}
+    runner = drafts[kind]
+    noise = mixed_requests(20, VOCAB, (2, 12), 16)
+    answers, stats = speculating(
+        HashRunner(LIMITS, threaded=threaded), MODEL, requests, None if runner is None else DraftModel(runner, MODEL), noise
+    )
+    assert answers == expected
+    assert stats.drafted_tokens > 0
+    if kind == "draft":
+        assert stats.acceptance_rate > 0.9
+    elif kind == "wrong draft":
+        assert 0.3 < stats.acceptance_rate < 0.9
+    assert runner is None or runner.closed
+
+
+def test_a_draft_that_is_always_right_saves_steps() -> None:
+    # Its answer is long, by the hash model.
+    request = TokenRequest([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 21, Sampling(temperature=1, seed=3), stop_token_ids=frozenset())
+    runner, small = HashRunner(LIMITS), HashRunner(LIMITS)
+    model = TokenModel(VOCAB, frozenset(), 64, 4)
+    answers, stats = speculating(runner, model, [request], DraftModel(small, model))
+    assert answers == alone(HashRunner(LIMITS), model, [request])
+    # The first token comes from the prompt, then five a step.
+    assert [len(batch.sample_rows) for batch in runner.batches] == [1, 5, 5, 5, 5]
+    assert (stats.drafted_tokens, stats.accepted_tokens) == (16, 16)
+    # The small model reads the prompt once, then what it did not say itself.
+    assert sum(len(batch.token_ids) for batch in small.batches) == 10 + 1 + 3 + 3 * (2 + 3)
+    assert [int((batch.token_ids >= 0).sum()) for batch in small.batches if (batch.token_ids >= 0).any()] == [11, 2, 2, 2]
+
+
+def test_requests_with_penalties_biases_or_old_tokens_that_go_do_not_speculate() -> None:
+    prompt = [1, 2, 3] * 6
+    samplings = [Sampling(repetition_penalty=1.5), Sampling(logit_bias={3: 1.0})]
+    requests = [TokenRequest(prompt, 8, sampling) for sampling in samplings] + [TokenRequest(prompt, 8, when_full=4)]
+    answers, stats = speculating(HashRunner(LIMITS), MODEL, requests)
+    assert answers == alone(HashRunner(LIMITS), MODEL, requests)
+    assert stats.drafted_tokens == 0
+
+
+def test_ngrams_guess_what_followed_the_last_words_when_they_came_before() -> None:
+    drafter = NgramDrafter()
+    sequence = EngineSequence(0, [1, 2, 3, 4, 5, 9, 2, 3])
+    guess = Guess(sequence, resolve_sampling(Sampling(), VOCAB), 3)
+    drafter.draft([guess])
+    assert sequence.drafts == [4, 5, 9]
+    # Longer runs guess better: 2, 3 came last before 9, and 9, 2, 3 before 7.
+    sequence.tokens += [7, 2, 3, 9, 9, 2, 3]
+    drafter.draft([guess])
+    assert sequence.drafts == [7, 2, 3]
+    sequence.tokens += [8]
+    drafter.draft([guess])
+    assert sequence.drafts == []
+    single = EngineSequence(1, [5])
+    drafter.draft([Guess(single, guess.sampling, 3)])
+    assert single.drafts == []
+
+
+def test_a_draft_model_that_fails_leaves_the_answers_as_they_are() -> None:
+    requests = mixed_requests(8, VOCAB, (3, 9), 12)
+    small = HashRunner(LIMITS, threaded=True, fail=lambda number: DeviceError("lost") if number % 5 == 4 else None)
+    answers, stats = speculating(HashRunner(LIMITS), MODEL, requests, DraftModel(small, MODEL))
+    assert answers == alone(HashRunner(LIMITS), MODEL, requests)
+    assert stats.recoveries > 0
+
+
+def test_what_cannot_speculate_is_refused_at_the_start() -> None:
+    ngram, draft = (EngineConfig(speculation=Speculation(kind)) for kind in ("ngram", "draft"))
+    small = DraftModel(HashRunner(LIMITS), TokenModel(VOCAB + 1, frozenset(), 64, 4))
+    with pytest.raises(RequestError, match="open it with 20"):
+        TokenEngine(HashRunner(Limits(tokens=8, sequences=4, rows=4, pages=24)), MODEL, ngram)
+    with pytest.raises(RequestError, match="go together"):
+        TokenEngine(HashRunner(LIMITS), MODEL, draft)
+    with pytest.raises(RequestError, match="go together"):
+        TokenEngine(HashRunner(LIMITS), MODEL, ngram, draft=small)
+    with pytest.raises(RequestError, match="same tokenizer"):
+        TokenEngine(HashRunner(LIMITS), MODEL, draft, draft=small)
+    with pytest.raises(RequestError, match="at least 1"):
+        TokenEngine(HashRunner(LIMITS), MODEL, EngineConfig(speculation=Speculation("ngram", 0)))
+
+
+def test_answers_of_a_model_are_those_of_plain_decoding(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    model = TokenModel.of(bundle.manifest)
+
+    def runner() -> ReferenceRunner:
+        return ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=4, rows=16, pages=24), activation="float32")
+
+    requests = mixed_requests(6, VOCAB_SIZE, (5, 16), 10)
+    expected = alone(runner(), model, requests)
+    answers, stats = speculating(runner(), model, requests, DraftModel(runner(), model), tokens=3)
+    assert answers == expected
+    # The same model guesses right, greedy and with the same random numbers.
+    assert stats.acceptance_rate > 0.9
