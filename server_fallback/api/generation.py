@@ -24,7 +24,8 @@ from .sse import EventStream
 
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 JSON = "application/json"
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+EVENT = {"type": "object", "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]"}}, "required": ["data"]}
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 
 def generation_router(service: Service) -> APIRouter:

@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 
 from ..executors.executor import ExecutorState
 from ..executors.models import Models
-from ..schema.chat import ChatCompletionChunk
-from ..schema.completions import CompletionChunk
+from ..schema.chat import ChatCompletionChunk, ChunkChoice
+from ..schema.completions import CompletionChoice, CompletionChunk
 from .exchange import Exchange
 
 MODEL = "model_name"
@@ -38,7 +38,6 @@ COUNTERS = (
     ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
     ("vllm:prefix_cache_hits", "Prompt tokens found there.", "prefix_hits"),
     ("vllm:num_preemptions", "Requests that gave their pages back to others and began again.", "preemptions"),
-    ("vllm:spec_decode_num_drafts", "Drafts made for speculative decoding.", "drafts"),
     ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", "draft_tokens"),
     ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that were right.", "accepted_tokens"),
 )
@@ -81,7 +80,9 @@ class Metrics:
                         if not says_something(choice):
                             continue
                         if choice.index in last_at:
-                            self.next_token.labels(model).observe(now - last_at[choice.index])
+                            # The end alone is no token.
+                            if has_text(choice):
+                                self.next_token.labels(model).observe(now - last_at[choice.index])
                         elif not last_at:
                             self.first_token.labels(model).observe(now - exchange.arrived)
                             exchange.log["first_token_seconds"] = round(now - exchange.arrived, 4)
@@ -105,12 +106,16 @@ class Metrics:
         exchange.log["completion_tokens"] = completion_tokens
 
 
-def says_something(choice: object) -> bool:
+def says_something(choice: ChunkChoice | CompletionChoice) -> bool:
     """Whether a chunk's choice has text, a part of a tool call, or the end; a first chunk may have the role only."""
-    delta = getattr(choice, "delta", None)
-    if delta is not None:
-        return bool(delta.content or delta.tool_calls or getattr(choice, "finish_reason", None))
-    return bool(getattr(choice, "text", "") or getattr(choice, "finish_reason", None))
+    return has_text(choice) or choice.finish_reason is not None
+
+
+def has_text(choice: ChunkChoice | CompletionChoice) -> bool:
+    """Text, or a part of a tool call."""
+    if isinstance(choice, CompletionChoice):
+        return bool(choice.text)
+    return bool(choice.delta.content or choice.delta.tool_calls)
 
 
 class _States(Collector):

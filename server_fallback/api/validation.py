@@ -61,7 +61,7 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return f"an array of {len(value)}"
     if isinstance(value, str):
-        # A text may be a prompt, which answers and logs do not repeat.
-        return f"a string of {len(value)} characters"
+        # It may be a prompt, which answers do not repeat.
+        return "a string"
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return printable(text[:MAX_SHOWN])

@@ -35,7 +35,7 @@ class ExecutorState:
     """What the model's executor is doing. ``memory_bytes`` is what it holds on the device, None where it is not known.
 
     ``kv_usage`` is 0 to 1. The rest are counts since the start: tokens that were looked up in the prefix cache and found there, requests
-    that had to give their pages back, drafts made and the tokens in them, and how many of those were right.
+    that had to give their pages back, tokens guessed by drafts, and how many of those were right.
     """
 
     ready: bool
@@ -47,7 +47,6 @@ class ExecutorState:
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
-    drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
 

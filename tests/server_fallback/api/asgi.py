@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import httpx
@@ -32,9 +33,15 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 def ask(
     method: str, path: str, body: object = None, models: FakeModels | None = None, config: ApiConfig | None = None, **headers: str
 ) -> httpx.Response:
-    """One request to a new app. Headers' underscores are dashes."""
-    app = create_app(models or FakeModels(), config or ApiConfig())
+    """One request to an app. Headers' underscores are dashes."""
+    app = create_app(models or FakeModels(), config or ApiConfig()) if models or config else plain_app()
     return run(ask_app(app, method, path, body, **headers))
+
+
+@cache
+def plain_app() -> FastAPI:
+    """An app for all requests that want nothing special; to make one takes longer than most tests."""
+    return create_app(FakeModels(), ApiConfig())
 
 
 async def ask_app(app: FastAPI, method: str, path: str, body: object = None, **headers: str) -> httpx.Response:

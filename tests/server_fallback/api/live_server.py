@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from signal import SIGTERM
 from threading import Thread
 
 from fake_models import FakeModels
@@ -15,18 +16,27 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.server import Server, bind
 
 
+@dataclass(frozen=True)
+class LiveServer:
+    server: Server
+    thread: Thread
+    port: int
+
+    def signal(self) -> None:
+        """As if the process had got one."""
+        self.server.handle_exit(SIGTERM, None)
+
+
 @contextmanager
-def live_server(models: FakeModels, config: ApiConfig) -> Iterator[int]:
-    """Its port, while it serves."""
+def live_server(models: FakeModels, config: ApiConfig) -> Iterator[LiveServer]:
+    """While it serves."""
     listener = bind("127.0.0.1", 0)
-    port = int(listener.getsockname()[1])
     server = Server(create_app(models, config))
-    # asyncio's own loop: uvloop's may not be made twice in one process without a warning.
-    thread = Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread = Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:
         wait_until(lambda: server.started)
-        yield port
+        yield LiveServer(server, thread, int(listener.getsockname()[1]))
     finally:
         server.should_exit = True
         thread.join(10)

@@ -17,8 +17,8 @@ from nearfar.server_fallback.api.keys import Keys, read_keys
 from nearfar.server_fallback.executors.executor import ExecutorState
 
 CHAT = "/v1/chat/completions"
-WEB = {"authorization": "Bearer sk-web-12345678"}
-ADMIN = {"authorization": "Bearer sk-admin-12345678"}
+WEB: dict[str, Any] = {"authorization": "Bearer sk-web-12345678"}
+ADMIN: dict[str, Any] = {"authorization": "Bearer sk-admin-12345678"}
 
 
 @pytest.fixture
@@ -33,20 +33,14 @@ def code(response: Any) -> tuple[int, str | None]:
 
 
 def test_with_keys_all_but_health_and_metrics_needs_one(keys: Keys) -> None:
-    config = ApiConfig(keys=keys)
-    for method, path in [
-        ("POST", CHAT),
-        ("POST", "/v1/embeddings"),
-        ("POST", "/tokenize"),
-        ("GET", "/v1/models"),
-        ("GET", "/v1/models/fake"),
-    ]:
-        response = ask(method, path, HI if method == "POST" else None, config=config)
+    app = create_app(FakeModels(), ApiConfig(keys=keys))
+    for path in (CHAT, "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models", "/v1/models/fake"):
+        response = run(ask_app(app, "GET" if "models" in path else "POST", path, HI))
         assert code(response) == (401, "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
-    assert ask("POST", CHAT, HI, config=config, **WEB).status_code == 200
+    assert run(ask_app(app, "POST", CHAT, HI, **WEB)).status_code == 200
     for path in ("/health/live", "/health/ready", "/metrics", "/openapi.json"):
-        assert ask("GET", path, config=config).status_code == 200
+        assert run(ask_app(app, "GET", path)).status_code == 200
 
 
 def test_without_a_key_no_body_is_read(keys: Keys) -> None:
@@ -126,7 +120,8 @@ def test_what_is_not_there_is_told_in_openai_s_form() -> None:
         (b'{"model": "\xff"}', 400, "invalid_json"),
         (b"null", 400, "invalid_type"),
         (b"[]", 400, "invalid_type"),
-        ({**HI, "stop": ["a"] * 1_000_000}, 400, None),
+        ({**HI, "stop": ["a"] * 500_000}, 400, "invalid_type"),
+        ({**HI, "stop": ["a"] * 1_000_000}, 413, "body_too_large"),
         ({**HI, "best": 1}, 400, "unknown_parameter"),
         ({**HI, "messages": [{"role": "user", "content": "x" * (4 << 20)}]}, 413, "body_too_large"),
     ],
@@ -139,7 +134,7 @@ def test_bad_bodies_are_refused(body: Any, status: int, wrong: str | None) -> No
 
 
 def test_pages_of_other_sites_may_not_call_unless_they_are_listed() -> None:
-    origin = {"origin": "https://example.org"}
+    origin: dict[str, Any] = {"origin": "https://example.org"}
     preflight = {**origin, "access_control_request_method": "POST", "access_control_request_headers": "authorization,x-stainless-os"}
     closed = ask("POST", CHAT, HI, **origin)
     assert not [name for name in closed.headers if name.startswith("access-control")]
@@ -158,11 +153,11 @@ def test_pages_of_other_sites_may_not_call_unless_they_are_listed() -> None:
 
 
 def test_a_name_that_points_here_is_not_enough() -> None:
-    config = ApiConfig(allowed_hosts=("localhost", "127.0.0.1", "::1"))
+    app = create_app(FakeModels(), ApiConfig(allowed_hosts=("localhost", "127.0.0.1", "::1")))
     for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:8000"):
-        assert ask("GET", "/v1/models", config=config, host=host).status_code == 200
+        assert run(ask_app(app, "GET", "/v1/models", host=host)).status_code == 200
     for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "", "[::1"):
-        assert code(ask("GET", "/v1/models", config=config, host=host)) == (403, "host_not_allowed")
+        assert code(run(ask_app(app, "GET", "/v1/models", host=host))) == (403, "host_not_allowed")
 
 
 def test_readiness_follows_the_models() -> None:

@@ -32,8 +32,8 @@ def models() -> FakeModels:
 
 @pytest.fixture(scope="module")
 def port(models: FakeModels) -> Iterator[int]:
-    with live_server(models, CONFIG) as port:
-        yield port
+    with live_server(models, CONFIG) as live:
+        yield live.port
 
 
 def connect(port: int) -> socket.socket:

@@ -123,10 +123,10 @@ def test_what_fails_in_mid_stream_is_an_error_event_and_the_end(path: str) -> No
 
 
 def test_limits_of_the_configuration_are_kept() -> None:
-    config = ApiConfig(max_choices=4, max_stops=2, max_inputs=2, max_body_bytes=1000)
+    app = create_app(FakeModels(), ApiConfig(max_choices=4, max_stops=2, max_inputs=2, max_body_bytes=1000))
 
     def refused(path: str, **body: object) -> tuple[int, str | None]:
-        response = ask("POST", path, {"model": "fake", **body}, config=config)
+        response = run(ask_app(app, "POST", path, {"model": "fake", **body}))
         return response.status_code, response.json()["error"]["param"] if response.status_code != 200 else None
 
     chat, texts = "/v1/chat/completions", "/v1/completions"

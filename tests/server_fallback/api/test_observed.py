@@ -56,7 +56,7 @@ def scraped(app: Any) -> dict[str, float]:
 def test_metrics_count_what_happened_under_vllm_s_names() -> None:
     async def work() -> dict[str, float]:
         models = FakeModels(FakeExecutor())
-        models.fake.current = ExecutorState(True, "", 3, 2, 0.5, 1000, 100, 60, 4, 10, 40, 30)
+        models.fake.current = ExecutorState(True, "", 3, 2, 0.5, 1000, 100, 60, 4, 40, 30)
         app = create_app(models, ApiConfig())
         for body in (HI, {**HI, "stream": True}, {**HI, "n": 2}):
             await ask_app(app, "POST", CHAT, body)
@@ -79,7 +79,6 @@ def test_metrics_count_what_happened_under_vllm_s_names() -> None:
             "vllm:prefix_cache_queries_total": 100,
             "vllm:prefix_cache_hits_total": 60,
             "vllm:num_preemptions_total": 4,
-            "vllm:spec_decode_num_drafts_total": 10,
             "vllm:spec_decode_num_draft_tokens_total": 40,
             "vllm:spec_decode_num_accepted_tokens_total": 30,
             "vllm:prompt_tokens_total": 5 * 4 + 3,
@@ -95,8 +94,8 @@ def test_metrics_count_what_happened_under_vllm_s_names() -> None:
             "http_requests_total none GET 404": 1,
         }.items()
     )
-    # Two pieces after the first and the end, in five answers.
-    assert samples["vllm:inter_token_latency_seconds_count"] == 3 * 5
+    # Two pieces after the first, in five answers.
+    assert samples["vllm:inter_token_latency_seconds_count"] == 2 * 5
 
 
 def test_each_app_has_metrics_of_its_own() -> None:
@@ -133,12 +132,14 @@ def test_a_request_is_a_line_of_json(log: io.StringIO) -> None:
 
 
 def test_no_prompt_and_no_key_is_logged(log: io.StringIO) -> None:
-    keys = read_keys(None, {"NEARFAR_API_KEYS": "web=SECRET-12345678"})
+    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "web=SECRET-12345678"}))
+    models = FakeModels(FakeExecutor(pieces=["SECRET"] * 2, error_at=1))
+    app = create_app(models, config)
     for error in (RequestError("SECRET"), ZeroDivisionError("SECRET")):
-        models = FakeModels(FakeExecutor(error=error, pieces=["SECRET"] * 2, error_at=1))
+        models.fake.error = error
         for body in (SECRET, {**SECRET, "stream": True}, {**SECRET, "n": "SECRET"}, b"{SECRET", {**SECRET, "SECRET": "SECRET"}):
-            ask("POST", CHAT, body, models, ApiConfig(keys=keys), authorization="Bearer SECRET-12345678")
-            ask("POST", CHAT + "?SECRET=SECRET", body, models, ApiConfig(keys=keys), authorization="Bearer SECRET-1234567")
+            run(ask_app(app, "POST", CHAT, body, authorization="Bearer SECRET-12345678"))
+            run(ask_app(app, "POST", CHAT + "?SECRET=SECRET", body, authorization="Bearer SECRET-1234567"))
     ask("GET", "/SECRET")
     text = log.getvalue()
     assert "SECRET" not in text
@@ -200,6 +201,8 @@ def test_traces_are_made_only_where_an_endpoint_is_set() -> None:
 
 
 def test_opentelemetry_is_not_imported_without_an_endpoint() -> None:
-    code = "import sys, nearfar.server_fallback.api.server; print(*{'opentelemetry', 'torch', 'tvm', 'xgrammar'} & set(sys.modules))"
+    # FastAPI itself imports the library's interface, where that is installed.
+    heavy = "{'opentelemetry.sdk', 'opentelemetry.exporter', 'torch', 'tvm', 'xgrammar'}"
+    code = f"import sys, nearfar.server_fallback.api.server; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -7,41 +7,45 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from asgi import HI
+from fake_models import FakeExecutor, FakeModels
+from live_server import live_server, wait_until
+
+from nearfar.compiler.errors import BundleError
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.server import bind, run_server
 
 # Says its port, then logs to the standard error.
 PROGRAM = """
 import sys
 from fake_models import FakeExecutor, FakeModels
-from nearfar.compiler.errors import BundleError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.log import configure_logs
 from nearfar.server_fallback.api.server import bind, run_server
 
 configure_logs(sys.stderr)
-models = FakeModels(FakeExecutor(pieces=["a"] * 40, delay_seconds=float(sys.argv[1])))
+models = FakeModels(FakeExecutor(pieces=["a"] * 40, delay_seconds=0.02))
 listener = bind("127.0.0.1", 0)
 
 async def started():
     print(listener.getsockname()[1], flush=True)
-    if sys.argv[3:]:
-        raise BundleError("torn")
 
-run_server(create_app(models, ApiConfig(drain_seconds=float(sys.argv[2]))), listener, started)
+run_server(create_app(models, ApiConfig(drain_seconds=10)), listener, started)
 print("closed" if models.closed_after is not None else "left open", flush=True)
 """
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-c", PROGRAM, *arguments]
+def process() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as running:
         try:
             assert running.stdout is not None
@@ -65,7 +69,7 @@ def ask(port: int) -> socket.socket:
 
 
 def test_sigterm_turns_new_requests_away_finishes_the_old_and_ends_with_0() -> None:
-    with process("0.02", "10") as (running, port), ask(port) as sock:
+    with process() as (running, port), ask(port) as sock:
         url = f"http://127.0.0.1:{port}"
         assert httpx.get(f"{url}/health/ready").status_code == 200
         running.send_signal(signal.SIGTERM)
@@ -81,35 +85,39 @@ def test_sigterm_turns_new_requests_away_finishes_the_old_and_ends_with_0() -> N
         out, log = running.communicate(timeout=10)
         assert (running.returncode, out) == (0, "closed\n")
         lines = [json.loads(line) for line in log.splitlines()]
-        assert {"event": "draining", "signal": "SIGTERM", "seconds": 10.0}.items() <= lines[0].items()
+        assert {"event": "draining", "signal": "SIGTERM", "seconds": 10}.items() <= lines[0].items()
         streamed = next(line for line in lines if line.get("completion_tokens"))
         assert (streamed["route"], streamed["status"], streamed["finish_reason"]) == ("/v1/chat/completions", 200, "stop")
 
 
 def test_what_outlives_the_drain_is_told_and_cut_off() -> None:
-    with process("0.2", "0.2") as (running, port), ask(port) as sock:
-        started = time.monotonic()
-        running.send_signal(signal.SIGTERM)
+    models = FakeModels(FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.02))
+    with live_server(models, ApiConfig(drain_seconds=0.1)) as live, ask(live.port) as sock:
+        live.signal()
         text = "".join(lines_of(sock))
         assert '"error":{"message":"the server is shutting down' in text
         assert "[DONE]" not in text
-        assert running.wait(10) == 0
-        assert time.monotonic() - started < 3
+        live.thread.join(5)
+        assert not live.thread.is_alive()
+        assert (models.fake.open, models.fake.cancelled) == (0, 1)
+        assert models.closed_after is not None
 
 
 def test_a_second_signal_does_not_wait() -> None:
-    with process("0.2", "60") as (running, port), ask(port) as sock:
-        started = time.monotonic()
-        running.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        running.send_signal(signal.SIGINT)
+    models = FakeModels(FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.02))
+    with live_server(models, ApiConfig(drain_seconds=60)) as live, ask(live.port) as sock:
+        live.signal()
+        wait_until(lambda: httpx.get(f"http://127.0.0.1:{live.port}/health/ready").status_code == 503)
+        assert models.fake.open == 1
+        live.signal()
         assert "shutting down" in "".join(lines_of(sock))
-        assert running.wait(10) == 0
-        assert time.monotonic() - started < 4
+        live.thread.join(5)
+        assert not live.thread.is_alive()
 
 
 def test_what_fails_at_the_start_ends_the_server() -> None:
-    with process("0", "1", "fail") as (running, _):
-        _, log = running.communicate(timeout=10)
-        assert running.returncode == 1
-        assert "BundleError: torn" in log
+    async def begun() -> None:
+        raise BundleError("torn")
+
+    with pytest.raises(BundleError, match="torn"):
+        run_server(create_app(FakeModels(), ApiConfig()), bind("127.0.0.1", 0), begun)
