@@ -24,11 +24,11 @@ from .source import GrammarSource
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, TokenizerInfo
 
-COMPILE_SECONDS = 10.0
+COMPILE_SECONDS = 20.0
 # Loading xgrammar takes two seconds, and much longer where the machine is busy.
 START_SECONDS = 120.0
 MAX_KEPT = 128
-MAX_KEPT_BYTES = 128 * 2**20
+MAX_KEPT_BYTES = 256 * 2**20
 
 
 class Grammars:

@@ -19,7 +19,7 @@ from .rules import compile_source
 from .source import GrammarSource
 
 # More of a grammar than that is refused: it would have to be kept.
-MAX_COMPILED_BYTES = 32 * 2**20
+MAX_COMPILED_BYTES = 128 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
 # What one token's mask may take of the processor's time, and how many are tried.
 MAX_MASK_SECONDS = 0.1
@@ -30,6 +30,8 @@ def main() -> None:
     # What libraries print must not get between the frames.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # Rules of nested schemas are written by functions that call themselves.
+    sys.setrecursionlimit(50_000)
     requests = sys.stdin.buffer
     try:
         compiler, setup = _start(read_frame(requests))
@@ -50,7 +52,7 @@ def _start(setup: Setup) -> tuple[Any, Setup]:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    return xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False), setup
+    return xgrammar.GrammarCompiler(tokenizer, max_threads=min(os.cpu_count() or 1, 8), cache_enabled=False), setup
 
 
 def _answer(compiler: Any, setup: Setup, source: GrammarSource) -> Compiled | Refused:

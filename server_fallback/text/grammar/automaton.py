@@ -1,0 +1,285 @@
+"""Regular languages as grammar rules. A language becomes a minimal deterministic automaton over characters, of which each state is a rule.
+
+Rules so made have one way to read any text, which keeps masks cheap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nearfar.compiler.errors import RequestError
+
+from .characters import ANY, LAST, Ranges, intersect, single, subtract, union
+from .ebnf import RuleBook, alternatives, character_ways, literal
+
+_MOST_STATES = 1500
+_JSON_ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+# What a language's texts are: the whole answer; a JSON value as it is written; or a JSON string's characters, and the quote behind them.
+Place = Literal["answer", "value", "string"]
+# What comes after a JSON value, or a name. Without it, xgrammar must try each token that ends a value against all that may follow.
+FOLLOWED = "(= [ \\n\\t]* [,}\\]:])"
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """One character of a set."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    parts: tuple[Language, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    parts: tuple[Language, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """``most`` None is any number of times."""
+
+    of: Language
+    least: int
+    most: int | None
+
+
+Language = Set | Series | Choice | Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """``following``: the next state for each atom, -1 for none."""
+
+    accepting: bool
+    following: tuple[int, ...]
+
+
+def text_language(text: str) -> Language:
+    return Series(tuple(Set(single(character)) for character in text))
+
+
+def language_rule(book: RuleBook, language: Language, place: Place, where: str, least: int = 0, most: int | None = None) -> str | None:
+    """Add the rules of the language's texts of ``least`` to ``most`` characters; its rule's name, None where it has none.
+
+    The rule of place "string" starts behind the opening quote.
+
+    Raises RequestError where it is too large; ``where`` names it.
+    """
+    automaton = _Nfa(where)
+    start, end = automaton.add(language)
+    atoms = automaton.atoms()
+    states = _minimal(_useful(_of_length(automaton.states(start, end, atoms), least, most, where)))
+    return _write_rules(book, states, atoms, place, where) if states else None
+
+
+class _Nfa:
+    """Thompson 1968."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._epsilon: list[list[int]] = []
+        self._edges: list[list[tuple[Ranges, int]]] = []
+
+    def add(self, language: Language) -> tuple[int, int]:
+        """The start and the end of a part for the language."""
+        start = self._state()
+        match language:
+            case Set(ranges):
+                end = self._state()
+                self._edges[start].append((ranges, end))
+            case Series(parts):
+                end = start
+                for part in parts:
+                    first, last = self.add(part)
+                    self._epsilon[end].append(first)
+                    end = last
+            case Choice(parts):
+                end = self._state()
+                for part in parts:
+                    first, last = self.add(part)
+                    self._epsilon[start].append(first)
+                    self._epsilon[last].append(end)
+            case Repeat(of, least, most):
+                end = self._repeat(start, of, least, most)
+        return start, end
+
+    def atoms(self) -> Ranges:
+        """Ranges of characters that no set tells apart."""
+        starts = {0, 0x80, 0xD800, 0xE000}
+        for edges in self._edges:
+            for ranges, _ in edges:
+                for first, last in ranges:
+                    starts |= {first, last + 1}
+        ordered = sorted(start for start in starts if start <= LAST)
+        pairs = zip(ordered, [*ordered[1:], LAST + 1], strict=True)
+        return tuple((start, following - 1) for start, following in pairs if not 0xD800 <= start <= 0xDFFF)
+
+    def states(self, start: int, end: int, atoms: Ranges) -> list[_State]:
+        """The subset construction; state 0 is the start."""
+        firsts = [first for first, _ in atoms]
+        # Which atoms an edge takes.
+        taken = {
+            ranges: [index for index, first in enumerate(firsts) if any(low <= first <= high for low, high in ranges)]
+            for ranges in {ranges for edges in self._edges for ranges, _ in edges}
+        }
+        initial = self._closure({start})
+        ids = {initial: 0}
+        members = [initial]
+        states: list[_State] = []
+        # The list grows while it is gone through.
+        for subset in members:
+            targets: list[set[int]] = [set() for _ in atoms]
+            for member in subset:
+                for ranges, to in self._edges[member]:
+                    for index in taken[ranges]:
+                        targets[index].add(to)
+            following = []
+            for target in targets:
+                if not target:
+                    following.append(-1)
+                    continue
+                closed = self._closure(target)
+                if closed not in ids:
+                    if len(members) >= _MOST_STATES:
+                        raise _too_large(self._where)
+                    ids[closed] = len(members)
+                    members.append(closed)
+                following.append(ids[closed])
+            states.append(_State(end in subset, tuple(following)))
+        return states
+
+    def _repeat(self, start: int, of: Language, least: int, most: int | None) -> int:
+        end, stops = start, []
+        for index in range(max(least, 1) if most is None else most):
+            if index >= least:
+                stops.append(end)
+            first, last = self.add(of)
+            self._epsilon[end].append(first)
+            if most is None and index == max(least, 1) - 1:
+                self._epsilon[last].append(first)
+            end = last
+        final = self._state()
+        for stop in (*stops, end):
+            self._epsilon[stop].append(final)
+        return final
+
+    def _closure(self, members: set[int]) -> frozenset[int]:
+        closed, pending = set(members), list(members)
+        while pending:
+            for to in self._epsilon[pending.pop()]:
+                if to not in closed:
+                    closed.add(to)
+                    pending.append(to)
+        return frozenset(closed)
+
+    def _state(self) -> int:
+        if len(self._edges) > 4 * _MOST_STATES:
+            raise _too_large(self._where)
+        self._epsilon.append([])
+        self._edges.append([])
+        return len(self._edges) - 1
+
+
+def _of_length(states: Sequence[_State], least: int, most: int | None, where: str) -> list[_State]:
+    """The texts of a length: state (q, n) is q after n characters, n up to the least, or one past the most."""
+    if least == 0 and most is None:
+        return list(states)
+    top = least if most is None else most + 1
+    if len(states) * (top + 1) > _MOST_STATES:
+        raise _too_large(where)
+    return [
+        _State(
+            state.accepting and count >= least and (most is None or count <= most),
+            tuple(-1 if to < 0 else min(count + 1, top) * len(states) + to for to in state.following),
+        )
+        for count in range(top + 1)
+        for state in states
+    ]
+
+
+def _useful(states: Sequence[_State]) -> list[_State]:
+    """Without states from which no text ends; none where the start is such a one."""
+    distance = _distances(states)
+    if distance[0] is None:
+        return []
+    reached = {0: 0}
+    pending = [0]
+    for state in pending:
+        for to in states[state].following:
+            if to >= 0 and distance[to] is not None and to not in reached:
+                reached[to] = len(reached)
+                pending.append(to)
+    return [_State(states[state].accepting, tuple(reached.get(to, -1) for to in states[state].following)) for state in pending]
+
+
+def _distances(states: Sequence[_State]) -> list[int | None]:
+    """How many characters end a text from each state; None where none do."""
+    before: list[list[int]] = [[] for _ in states]
+    for index, state in enumerate(states):
+        for to in state.following:
+            if to >= 0:
+                before[to].append(index)
+    pending = [index for index, state in enumerate(states) if state.accepting]
+    distance: list[int | None] = [0 if state.accepting else None for state in states]
+    for index in pending:
+        for earlier in before[index]:
+            if distance[earlier] is None:
+                distance[earlier] = (distance[index] or 0) + 1
+                pending.append(earlier)
+    return distance
+
+
+def _minimal(states: Sequence[_State]) -> list[_State]:
+    """Moore's minimization; the start stays state 0. States of one block end after as many characters, which is where it begins."""
+    if not states:
+        return []
+    block = [distance or 0 for distance in _distances(states)]
+    count = len(set(block))
+    while True:
+        ids: dict[tuple[int, ...], int] = {}
+        block = [
+            ids.setdefault((block[index], *(-1 if to < 0 else block[to] for to in state.following)), len(ids))
+            for index, state in enumerate(states)
+        ]
+        if len(ids) == count:
+            break
+        count = len(ids)
+    first: dict[int, _State] = {}
+    for index, state in enumerate(states):
+        first.setdefault(block[index], state)
+    return [_State(state.accepting, tuple(-1 if to < 0 else block[to] for to in state.following)) for _, state in sorted(first.items())]
+
+
+def _write_rules(book: RuleBook, states: Sequence[_State], atoms: Ranges, place: Place, where: str) -> str:
+    names = [book.reserve("state") for _ in states]
+    end, after = (literal('"') if place == "string" else '""'), ("" if place == "answer" else f" {FOLLOWED}")
+    for index, state in enumerate(states):
+        sets: dict[int, list[tuple[int, int]]] = {}
+        for to, atom in zip(state.following, atoms, strict=True):
+            if to >= 0:
+                sets.setdefault(to, []).append(atom)
+        own = sets.pop(index, None)
+        onward = [f"{alternatives(_written(union(ranges), place, where))} {names[to]}" for to, ranges in sets.items()]
+        loop = "" if own is None else f"{alternatives(_written(union(own), place, where))}* "
+        book.define(names[index], f"({loop}{alternatives([*([end] if state.accepting else []), *onward])}){after}")
+    return names[0]
+
+
+def _written(ranges: Ranges, place: Place, where: str) -> list[str]:
+    plain = character_ways(subtract(ranges, _JSON_ESCAPED) if place == "string" else intersect(ranges, ANY))
+    if plain is None:
+        raise RequestError(f"{where}: tells apart too many characters past ASCII; name at most 2000 of them, or allow all of them")
+    if place == "string":
+        for first, last in intersect(ranges, _JSON_ESCAPED):
+            plain += [literal(json.dumps(chr(code))[1:-1]) for code in range(first, last + 1)]
+    return plain
+
+
+def _too_large(where: str) -> RequestError:
+    return RequestError(f"{where}: is too large for a grammar; use smaller counts and fewer alternatives")

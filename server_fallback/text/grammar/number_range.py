@@ -1,0 +1,159 @@
+"""Numbers between bounds, as languages of digits: every text is within the bounds, none has an exponent or very many digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from nearfar.compiler.errors import RequestError
+
+from .automaton import Choice, Language, Repeat, Series, Set
+from .characters import single
+
+# Doubles hold any integer of 15 digits.
+_LARGEST = 10**15 - 1
+_EXTRA_DIGITS = 9
+_DOT = Set(single("."))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A bound at ``value`` / 10^digits; open where the value itself is out."""
+
+    value: int
+    is_open: bool
+
+
+def integer_range(bounds: Mapping[str, Any], where: str) -> Language | None:
+    """An integer of up to 15 digits within the bounds, or None where there is none. Raises RequestError for bounds past that."""
+    low, high = _ends(bounds, where)
+    first, last = _steps(low, high, 10 ** _decimals(bounds))
+    return _joined(
+        [*(_negated(_exact(max(-last, 1), -first, 0)) if first < 0 else []), *(_exact(max(first, 0), last, 0) if last >= 0 else [])]
+    )
+
+
+def number_range(bounds: Mapping[str, Any], where: str) -> Language | None:
+    """A number within the bounds, or None where there is none. Raises RequestError for bounds past 15 digits."""
+    digits = _decimals(bounds)
+    low, high = _ends(bounds, where)
+    zero = _End(0, False)
+    below = _magnitudes(zero if high.value > 0 else _minus(high), _minus(low), digits) if low.value < 0 else []
+    above = _magnitudes(zero if low.value < 0 else low, high, digits) if high.value >= 0 else []
+    return _joined([*_negated(below), *above])
+
+
+def _magnitudes(low: _End, high: _End, digits: int) -> list[Language]:
+    """Decimals of ``digits`` places and more from low to high, both at least 0."""
+    parts: list[Language] = []
+    for places in range(digits):
+        first, last = _steps(low, high, 10 ** (digits - places))
+        parts += _exact(first, last, places)
+    point = [_DOT] if digits == 0 else []
+    # Digits after the last place stay below the next step, so all steps but the highest may have any.
+    if low.is_open and low.value < high.value:
+        tail = [*point, _more(_EXTRA_DIGITS - 1), _digit(1, 9)]
+        parts += [Series((step, *tail)) for step in _exact(low.value, low.value, digits)]
+    for step in _exact(low.value + low.is_open, high.value - 1, digits):
+        with_digits = (
+            [step, Series((step, _DOT, _digit(0, 9), _more(_EXTRA_DIGITS)))] if digits == 0 else [Series((step, _more(_EXTRA_DIGITS)))]
+        )
+        parts += with_digits
+    if not high.is_open and (high.value > low.value or not low.is_open):
+        parts += _exact(high.value, high.value, digits)
+    return parts
+
+
+def _steps(low: _End, high: _End, step: int) -> tuple[int, int]:
+    """The first and the last multiple of ``step`` within the ends."""
+    first = low.value // step + 1 if low.is_open else -(-low.value // step)
+    last = -(-high.value // step) - 1 if high.is_open else high.value // step
+    return first, last
+
+
+def _exact(first: int, last: int, places: int) -> list[Language]:
+    """The integers from first to last, both at least 0, with a dot before the last ``places`` digits."""
+    parts: list[Language] = []
+    for width in range(places + 1, max(len(str(last)), places + 1) + 1):
+        low = first if width == places + 1 else max(first, 10 ** (width - 1))
+        high = min(last, 10**width - 1)
+        if low > high:
+            continue
+        for digits in _same_width(str(low).zfill(width), str(high).zfill(width)):
+            parts.append(Series((*digits[: width - places], _DOT, *digits[width - places :]) if places else tuple(digits)))
+    return parts
+
+
+def _same_width(low: str, high: str) -> list[list[Language]]:
+    """Lists of digits that together are the numbers from low to high, which have the same length."""
+    if not low:
+        return [[]]
+    first, last, low_rest, high_rest = int(low[0]), int(high[0]), low[1:], high[1:]
+    zeros, nines = "0" * len(low_rest), "9" * len(low_rest)
+
+    def lead(start: int, stop: int, rests: list[list[Language]]) -> list[list[Language]]:
+        return [[_digit(start, stop), *rest] for rest in rests]
+
+    if first == last:
+        return lead(first, last, _same_width(low_rest, high_rest))
+    start = first if low_rest == zeros else first + 1
+    stop = last if high_rest == nines else last - 1
+    return [
+        *(lead(first, first, _same_width(low_rest, nines)) if start > first else []),
+        *(lead(start, stop, [[_digit(0, 9)] * len(low_rest)]) if start <= stop else []),
+        *(lead(last, last, _same_width(zeros, high_rest)) if stop < last else []),
+    ]
+
+
+def _ends(bounds: Mapping[str, Any], where: str) -> tuple[_End, _End]:
+    digits = _decimals(bounds)
+    limit = _LARGEST * 10 ** min(digits, 15)
+
+    def scaled(name: str) -> int | None:
+        if name not in bounds:
+            return None
+        value = Decimal(repr(bounds[name]))
+        if digits > 15 or abs(value) > _LARGEST:
+            raise RequestError(f"{where}: the bound {bounds[name]} has more than 15 digits before or after the point; give a nearer one")
+        return int(value.scaleb(digits))
+
+    low, high = _End(-limit, False), _End(limit, False)
+    minimum, maximum, above, below = (scaled(name) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+    if minimum is not None:
+        low = _End(minimum, False)
+    if above is not None and above >= low.value:
+        low = _End(above, True)
+    if maximum is not None:
+        high = _End(maximum, False)
+    if below is not None and below <= high.value:
+        high = _End(below, True)
+    return low, high
+
+
+def _decimals(bounds: Mapping[str, Any]) -> int:
+    """Digits behind the point of the bound that has the most."""
+    names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    exponents = (Decimal(repr(bounds[name])).normalize().as_tuple().exponent for name in names if name in bounds)
+    return max([0, *(-exponent for exponent in exponents if isinstance(exponent, int))])
+
+
+def _minus(end: _End) -> _End:
+    return _End(-end.value, end.is_open)
+
+
+def _more(most: int) -> Language:
+    return Repeat(_digit(0, 9), 0, most)
+
+
+def _negated(parts: Sequence[Language]) -> list[Language]:
+    return [Series((Set(single("-")), part)) for part in parts]
+
+
+def _joined(parts: Sequence[Language]) -> Language | None:
+    return Choice(tuple(parts)) if parts else None
+
+
+def _digit(first: int, last: int) -> Language:
+    return Set(((0x30 + first, 0x30 + last),))
