@@ -80,9 +80,10 @@ def tiles(arguments: Arguments, rows: int) -> Kernel:
             running = Running(kernel, arguments.isa, heads, len(queries))
             with kernel.loop("block", round_up_quotient(lengths[-1], BLOCK)) as block:
                 # Of the last block earlier rows see fewer keys, or none: such a block changes nothing of what they have.
-                seen = [kernel.let("seen", minimum(length - block * BLOCK, BLOCK)) for length in lengths for _ in range(heads.group)]
-                block_keys.compute(queries, seen, kv_head, first_page, block, seen[-1])
                 for i in range(len(queries)):
+                    block_keys.lengths[i] = minimum(lengths[i // heads.group] - block * BLOCK, BLOCK)
+                block_keys.compute(queries, kv_head, first_page, block, block_keys.lengths[len(queries) - 1])
+                with kernel.loop("query", len(queries)) as i:
                     running.merge(i, block_keys.largest[i], block_keys.total[i], block_keys.sums_of(i))
             for i, (each, head) in enumerate(queries):
                 with kernel.when(row[0] + i // heads.group < stop if rows > 1 else True):
@@ -105,7 +106,9 @@ def attention_split(name: str, isa: Isa, heads: Heads) -> Kernel:
         with kernel.when(keys > 0):
             block_keys = arguments.key_block(group)
             queries = [(row, first_head + i) for i in range(group)]
-            block_keys.compute(queries, [keys] * group, kv_head, arguments.page_indptr[row], block, keys)
+            for i in range(group):
+                block_keys.lengths[i] = keys
+            block_keys.compute(queries, kv_head, arguments.page_indptr[row], block, keys)
             for i, (_, head) in enumerate(queries):
                 for start, lanes in pieces(head_dim, isa.lanes):
                     partials[row, block, head, ramp(start, lanes)] = block_keys.sums[ramp(i * head_dim + start, lanes)]

@@ -21,30 +21,30 @@ BLOCK = 256
 
 
 class KeyBlock:
-    """Scores and weighted values of ``count`` queries with a block's keys. ``scores`` (count, BLOCK) and ``sums`` (count, D) are locals.
+    """Scores and weighted values of ``count`` queries with a block's keys.
 
-    ``queries`` give (row, head) of each in scratch "q".
+    ``lengths`` (count,), to be set before `compute`, is how many of the block's keys each query sees. It leaves ``largest`` and ``total``
+    (count,), and ``sums`` (count, D).
     """
 
     def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, pages: Pages, q: Array, page_ids: Array, count: int) -> None:
         self._kernel, self._isa, self._heads, self._pages, self._q, self._page_ids = kernel, isa, heads, pages, q, page_ids
         self.count = count
         self._lanes = min(isa.lanes, heads.page_size)
-        self.scores = kernel.local("scores", count * BLOCK, "float32")
+        self.lengths = kernel.local("lengths", count, "int32")
+        self._scores = kernel.local("scores", count * BLOCK, "float32")
         self.sums = kernel.local("sums", count * heads.head_dim, "float32")
         self.largest = kernel.local("largest", count, "float32")
         self.total = kernel.local("total", count, "float32")
 
-    def compute(
-        self, queries: list[tuple[Scalar, Scalar]], lengths: list[Scalar], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Scalar
-    ) -> None:
-        """``lengths``: how many of the block's keys each query sees; ``keys``: the most of them, at least 1."""
+    def compute(self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Scalar) -> None:
+        """``queries`` give (row, head) of each in scratch "q"; ``keys`` is the largest of ``lengths``, at least 1."""
         self._score(queries, kv_head, first_page, block, keys)
-        for i, length in enumerate(lengths):
-            self._weigh(i, length, keys)
+        with self._kernel.loop("query", self.count) as query:
+            self._weigh(query, keys)
         self._add_values(kv_head, first_page, block, keys)
 
-    def sums_of(self, i: int) -> Callable[[int, int], Scalar]:
+    def sums_of(self, i: Scalar) -> Callable[[int, int], Scalar]:
         """Vectors of a query's weighted values, by start and lanes."""
         return lambda start, lanes: self.sums[ramp(i * self._heads.head_dim + start, lanes)]
 
@@ -83,29 +83,29 @@ class KeyBlock:
                             score = chains[(p * parts + part) * self.count + i]
                             if self._pages.quantized:
                                 score = score * self._pages.scales(page, 0, kv_head, part * lanes, lanes)
-                            self.scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
+                            self._scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
 
     def _chains(self) -> int:
         """Vectors of sums that registers hold for each query, beside a vector for each query's factor and what is loaded."""
         return max(1, (self._isa.registers - self.count - 2) // self.count)
 
-    def _weigh(self, i: int, length: Scalar, keys: Scalar) -> None:
+    def _weigh(self, i: Scalar, keys: Scalar) -> None:
         """Turn the scores of a query into weights."""
         kernel, lanes = self._kernel, self._lanes
         vectors = kernel.let("vectors", round_up_quotient(keys, lanes))
         largest = kernel.local("largest_lanes", 1, f"float32x{lanes}", fill=LOWEST)
         with kernel.loop("part", vectors) as part:
             index = ramp(i * BLOCK + part * lanes, lanes)
-            seen = ramp(part * lanes, lanes) < splat(length, lanes)
-            score = kernel.let("score", select(seen, self.scores[index], number(LOWEST, f"float32x{lanes}")))
-            self.scores[index] = score
+            seen = ramp(part * lanes, lanes) < splat(self.lengths[i], lanes)
+            score = kernel.let("score", select(seen, self._scores[index], number(LOWEST, f"float32x{lanes}")))
+            self._scores[index] = score
             largest[0] = maximum(largest[0], score)
         self.largest[i] = largest_of_lanes(largest[0])
         total = kernel.local("total_lanes", 1, f"float32x{lanes}", fill=0)
         with kernel.loop("part", vectors) as part:
             index = ramp(i * BLOCK + part * lanes, lanes)
-            weight = kernel.let("weight", exp(self.scores[index] - splat(self.largest[i], lanes)))
-            self.scores[index] = weight
+            weight = kernel.let("weight", exp(self._scores[index] - splat(self.largest[i], lanes)))
+            self._scores[index] = weight
             total[0] = total[0] + weight
         self.total[i] = sum_of_lanes(total[0])
 
@@ -120,7 +120,7 @@ class KeyBlock:
             with kernel.loop("page_index", round_up_quotient(keys, page_size)) as page_index:
                 page = self._page(first_page, block, page_index)
                 with kernel.loop("place", minimum(keys - page_index * page_size, page_size)) as place:
-                    weights = [self.scores[i * BLOCK + page_index * page_size + place] for i in range(self.count)]
+                    weights = [self._scores[i * BLOCK + page_index * page_size + place] for i in range(self.count)]
                     if self._pages.quantized:
                         scale = kernel.let("scale", self._pages.scales(page, 1, kv_head, place, 1))
                         weights = [weight * scale for weight in weights]
@@ -142,11 +142,11 @@ class Running:
         self._largest = kernel.local("running_largest", count, "float32", fill=LOWEST)
         self._total = kernel.local("running_total", count, "float32", fill=0)
         self._sums = kernel.local("running_sums", count * heads.head_dim, "float32")
-        for i in range(count):
+        with kernel.loop("query", count) as i:
             for start, lanes in pieces(heads.head_dim, isa.lanes):
                 self._sums[ramp(i * heads.head_dim + start, lanes)] = number(0, floats(lanes))
 
-    def merge(self, i: int, largest: Scalar, total: Scalar, sums: Callable[[int, int], Scalar]) -> None:
+    def merge(self, i: Scalar, largest: Scalar, total: Scalar, sums: Callable[[int, int], Scalar]) -> None:
         """Take in the next block; ``sums`` gives a vector of its weighted values by start and lanes."""
         kernel, head_dim = self._kernel, self._heads.head_dim
         above = kernel.let("above", maximum(self._largest[i], largest))
