@@ -59,6 +59,10 @@ def add_parser(commands: Any) -> None:
     local.add_argument("--kv-memory", type=size_bytes, metavar="SIZE", help="for keys and values of a model, such as 4GB")
     local.add_argument("--memory", type=size_bytes, metavar="SIZE", help="for all models together; more are not loaded (default: no limit)")
     local.add_argument("--threads", type=count, metavar="N", help="of the cpu target (default: one a core)")
+    local.add_argument(
+        "--draft", metavar="MODEL", help="guess tokens, checked several at once: ngram, or a smaller model with the same tokens"
+    )
+    local.add_argument("--draft-tokens", type=count, default=4, metavar="N", help="guessed at once (default: %(default)s)")
     others = parser.add_argument_group("models that others run")
     others.add_argument("--executor", choices=("local", "vllm", "upstream"), default="local", help="who runs them (default: this process)")
     others.add_argument("--upstream", action="append", default=[], metavar="URL", help="an OpenAI-compatible server; several are replicas")

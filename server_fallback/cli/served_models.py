@@ -39,6 +39,8 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             max_sequences=options.max_sequences,
             kv_memory_bytes=options.kv_memory,
             max_waiting=options.max_waiting,
+            draft=options.draft,
+            draft_tokens=options.draft_tokens,
         ),
         progress,
     )
