@@ -6,11 +6,16 @@ import ctypes
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from nearfar.compiler.target import TARGETS
 
 # What keys and values may take where nobody says: a share of the machine's memory, or of a GPU's that holds nothing else.
 HOST_SHARE, GPU_SHARE = 0.25, 0.8
+# What all models together may take where nobody says.
+MODELS_SHARE = 0.9
+# Linux's two versions of control groups.
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 # Numbers of the driver's interface (cuda.h).
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 
@@ -55,4 +60,20 @@ def kv_memory_bytes(target: str, weight_bytes: int) -> int:
     gpu = find_gpu() if target == "cuda" else None
     if gpu is not None:
         return max(0, int(gpu.memory_bytes * GPU_SHARE) - weight_bytes)
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE)
+    return int(host_memory_bytes() * HOST_SHARE)
+
+
+def models_memory_bytes(target: str) -> int:
+    """How much all models together may take on a device."""
+    gpu = find_gpu() if target == "cuda" else None
+    return int((gpu.memory_bytes if gpu is not None else host_memory_bytes()) * MODELS_SHARE)
+
+
+def host_memory_bytes() -> int:
+    """The machine's, or what this process's container may have of it."""
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in CONTAINER_LIMITS:
+        # "max" where there is no limit.
+        with suppress(OSError, ValueError):
+            sizes.append(int(file.read_text()))
+    return min(sizes)

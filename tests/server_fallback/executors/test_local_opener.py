@@ -121,3 +121,16 @@ def test_a_gpu_is_the_default_and_its_memory_is_shared_out(monkeypatch: pytest.M
     assert (devices.default_arch("cuda"), devices.default_arch("cpu")) == ("sm_90", None)
     assert devices.kv_memory_bytes("cuda", 10 * 10**9) == 54 * 10**9
     assert devices.kv_memory_bytes("cuda", 100 * 10**9) == 0
+    assert devices.models_memory_bytes("cuda") == 72 * 10**9
+
+
+def test_a_container_has_what_its_limit_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (tmp_path / "none",))
+    whole = devices.host_memory_bytes()
+    limit = tmp_path / "memory.max"
+    limit.write_text("max\n")
+    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (limit,))
+    assert devices.host_memory_bytes() == whole
+    limit.write_text("1000000\n")
+    assert devices.host_memory_bytes() == 1_000_000
+    assert devices.models_memory_bytes("cpu") == 900_000
