@@ -6,9 +6,12 @@ import asyncio
 import time
 from collections import deque
 
-from .request import Completion, GeneratedToken, TokenRequest
+from nearfar.compiler.batch import Output
+
+from .request import Completion, GeneratedToken, TokenLogprob, TokenRequest
 from .resolved_sampling import ResolvedSampling
 from .sequence import Sequence
+from .step import Event
 
 # What is told of an answer: its tokens, then how it ended, or why it could not.
 News = GeneratedToken | Completion | BaseException
@@ -99,3 +102,15 @@ class Outbox:
 def deliver(parcel: list[tuple[Answer, News]]) -> None:
     for answer, news in parcel:
         answer.put(news)
+
+
+def token_of(event: Event, output: Output, logprobs: int | None) -> GeneratedToken:
+    """A token with the log-probabilities that were asked for."""
+    if logprobs is None:
+        return GeneratedToken(event.token_id)
+    alternatives: tuple[TokenLogprob, ...] = ()
+    if logprobs > 0:
+        pairs = zip(output.top_token_ids[event.sample].tolist(), output.top_logprobs[event.sample].tolist(), strict=True)
+        # A small vocabulary has fewer than could be asked for.
+        alternatives = tuple(TokenLogprob(token_id, logprob) for token_id, logprob in list(pairs)[:logprobs])
+    return GeneratedToken(event.token_id, float(output.token_logprobs[event.sample]), alternatives)

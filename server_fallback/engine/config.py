@@ -34,5 +34,5 @@ class EngineConfig:
 
     max_waiting: int = 256
     lookahead: int = 2
-    patience_steps: int | None = 1000
+    patience_steps: int | None = 256
     speculation: Speculation | None = None

@@ -14,23 +14,23 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import asdict
 from typing import TypeVar
 
 from nearfar.compiler.batch import Array, Batch, Output
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, Unavailable
 from nearfar.compiler.sampling import BIAS, COUNTS, MASK
 
-from .answer import Answer, News, Outbox
+from .answer import Answer, News, Outbox, token_of
 from .config import EngineConfig, SchedulerConfig
 from .embedder import Embedder, EmbedJob, matrix
 from .inbox import Inbox
 from .model import TokenModel
-from .request import GeneratedToken, TokenLogprob
 from .resolved_sampling import ResolvedSampling, token_counts
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .speculation import Drafter, Guess
-from .stats import EngineStats
+from .stats import Counts, EngineStats
 from .step import Event, Step
 from .step_batch import step_batch
 from .step_runner import StepRunner
@@ -38,6 +38,8 @@ from .step_runner import StepRunner
 T = TypeVar("T")
 # A device that fails this often without a step in between that succeeds is given up.
 MOST_FAILURES = 3
+# Where more than one sequence in so many is stepwise, steps that hold all of them give more tokens than steps that are prepared early.
+STEPWISE_SHARE = 8
 
 
 class EngineLoop:
@@ -67,9 +69,7 @@ class EngineLoop:
         self._failures = 0
         # The time that went to the runner in this turn.
         self._away_seconds = 0.0
-        self._steps = self._computed = self._generated = self._recoveries = 0
-        self._prefix_queries = self._prefix_hits = 0
-        self._overhead_seconds = 0.0
+        self._counts = Counts()
 
     def run(self) -> None:
         """Until it is told to stop, or the device is given up. What is unanswered then fails."""
@@ -108,19 +108,13 @@ class EngineLoop:
         """To be asked from any thread."""
         scheduler = self.scheduler
         return EngineStats(
-            running=len(scheduler.running),
+            running=self._inbox.num_unfinished if self._model.embeds else len(scheduler.running),
             waiting=scheduler.num_waiting + self._inbox.num_arrivals,
             kv_usage=1 - (scheduler.pool.free + scheduler.cache.evictable) / scheduler.pool.size,
-            prefix_queries=self._prefix_queries,
-            prefix_hits=self._prefix_hits,
             preemptions=scheduler.preemptions,
-            computed_tokens=self._computed,
-            generated_tokens=self._generated,
-            steps=self._steps,
-            overhead_seconds=self._overhead_seconds,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
-            recoveries=self._recoveries,
+            **asdict(self._counts),
         )
 
     # --- requests --------------------------------------------------------------------------------------------------------------
@@ -146,6 +140,10 @@ class EngineLoop:
                 sequence.leader = leader
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, sequence.id, answer))
+            # Answers that ended in time are not to be held until their deadline.
+            if len(self._deadlines) > 2 * len(self._answers) + 64:
+                self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
+                heapq.heapify(self._deadlines)
         self.scheduler.add(sequence)
 
     def _speculates(self, answer: Answer) -> bool:
@@ -201,12 +199,13 @@ class EngineLoop:
         else:
             assert not self._answers, "sequences wait and none can run"
         self._send()
-        self._overhead_seconds += time.perf_counter() - started - self._away_seconds
+        self._counts.overhead_seconds += time.perf_counter() - started - self._away_seconds
 
     def _depth(self) -> int:
-        """How many steps may be on their way: a second one has rows only for sequences that need not see their last token."""
+        """How many steps may be on their way. A second one has no rows for sequences that must see their last token first."""
         running = self.scheduler.running
-        return 1 if running and all(sequence.stepwise for sequence in running) else self._config.lookahead
+        stepwise = sum(sequence.stepwise for sequence in running)
+        return 1 if stepwise * STEPWISE_SHARE > len(running) else self._config.lookahead
 
     def _next(self) -> Step | None:
         """The scheduler's next step, with drafts for those who speculate."""
@@ -256,8 +255,8 @@ class EngineLoop:
             if step.copies:
                 self._away(self._runner.copy_pages, step.copies)
             batch = self._batch(step)
-            self._steps += 1
-            self._computed += len(batch.token_ids)
+            self._counts.steps += 1
+            self._counts.computed_tokens += len(batch.token_ids)
             return self._away(self._runner.submit, batch)
         except NearfarError as error:
             failed: Future[Output] = Future()
@@ -315,15 +314,15 @@ class EngineLoop:
         if answer is None:
             return
         if not answer.token_ids:
-            self._prefix_queries += len(answer.request.prompt_ids)
-            self._prefix_hits += event.sequence.cached_tokens
+            self._counts.prefix_queries += len(answer.request.prompt_ids)
+            self._counts.prefix_hits += event.sequence.cached_tokens
         if event.kind == "finished":
             self._end(answer, answer.completion())
         elif event.kind == "failed":
             self._end(answer, DeviceError(f"{self._runner.device} computed logits that are not numbers; try another quantization"))
         else:
             answer.add(event.token_id)
-            self._generated += 1
+            self._counts.generated_tokens += 1
             self._outbox.add(answer, token_of(event, output, answer.request.logprobs))
             if answer.request.constraint is not None:
                 self._constrain(answer, event.token_id)
@@ -361,7 +360,7 @@ class EngineLoop:
         self._failures += 1
         if self._failures > MOST_FAILURES:
             raise failure
-        self._recoveries += 1
+        self._counts.recoveries += 1
 
     # --- embeddings ------------------------------------------------------------------------------------------------------------
 
@@ -384,15 +383,3 @@ class EngineLoop:
         elif not job.abandoned:
             job.result.set_result(matrix(job))
         self._inbox.finished()
-
-
-def token_of(event: Event, output: Output, logprobs: int | None) -> GeneratedToken:
-    """A token with the log-probabilities that were asked for."""
-    if logprobs is None:
-        return GeneratedToken(event.token_id)
-    alternatives: tuple[TokenLogprob, ...] = ()
-    if logprobs > 0:
-        pairs = zip(output.top_token_ids[event.sample].tolist(), output.top_logprobs[event.sample].tolist(), strict=True)
-        # A small vocabulary has fewer than could be asked for.
-        alternatives = tuple(TokenLogprob(token_id, logprob) for token_id, logprob in list(pairs)[:logprobs])
-    return GeneratedToken(event.token_id, float(output.token_logprobs[event.sample]), alternatives)

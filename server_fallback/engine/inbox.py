@@ -36,6 +36,11 @@ class Inbox:
         """Requests that the engine has not seen yet."""
         return len(self._letters.arrivals)
 
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that are there and not answered."""
+        return self._unfinished
+
     def add(self, item: Answer | EmbedJob) -> None:
         """Raises QueueFull, or why nothing is taken any more."""
         with self._changed:

@@ -5,13 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(slots=True)
+class Counts:
+    """What the engine's thread counts up as it goes; see `EngineStats`."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    overhead_seconds: float = 0.0
+    recoveries: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0 to 1.
 
     All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those whose keys and values were there.
     ``computed_tokens`` are positions handed to the device, ``generated_tokens`` those that came back and were told. ``overhead_seconds``
-    is the time spent in the engine's own code, in all steps: neither the runner's calls nor waits for the device are in it.
+    is the time spent in the engine's own code, in all steps: guessing, the runner's calls and waits for the device are not in it.
     ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. ``recoveries``: failures of the device
     after which the engine went on.
     """

@@ -20,7 +20,7 @@ from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.draft_model import DraftModel
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.ngram_drafter import NgramDrafter
-from nearfar.server_fallback.engine.request import Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.resolved_sampling import resolve_sampling
 from nearfar.server_fallback.engine.sequence import Sequence as EngineSequence
 from nearfar.server_fallback.engine.speculation import Guess, Speculation
@@ -114,6 +114,22 @@ def test_requests_with_penalties_biases_or_old_tokens_that_go_do_not_speculate()
     answers, stats = speculating(HashRunner(LIMITS), MODEL, requests)
     assert answers == alone(HashRunner(LIMITS), MODEL, requests)
     assert stats.drafted_tokens == 0
+
+
+def test_log_probabilities_are_those_of_the_tokens_that_were_checked() -> None:
+    async def work() -> None:
+        engine = TokenEngine(
+            HashRunner(LIMITS), MODEL, EngineConfig(speculation=Speculation("draft")), draft=DraftModel(HashRunner(LIMITS), MODEL)
+        )
+        tokens = [news async for news in engine.generate(TokenRequest([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], 8, logprobs=1))]
+        assert len(tokens) > 5
+        assert engine.stats().accepted_tokens > 0
+        for token in tokens:
+            if isinstance(token, GeneratedToken):
+                assert token.logprob == -token.token_id
+        await engine.close()
+
+    asyncio.run(work())
 
 
 def test_ngrams_guess_what_followed_the_last_words_when_they_came_before() -> None:

@@ -397,6 +397,30 @@ def test_a_constraints_mask_holds_for_each_token_and_its_end_ends_the_answer() -
     run(work())
 
 
+def test_a_constrained_answer_beside_a_few_others_has_a_row_in_every_step() -> None:
+    async def work() -> None:
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.003)
+        async with engine_on(runner) as engine:
+            other = asyncio.ensure_future(ids(engine, OTHERS[0], max_tokens=12))
+            await ids(engine, constraint=EvenTokens(), max_tokens=20)
+            assert await other == answer_of(OTHERS[0], 12, 64)[0]
+        masked = [bool((batch.sample_slots[:, 1] & 4).any()) for batch in runner.batches]
+        first = masked.index(True)
+        assert masked[first : first + 4] == [True] * 4
+
+    run(work())
+
+
+def test_answers_that_ended_in_time_are_not_held_until_their_deadline() -> None:
+    async def work() -> None:
+        async with engine_on(HashRunner(LIMITS)) as engine:
+            for index in range(80):
+                await ids(engine, OTHERS[index % 2], max_tokens=1, deadline=time.monotonic() + 1000)
+            assert len(engine._loop._deadlines) <= 68
+
+    run(work())
+
+
 @dataclass(slots=True)
 class Failing(EvenTokens):
     what: str = ""
