@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import numpy as np
 from nearfar.compiler.batch import FloatArray
 from nearfar.compiler.bundle import Bundle
 from nearfar.compiler.embedding import normalized
-from nearfar.compiler.errors import NearfarError, RequestError
+from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.spec import EmbeddingSpec
 from nearfar.compiler.tokenizer import Tokenizer
 
@@ -41,6 +42,9 @@ from .executor import Call, ExecutorState
 
 # Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
 INLINE_BYTES = 16_384
+MAX_ANSWERS = 1024
+# As OpenAI's.
+MAX_INPUTS = 2048
 Result = TypeVar("Result")
 
 
@@ -128,7 +132,7 @@ class LocalExecutor:
         )
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
-        requests = await self._constrained(token_requests(prompt, request, terms), form)
+        requests = await self._constrained(token_requests(prompt, request, terms), form, call.deadline)
         choices = self._choices(requests, request, call)
         vocabulary = await self._vocabulary(bool(request.logprobs))
         chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary)
@@ -146,6 +150,10 @@ class LocalExecutor:
         if request.suffix:
             raise RequestError("suffix is not supported; leave it out", param="suffix")
         prompts = await self._prompts(request.prompt, "prompt")
+        if len(prompts) * n > MAX_ANSWERS:
+            raise RequestError(
+                f"prompt and n ask for {len(prompts) * n:,} answers; ask for at most {MAX_ANSWERS:,} at once", param="prompt"
+            )
         terms = self._terms(call, request.max_tokens, request.logprobs)
         requests = [each for prompt in prompts for each in token_requests(prompt.ids, request, terms)]
         choices = self._choices(requests, request, call)
@@ -162,6 +170,8 @@ class LocalExecutor:
         if request.dimensions is not None and request.dimensions > size:
             raise RequestError(f"dimensions is {request.dimensions}, this model's vectors have {size}; ask for no more", param="dimensions")
         prompts = await self._prompts(request.input, "input")
+        if len(prompts) > MAX_INPUTS:
+            raise RequestError(f"input has {len(prompts):,} texts; ask for at most {MAX_INPUTS:,} at once", param="input")
         vectors = await self._engine.embed([prompt.ids for prompt in prompts])
         cut = [vector[: request.dimensions] for vector in vectors]
         scaled = [normalized(vector) if spec.normalize else vector for vector in cut]
@@ -224,10 +234,15 @@ class LocalExecutor:
     def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None) -> Terms:
         return Terms(max_tokens, logprobs, call.priority, call.deadline, self._adapter)
 
-    async def _constrained(self, requests: Sequence[TokenRequest], form: AnswerFormat) -> list[TokenRequest]:
+    async def _constrained(self, requests: Sequence[TokenRequest], form: AnswerFormat, deadline: float | None) -> list[TokenRequest]:
         if form.grammar is None:
             return list(requests)
-        constraints = await self._grammars.constraints(form.grammar, len(requests), form.param)
+        left = None if deadline is None else max(deadline - time.monotonic(), 0)
+        try:
+            async with asyncio.timeout(left):
+                constraints = await self._grammars.constraints(form.grammar, len(requests), form.param)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the grammar is not compiled within the time that the request allows; ask again") from error
         return [replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)]
 
     def _choices(self, requests: Sequence[TokenRequest], request: ChatCompletionRequest | CompletionRequest, call: Call) -> list[Choice]:

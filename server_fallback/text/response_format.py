@@ -46,6 +46,13 @@ def answer_format(request: ChatCompletionRequest, form: ToolFormat | None) -> An
     return AnswerFormat(grammar, "tools", tools, form)
 
 
+def _schema_text(schema: object) -> str:
+    try:
+        return json.dumps(schema)
+    except RecursionError as error:
+        raise RequestError("the JSON schema is nested too deep", param="response_format.json_schema.schema") from error
+
+
 def _source(response_format: ResponseFormat | None) -> GrammarSource | None:
     match response_format:
         case JsonObjectFormat():
@@ -55,7 +62,7 @@ def _source(response_format: ResponseFormat | None) -> GrammarSource | None:
                 raise RequestError(
                     "response_format of type json_schema needs json_schema.schema, an object", param="response_format.json_schema.schema"
                 )
-            return JsonSource(json.dumps(described.schema_))
+            return JsonSource(_schema_text(described.schema_))
         case RegexFormat(pattern=pattern):
             return RegexSource(pattern)
         case GrammarFormat(grammar=grammar):

@@ -32,7 +32,7 @@ _GROUP = re.compile(r"\?(:|<[^\W\d][\w$]*>)")
 _CODE = {"x": re.compile(r"([0-9a-fA-F]{2})"), "u": re.compile(r"([0-9a-fA-F]{4})|\{([0-9a-fA-F]{1,6})\}")}
 _ANYTHING = Repeat(Set(ANY), 0, None)
 # Deeper than any pattern that is meant.
-_MAX_DEPTH = 200
+_MAX_DEPTH = 100
 
 
 def parse_regex(pattern: str, where: str, *, search: bool = False) -> Language:
@@ -54,7 +54,7 @@ class _Parser:
     def parse(self) -> Language:
         expression = self._alternation(top=True)
         if self._position < len(self._pattern):
-            raise self._refusal("has a parenthesis too many")
+            raise self._refusal("is not a regular expression: it has a parenthesis too many")
         return expression
 
     def _alternation(self, *, top: bool) -> Language:
@@ -100,12 +100,12 @@ class _Parser:
         least = int(braces[1])
         most = least if braces[2] is None else int(braces[3]) if braces[3] else None
         if most is not None and most < least:
-            raise self._refusal("has a count whose ends are the wrong way round")
+            raise self._refusal("is not a regular expression: the ends of a count are the wrong way round")
         return least, most
 
     def _atom(self) -> Language:
         if _BRACES.match(self._pattern, self._position):
-            raise self._refusal("has nothing to repeat")
+            raise self._refusal("is not a regular expression: there is nothing to repeat")
         character = self._next()
         match character:
             case "(":
@@ -119,7 +119,7 @@ class _Parser:
             case "^" | "$":
                 raise self._refusal("has an anchor in the middle; put ^ and $ at the ends")
             case "*" | "+" | "?":
-                raise self._refusal("has nothing to repeat")
+                raise self._refusal("is not a regular expression: there is nothing to repeat")
             case _:
                 return self._set(single(character))
 
@@ -130,14 +130,14 @@ class _Parser:
         if named is not None:
             self._position = named.end()
         elif self._peek() == "?":
-            raise self._refusal("has a kind of group that is not known")
+            raise self._refusal("is not a regular expression: it has a kind of group that is not known")
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise self._refusal("is nested too deep")
         inner = self._alternation(top=False)
         self._depth -= 1
         if not self._take(")"):
-            raise self._refusal("has a group without an end")
+            raise self._refusal("is not a regular expression: a group has no end")
         return inner
 
     def _bracket(self) -> Ranges:
@@ -154,7 +154,7 @@ class _Parser:
             if len(high) != 1 or high[0][0] != high[0][1]:
                 raise self._refusal("has a range that ends in a class")
             if high[0][0] < low[0][0]:
-                raise self._refusal("has a range whose ends are the wrong way round")
+                raise self._refusal("is not a regular expression: the ends of a range are the wrong way round")
             parts.append((low[0][0], high[0][0]))
         return subtract(ANY, parts) if negated else intersect(parts, ANY)
 
@@ -193,7 +193,7 @@ class _Parser:
     def _next(self) -> str:
         character = self._peek()
         if not character:
-            raise self._refusal("ends too early")
+            raise self._refusal("is not a regular expression: it ends too early")
         self._position += 1
         return character
 

@@ -6,6 +6,7 @@ Frames of pickles flow in through stdin: the vocabulary once, then sources. To e
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -20,6 +21,8 @@ from .source import GrammarSource
 
 # More of a grammar than that is refused: it would have to be kept.
 MAX_COMPILED_BYTES = 128 * 2**20
+# Longer than the server waits.
+MAX_SECONDS = 120
 MAX_MEMORY_BYTES = 4 * 2**30
 # What one token's mask may take of the processor's time, and how many are tried.
 MAX_MASK_SECONDS = 0.1
@@ -33,13 +36,24 @@ def main() -> None:
     # Rules of nested schemas are written by functions that call themselves.
     sys.setrecursionlimit(50_000)
     requests = sys.stdin.buffer
+    # It ends with its input, so that a server that drains can still compile.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         compiler, setup = _start(read_frame(requests))
         write_frame(replies, READY)
         while True:
-            write_frame(replies, _answer(compiler, setup, read_frame(requests)))
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+            source = read_frame(requests)
+            _end_after(MAX_SECONDS)
+            write_frame(replies, _answer(compiler, setup, source))
+            _end_after(0)
+    except (EOFError, BrokenPipeError):
         return
+
+
+def _end_after(seconds: int) -> None:
+    """Where the server itself is killed, nobody else ends a compilation that has no end."""
+    if sys.platform != "win32":
+        signal.alarm(seconds)
 
 
 def _start(setup: Setup) -> tuple[Any, Setup]:

@@ -1,0 +1,124 @@
+"""The local executor over the token engine and the reference runner: what a request gets with nothing faked but the model's training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from nearfar.compiler.batch import Limits
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.generate import generate
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.sampling import Sampler
+from nearfar.server_fallback.engine.model import TokenModel
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
+from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionRequest
+from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.server_fallback.schema.fold import fold_chat, fold_completion
+
+END = 257
+CALL = Call("1")
+Result = TypeVar("Result")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["near", "far"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "sure": {"type": "boolean"},
+    },
+    "required": ["kind", "count", "sure"],
+}
+
+
+def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]]) -> Result:
+    """What the work returns, with an executor over the bundle. The tiny model has no end token, so "</s>" becomes one."""
+    bundle = open_bundle(path)
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[LocalExecutor]:
+        runner = ReferenceRunner(bundle, activation="float32", limits=Limits(tokens=32, sequences=4, rows=4, pages=64))
+        engine = TokenEngine(runner, replace(TokenModel.of(bundle.manifest), end_token_ids=frozenset([END])))
+        local = LocalExecutor(engine, replace(TextModel.of(bundle, "tiny"), eos_token_ids=(END,), tools="hermes"))
+        try:
+            yield local
+        finally:
+            await local.close()
+
+    async def run() -> Result:
+        async with serving() as local:
+            return await asyncio.wait_for(work(local), 120)
+
+    return asyncio.run(run())
+
+
+async def chat(local: LocalExecutor, **given: Any) -> ChatCompletion:
+    messages = [{"role": "user", "content": "hello"}]
+    return await fold_chat(local.chat(ChatCompletionRequest.model_validate({"model": "tiny", "messages": messages, **given}), CALL))
+
+
+def test_greedy_text_is_that_of_one_sequence_alone(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    tokenizer = TextModel.of(bundle, "tiny").tokenizer
+    prompt = tokenizer.encode("near and far")
+    alone = list(generate(ReferenceRunner(bundle, activation="float32"), prompt, 12, Sampler()))
+
+    async def ask(local: LocalExecutor) -> list[str]:
+        request = CompletionRequest.model_validate({"model": "tiny", "prompt": "near and far", "n": 3, "max_tokens": 12, "temperature": 0})
+        answer = await fold_completion(local.complete(request, CALL))
+        assert answer.usage.completion_tokens == 3 * len(alone)
+        return [choice.text for choice in answer.choices]
+
+    assert on_engine(tiny_bundle, ask) == [tokenizer.decode(alone)] * 3
+
+
+def test_what_grammars_hold_to_holds_for_an_untrained_model(tiny_bundle: Path) -> None:
+    async def ask(local: LocalExecutor) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+        answer, called, greedy = await asyncio.gather(
+            chat(local, n=3, seed=1, response_format=form, max_tokens=120),
+            chat(local, tools=[tool], parallel_tool_calls=False, tool_choice="required", max_tokens=150),
+            chat(local, temperature=0, response_format={"type": "regex", "pattern": "[a-z]{12}"}),
+        )
+        assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 3
+        for choice in answer.choices:
+            value = json.loads(choice.message.content or "")
+            assert value["kind"] in ("near", "far")
+            assert 0 <= value["count"] <= 99
+        [call] = called.choices[0].message.tool_calls or []
+        assert set(json.loads(call.function.arguments)) == {"kind", "count", "sure"}
+        assert called.choices[0].finish_reason == "tool_calls"
+
+        # The same answer with a stop string ends before it.
+        letters = greedy.choices[0].message.content or ""
+        assert len(letters) == 12
+        stop = letters[5:7]
+        stopped = await chat(local, temperature=0, response_format={"type": "regex", "pattern": "[a-z]{12}"}, stop=[stop, "123"])
+        assert stopped.choices[0].message.content == letters[: letters.index(stop)]
+
+    on_engine(tiny_bundle, ask)
+
+
+def test_an_answer_that_is_left_frees_its_pages(tiny_bundle: Path) -> None:
+    async def leave(local: LocalExecutor) -> None:
+        request = ChatCompletionRequest.model_validate({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": 3})
+        stream = local.chat(request, CALL)
+        await anext(stream)
+        assert local.state().running > 0
+        await stream.aclose()
+        for _ in range(200):
+            if local.state().running == 0:
+                return
+            await asyncio.sleep(0.02)
+        pytest.fail("the engine still runs what nobody reads")
+
+    on_engine(tiny_bundle, leave)

@@ -1,0 +1,61 @@
+"""Answers picked from a grammar's masks, in this process, over a vocabulary of bytes and of a few longer tokens."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
+from nearfar.server_fallback.text.grammar.rules import compile_source
+from nearfar.server_fallback.text.grammar.source import GrammarSource
+
+LONGER = ['": ', '", "', '{"', '"}', "true", "null", "12", "0.", ", ", "ab", "2024-", '"a"', "<tool_call>", "\n", "é"]
+TOKENS = [bytes([byte]) for byte in range(256)] + [text.encode() for text in LONGER] + [b""]
+END = len(TOKENS) - 1
+
+
+class Grammar:
+    """One compiler for all tests of a module: loading xgrammar takes two seconds."""
+
+    def __init__(self) -> None:
+        import xgrammar
+
+        self.tokenizer = xgrammar.TokenizerInfo(TOKENS, xgrammar.VocabType.RAW, vocab_size=len(TOKENS), stop_token_ids=[END])
+        self.compiler = xgrammar.GrammarCompiler(self.tokenizer, max_threads=1, cache_enabled=False)
+
+    def compile(self, source: GrammarSource) -> Any:
+        return compile_source(self.compiler, source)
+
+    def constraint(self, source: GrammarSource) -> GrammarConstraint:
+        import xgrammar
+
+        return GrammarConstraint(xgrammar.GrammarMatcher(self.compile(source)), len(TOKENS), [END])
+
+    def takes(self, compiled: Any, text: str) -> bool:
+        """Whether the text is a whole one of the grammar."""
+        import xgrammar
+
+        matcher = xgrammar.GrammarMatcher(compiled)
+        return (not text or bool(matcher.accept_string(text))) and bool(matcher.accept_token(END))
+
+
+def pick(constraint: GrammarConstraint, seed: int, patience: int = 40) -> str | None:
+    """An answer; None where it has no end after three times ``patience`` tokens. After ``patience`` what may lead to one is preferred."""
+    rng, out = random.Random(seed), b""
+    for count in range(3 * patience):
+        allowed = np.flatnonzero(np.unpackbits(constraint.mask().view(np.uint8), bitorder="little")[: len(TOKENS)]).tolist()
+        late = count > patience
+        if END in allowed and (late or len(allowed) == 1 or rng.random() < 0.3):
+            return out.decode()
+        allowed.remove(END) if END in allowed else None
+        closing = [token for token in allowed if TOKENS[token] in (b'"', b"}", b"]", b'"}')]
+        shown = [token for token in allowed if all(0x20 < byte < 0x7F for byte in TOKENS[token])]
+        token = rng.choice(closing if late and closing else shown if shown and rng.random() < 0.8 else allowed)
+        if any(byte >= 0x80 for byte in TOKENS[token]) and len(TOKENS[token]) == 1 and shown:
+            # Bytes of half a character lead to ones that no text has.
+            token = rng.choice(shown)
+        constraint.accept(token)
+        out += TOKENS[token]
+    return None

@@ -1,0 +1,182 @@
+"""The compiler's process: what it makes, what it refuses, and that the server goes on whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+from picking import END, TOKENS, pick
+
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.text.grammar.frames import read_frame, write_frame
+from nearfar.server_fallback.text.grammar.grammars import Grammars
+from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
+from nearfar.server_fallback.text.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary((*TOKENS[:END], b"</s>"), frozenset([END]), (END,), None)
+NULL = JsonSource('{"type": "null"}')
+# Properties that all may be left out cost the compiler the square of their number.
+SLOW = JsonSource(json.dumps({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(700)}}))
+Result = TypeVar("Result")
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(work)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    grammars = Grammars(lambda: VOCABULARY)
+    yield grammars
+    grammars.close()
+
+
+def one(grammars: Grammars, source: GrammarSource, seed: int = 0) -> str | None:
+    [constraint] = run(grammars.constraints(source, 1, "response_format"))
+    return pick(constraint, seed)
+
+
+CALL = Tag(
+    '<tool_call>\n{"name": "f", "arguments": ',
+    '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}',
+    "}\n</tool_call>",
+)
+
+
+def test_each_kind_of_source_makes_its_texts(grammars: Grammars) -> None:
+    assert one(grammars, NULL) == "null"
+    assert one(grammars, RegexSource("(ab){2}")) == "abab"
+    assert one(grammars, EbnfSource('root ::= "x" tail\ntail ::= "y"')) == "xy"
+    call = one(grammars, TagsSource((CALL,), None)) or ""
+    assert call.startswith(CALL.begin)
+    assert json.loads(call[len(CALL.begin) : -len(CALL.end)])["a"] in (1, 2)
+    several = one(grammars, TagsSource((CALL,), "\n"), seed=3) or ""
+    assert several.endswith(CALL.end)
+
+
+def test_with_a_trigger_text_is_free_until_a_call_begins(grammars: Grammars) -> None:
+    [constraint] = run(grammars.constraints(TagsSource((CALL,), None, trigger="<tool_call>"), 1, "tools"))
+    for byte in b"any {text} <tool":
+        constraint.accept(byte)
+    for byte in b'_call>\n{"name": "':
+        constraint.accept(byte)
+    with pytest.raises(RequestError, match="does not continue"):
+        constraint.accept(ord("g"))
+    for byte in b'f", "arguments": {"a": 2}}\n</tool_call>':
+        constraint.accept(byte)
+    assert not constraint.finished
+
+
+def test_a_mask_has_the_end_where_the_text_is_whole(grammars: Grammars) -> None:
+    [constraint] = run(grammars.constraints(RegexSource("ab?"), 1, "response_format"))
+
+    def allowed(token: int) -> bool:
+        return bool(constraint.mask()[token >> 5] >> (token & 31) & 1)
+
+    assert (allowed(ord("a")), allowed(END), constraint.finished) == (True, False, False)
+    with pytest.raises(RequestError, match="does not continue"):
+        constraint.accept(ord("b"))
+    constraint.accept(ord("a"))
+    before = constraint.mask()
+    assert (allowed(ord("b")), allowed(END), constraint.finished) == (True, True, False)
+    constraint.accept(ord("b"))
+    assert (allowed(ord("b")), allowed(END), constraint.finished) == (False, True, True)
+    assert before[ord("b") >> 5] != 0, "a mask that was handed out must not change"
+
+
+def test_a_grammar_is_compiled_once_and_its_answers_do_not_share_their_state(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[GrammarSource] = []
+    compile_source = grammars._compile
+
+    def count(source: GrammarSource) -> Any:
+        compiled.append(source)
+        return compile_source(source)
+
+    monkeypatch.setattr(grammars, "_compile", count)
+    source = RegexSource("[0-9]{3}")
+
+    async def ask() -> None:
+        first, second = await asyncio.gather(*(grammars.constraints(source, 2, "x") for _ in range(2)))
+        first[0].accept(ord("1"))
+        assert second[0].mask().tolist() == first[1].mask().tolist()
+        await grammars.constraints(source, 1, "x")
+
+    run(ask())
+    assert compiled == [source]
+
+
+def test_what_leaves_while_a_grammar_compiles_does_not_end_it_for_others(grammars: Grammars) -> None:
+    source = RegexSource("left{2}")
+
+    async def ask() -> None:
+        leaving = asyncio.create_task(grammars.constraints(source, 1, "x"))
+        staying = asyncio.create_task(grammars.constraints(source, 1, "x"))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert len(await staying) == 1
+        assert leaving.cancelled()
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (EbnfSource("root ::= nothing"), 'Rule "nothing" is not defined'),
+        (EbnfSource("root ::="), "line 1"),
+        (EbnfSource("root ::= root"), "no token"),
+        (EbnfSource('root ::= "\ud800"'), "surrogates"),
+        (EbnfSource("root ::= " + "(" * 20_000), "Nest layer"),
+        (RegexSource("a(b"), "not a regular expression"),
+        (RegexSource("a{100000}"), "too large"),
+        (JsonSource('{"enum": []}'), "allows no value at all"),
+        (JsonSource('{"a":' * 30_000), "not JSON"),
+        (TagsSource((Tag("a", '{"type": "wurst"}', "b"),), None), "wurst"),
+    ],
+)
+def test_a_wrong_grammar_is_refused_and_names_the_parameter(grammars: Grammars, source: GrammarSource, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as error:
+        run(grammars.constraints(source, 1, "response_format"))
+    assert error.value.details["param"] == "response_format"
+
+
+def test_a_compiler_that_takes_too_long_or_dies_is_replaced(grammars: Grammars) -> None:
+    assert one(grammars, NULL) == "null"
+    compiler = grammars._compiler
+    assert compiler is not None
+    process = compiler._process
+    assert process is not None
+    compiler._compile_seconds = 0.2
+    with pytest.raises(RequestError, match=r"cannot be compiled within 0\.2 seconds"):
+        run(grammars.constraints(SLOW, 1, "response_format"))
+    assert process.returncode != 0
+    compiler._compile_seconds = 60
+    # What is kept needs no process; what is new starts another.
+    assert one(grammars, NULL) == "null"
+    assert one(grammars, RegexSource("new")) == "new"
+    assert compiler._process is not process
+
+
+def test_a_model_without_an_end_token_or_without_bytes_has_no_grammars() -> None:
+    for vocabulary, message in (
+        (Vocabulary((b"a",), frozenset(), (), None), "no token that ends"),
+        (Vocabulary((b"a", b"b"), frozenset(), (1,), "WordPiece"), "WordPiece"),
+    ):
+        grammars = Grammars(lambda vocabulary=vocabulary: vocabulary)  # type: ignore[misc]
+        with pytest.raises(RequestError, match=message):
+            run(grammars.constraints(NULL, 1, "response_format"))
+        grammars.close()
+
+
+def test_frames_end_with_the_other_side() -> None:
+    stream = io.BytesIO()
+    write_frame(stream, NULL)
+    stream.seek(0)
+    assert read_frame(stream) == NULL
+    for cut in (b"", stream.getvalue()[:5], stream.getvalue()[:8]):
+        with pytest.raises(EOFError):
+            read_frame(io.BytesIO(cut))
