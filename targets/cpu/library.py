@@ -18,15 +18,11 @@ from nearfar.compiler.errors import DeviceError
 # TVM FFI's argument: what it is, then 8 bytes of value; and `launch` of launch.c.
 ARGUMENT = np.dtype([("type", "<i4"), ("padding", "<u4"), ("value", "<i8")])
 LAUNCH = np.dtype([("function", "<u8"), ("arguments", "<u8"), ("count", "<i8")])
-INTEGER, POINTER, RAW_STRING = 1, 4, 8
+INTEGER, POINTER = 1, 4
+# What kernels call of TVM's runtime.
+RUNTIME_FUNCTIONS = ("TVMBackendParallelLaunch",)
 # Turns that a thread waits for work before it sleeps. TVM's 300,000 would keep cores busy that others need.
 SPIN_COUNT = 20_000
-
-
-class ByteArray(ctypes.Structure):
-    """TVM FFI's."""
-
-    _fields_ = (("data", ctypes.c_char_p), ("size", ctypes.c_size_t))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +38,15 @@ class Library:
     """Raises DeviceError where TVM's runtime is not installed or the library cannot be loaded."""
 
     def __init__(self, path: Path) -> None:
-        ffi = load_runtime()
+        runtime = load_runtime()
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
             raise DeviceError(f"{path}: cannot be loaded: {error}") from error
-        introduce(ffi, path)
+        # Libraries that TVM makes call its runtime through pointers, which whoever loads them sets.
+        for name in RUNTIME_FUNCTIONS:
+            place = ctypes.c_void_p.in_dll(self._library, f"__{name}")
+            place.value = ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value
         self._launch = self._library.nearfar_launch
         self._launch.argtypes = (ctypes.c_void_p, ctypes.c_int32)
         self._launch.restype = ctypes.c_int32
@@ -81,36 +80,20 @@ class Library:
 
 
 def load_runtime() -> ctypes.CDLL:
-    """Load TVM's runtime library, for what kernels call; TVM FFI's, which it needs. Raises DeviceError where they are not installed.
+    """TVM FFI's library and TVM's runtime, 6 MB together, without their Python packages: those load torch where it is installed.
 
-    Neither of their Python packages is imported: tvm_ffi's imports torch, where there is one, and that takes seconds.
+    Raises DeviceError where they are not installed.
     """
-    ffi, _ = (load_library(package, name) for package, name in (("tvm_ffi", "libtvm_ffi.so"), ("tvm", "libtvm_runtime.so")))
-    return ffi
+    ctypes.CDLL(str(library_of("tvm_ffi", "libtvm_ffi.so")), ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library_of("tvm", "libtvm_runtime.so")), ctypes.RTLD_GLOBAL)
 
 
-def load_library(package: str, name: str) -> ctypes.CDLL:
+def library_of(package: str, file: str) -> Path:
     spec = find_spec(package)
-    library = Path(spec.origin).parent / "lib" / name if spec is not None and spec.origin else None
-    if library is None or not library.is_file():
-        raise DeviceError(f"TVM's runtime library {name} was not found; install apache-tvm")
-    return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-
-
-def introduce(ffi: ctypes.CDLL, path: Path) -> None:
-    """Let TVM FFI's loader tell a library where the runtime's functions are: its "ffi.ModuleLoadFromFile", called as its C API says.
-
-    The module that it makes is kept for good, as the library is.
-    """
-    name = b"ffi.ModuleLoadFromFile"
-    function, module = ctypes.c_void_p(), np.zeros(1, ARGUMENT)
-    found = ffi.TVMFFIFunctionGetGlobal(ctypes.byref(ByteArray(name, len(name))), ctypes.byref(function))
-    assert found == 0
-    assert function.value is not None
-    file = ctypes.create_string_buffer(os.fsencode(path))
-    argument = np.array([(RAW_STRING, 0, ctypes.addressof(file))], ARGUMENT)
-    if ffi.TVMFFIFunctionCall(function, ctypes.c_void_p(argument.ctypes.data), 1, ctypes.c_void_p(module.ctypes.data)) != 0:
-        raise DeviceError(f"{path}: TVM's runtime cannot load it; compile the bundle again")
+    path = Path(spec.origin).parent / "lib" / file if spec is not None and spec.origin else None
+    if path is None or not path.is_file():
+        raise DeviceError(f"{file} was not found; install apache-tvm")
+    return path
 
 
 def set_threads(count: int, environment: Mapping[str, str] = os.environ) -> None:
