@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.compiler.compile import CompileOptions
-from nearfar.compiler.errors import CheckpointError, RequestError, UnsupportedModel
-from nearfar.server_fallback.executors import compile_process
+from nearfar.compiler.errors import CheckpointError, RequestError, ToolError, UnsupportedModel
 from nearfar.server_fallback.executors.bundle_cache import bundle_place, cache_folder
 from nearfar.server_fallback.executors.compile_process import compiled, error_of
 
@@ -86,16 +86,35 @@ def test_errors_keep_their_kind_and_details() -> None:
         assert (type(again), again.message, again.details) == (type(error), error.message, error.details)
 
 
-def test_a_compiler_that_is_cancelled_leaves_nothing(tiny_checkpoints: Mapping[str, Path], cache: Path) -> None:
+def test_a_compiler_that_is_cancelled_is_ended_and_leaves_nothing(
+    tiny_checkpoints: Mapping[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache.mkdir()
+    place = cache / "place"
+    # In the place of Python: it begins to write as the compiler does, and does not end.
+    stand_in = tmp_path / "python"
+    begin = f"""echo '{{"place": "{place}"}}'; mkdir '{cache}/.place.partial-'$$; echo '{{"progress": ["kernels", 0, 9]}}'; exec sleep 60"""
+    stand_in.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\n{begin}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+
     async def cancel() -> None:
         began = asyncio.Event()
         task = asyncio.create_task(compiled(str(tiny_checkpoints["llama"]), OPTIONS, lambda *_: began.set()))
         await asyncio.wait_for(began.wait(), 30)
-        assert any("partial" in path.name for path in cache.iterdir())
+        assert len(list(cache.iterdir())) == 1
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(cancel())
-    assert [path.suffix for path in cache.iterdir()] == [".lock"]
-    assert not compile_process.is_there(cache)
+    assert list(cache.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_dies_is_an_error(tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ToolError, match=r"ended without a word \(status 1\)"):
+        asyncio.run(compiled(str(tiny_checkpoints["llama"]), OPTIONS))

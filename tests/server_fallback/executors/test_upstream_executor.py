@@ -78,12 +78,13 @@ def test_ids_traces_and_the_key_are_passed_on_and_nothing_else() -> None:
     server = FakeOpenAI()
 
     async def check(executor: UpstreamExecutor) -> None:
-        await ask(executor, Call("request-7", headers={"traceparent": "00-ab", "cookie": "secret"}))
+        await ask(executor, Call("request-7", deadline=monotonic() + 60, headers={"traceparent": "00-ab", "cookie": "secret"}))
 
     with_upstream(check, server, api_key="k3y")
     headers = server.asked[0].headers
     assert (headers["x-request-id"], headers["traceparent"], headers["authorization"]) == ("request-7", "00-ab", "Bearer k3y")
     assert "cookie" not in headers
+    assert 50_000 < int(headers["x-request-timeout-ms"]) <= 60_000
 
 
 def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
