@@ -1,4 +1,5 @@
 # make demo   the demo model in headless Chromium, with all the set-up that it needs
+# make serve  the demo model behind an OpenAI-compatible server on port 8000, likewise
 # make test   every check and test, likewise
 # make web    the TypeScript runtime and its page
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
@@ -23,10 +24,13 @@ SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine demo-model chromium vulkan clean
+.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine demo-model chromium vulkan clean serve
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
+
+serve: .venv/.serve
+	$(BIN)/nearfar serve demo
 
 test: check
 	cd web && VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(SWIFTSHADER)} npm test
@@ -76,6 +80,10 @@ demo-model: .venv/.dev
 .venv/.demo: pyproject.toml | .venv/bin/python
 	@mkdir -p build
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+.venv/.serve: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[serve]'
 	@touch $@
 
 .venv/.dev: pyproject.toml | .venv/bin/python

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from nearfar.compiler.errors import ToolError
@@ -78,37 +79,26 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 
 def table(summaries: Sequence[Summary]) -> Table:
-    columns = (
-        "clients",
-        "requests",
-        "failed",
-        "output tok/s",
-        "input tok/s",
-        "first token p50",
-        "p90",
-        "p99",
-        "next token p50",
-        "p90",
-        "p99",
-    )
-    made = Table()
-    for column in columns:
-        made.add_column(column, justify="right")
+    """Narrow enough for a terminal of 80 columns."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, caption="latencies in milliseconds: p50 / p90 / p99")
+    for column in ("clients", "requests", "failed", "output\ntokens/s", "input\ntokens/s", "first token", "next token"):
+        made.add_column(column, justify="right", no_wrap=True)
     for summary in summaries:
-        first, following = summary.time_to_first_token_seconds, summary.inter_token_seconds
         made.add_row(
             str(summary.concurrency),
             str(summary.requests),
             f"[red]{summary.failed}[/]" if summary.failed else "0",
             f"{summary.completion_tokens_per_second:,.1f}",
             f"{summary.prompt_tokens_per_second:,.1f}",
-            *(milliseconds(value) for value in (first.p50, first.p90, first.p99, following.p50, following.p90, following.p99)),
+            milliseconds(summary.time_to_first_token_seconds),
+            milliseconds(summary.inter_token_seconds),
         )
     return made
 
 
-def milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1000:,.1f} ms"
+def milliseconds(measured: Percentiles) -> str:
+    values = (measured.p50, measured.p90, measured.p99)
+    return " / ".join("-" if value is None else f"{value * 1000:,.{1 if value < 0.01 else 0}f}" for value in values)
 
 
 def plot(summaries: Sequence[Summary], title: str, file: Path) -> None:

@@ -59,8 +59,14 @@ def add_parser(commands: Any) -> None:
     local.add_argument("--max-sequences", type=count, metavar="N", help="answers made at once (default: 32; on a GPU 256)")
     local.add_argument("--max-waiting", type=count, default=256, metavar="N", help="requests that may queue (default: %(default)s)")
     local.add_argument("--kv-memory", type=size_bytes, metavar="SIZE", help="for keys and values of a model, such as 4GB")
-    local.add_argument("--memory", type=size_bytes, metavar="SIZE", help="for all models together; more are not loaded (default: no limit)")
+    local.add_argument(
+        "--memory", type=size_bytes, metavar="SIZE", help="for all models together; more are not loaded (default: 90%% of the device's)"
+    )
     local.add_argument("--threads", type=count, metavar="N", help="of the cpu target (default: one a core)")
+    local.add_argument(
+        "--draft", metavar="MODEL", help="guess tokens, checked several at once: ngram, or a smaller model with the same tokens"
+    )
+    local.add_argument("--draft-tokens", type=count, default=4, metavar="N", help="guessed at once (default: %(default)s)")
     others = parser.add_argument_group("models that others run")
     others.add_argument("--executor", choices=("local", "vllm", "upstream"), default="local", help="who runs them (default: this process)")
     others.add_argument("--upstream", action="append", default=[], metavar="URL", help="an OpenAI-compatible server; several are replicas")
@@ -83,6 +89,7 @@ def run(options: argparse.Namespace) -> None:
     from ..api.log import configure_logs
     from ..api.server import bind, run_server
     from ..api.traces import open_traces
+    from ..executors.devices import default_target, models_memory_bytes
     from ..executors.registry import Registry
     from .announcement import Announcement
     from .served_models import load_requests, make_opener
@@ -97,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
     requests = load_requests(options, os.environ)
     # Before anything that takes long.
     listener = bind(options.host, options.port)
-    registry = Registry(opener, options.memory)
+    registry = Registry(opener, options.memory or models_memory_bytes(options.target or default_target()))
     configure_logs(sys.stderr)
 
     async def started() -> None:

@@ -41,6 +41,8 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             kv_memory_bytes=options.kv_memory,
             max_waiting=options.max_waiting,
             max_adapters=options.max_adapters,
+            draft=options.draft,
+            draft_tokens=options.draft_tokens,
         ),
         progress,
     )

@@ -17,8 +17,10 @@ from .local import LocalExecutor, TextModel
 class AdaptableExecutor(LocalExecutor):
     """A `LocalExecutor` that `TakesAdapters`: folders as PEFT writes them."""
 
-    def __init__(self, engine: TokenEngine, model: TextModel, manifest: Manifest, *, memory_bytes: int | None = None) -> None:
-        super().__init__(engine, model, memory_bytes=memory_bytes)
+    def __init__(
+        self, engine: TokenEngine, model: TextModel, manifest: Manifest, *, memory_bytes: int | None = None, device: str = ""
+    ) -> None:
+        super().__init__(engine, model, memory_bytes=memory_bytes, device=device)
         self._token_engine, self._text_model, self._manifest = engine, model, manifest
         self._adapted: dict[str, AdaptedExecutor] = {}
 

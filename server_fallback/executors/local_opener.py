@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nearfar.compiler.batch import Runner
 from nearfar.compiler.bundle import Bundle, open_bundle
 from nearfar.compiler.compile import CompileOptions
 from nearfar.compiler.demo import CHECKPOINT
@@ -15,18 +17,21 @@ from nearfar.compiler.manifest import MANIFEST_FILE
 from nearfar.compiler.target import open_runner
 
 from ..engine.config import EngineConfig
+from ..engine.draft_model import DraftModel
 from ..engine.model import TokenModel
+from ..engine.speculation import Speculation
 from ..engine.token_engine import TokenEngine
 from .adaptable import AdaptableExecutor
 from .compile_process import compiled
-from .devices import default_target, kv_memory_bytes
+from .devices import default_arch, default_target, kv_memory_bytes
 from .executor import Executor
 from .local import LocalExecutor, TextModel
-from .memory import plan_memory, weight_bytes
+from .memory import MemoryPlan, plan_memory, weight_bytes
 from .opening import Opening
 from .registry import default_name
 
 DEMO = "demo"
+NGRAM = "ngram"
 # Prompt tokens and decoded ones of a step together. More makes prefill faster, and lets those that decode wait longer.
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 DEFAULT_SEQUENCES = {"cpu": 32, "cuda": 256}
@@ -39,8 +44,9 @@ Progress = Callable[[str, str, int, int], None]
 class LocalOptions:
     """``target`` None: a GPU where there is one, else the CPU. ``target`` to ``lora_rank`` are for what is compiled; bundles have theirs.
 
-    ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory. ``max_adapters``: places
-    for LoRA adapters in a bundle that takes them.
+    ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory. ``max_adapters``: places for LoRA
+    adapters in a bundle that takes them. ``draft``: "ngram", or a smaller model with the same tokens, which guesses ``draft_tokens`` at
+    once; None guesses nothing.
     """
 
     target: str | None = None
@@ -52,6 +58,19 @@ class LocalOptions:
     kv_memory_bytes: int | None = None
     max_waiting: int = 256
     max_adapters: int = 4
+    draft: str | None = None
+    draft_tokens: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A bundle and what its runner is to take."""
+
+    bundle: Bundle
+    memory: MemoryPlan
+
+    def open_runner(self) -> Runner:
+        return open_runner(self.bundle.manifest.target, self.bundle, self.memory.limits)
 
 
 class LocalOpener:
@@ -63,37 +82,63 @@ class LocalOpener:
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and what else compiling raises."""
         options = self._options
-        bundle = await self._bundle(model)
-        target = bundle.manifest.target
-        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(target, weight_bytes(bundle.manifest))
-        sequences = options.max_sequences or DEFAULT_SEQUENCES.get(target, 8)
-        tokens = max(STEP_TOKENS.get(target, 64), sequences)
-        adapters = options.max_adapters if bundle.manifest.lora else 0
-        memory = plan_memory(bundle.manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, adapters=adapters)
+        guesses = options.draft_tokens if options.draft is not None else 0
+        planned = await self._planned(model, guesses)
+        # One that embeds has nothing to guess.
+        by_model = options.draft not in (None, NGRAM) and planned.bundle.manifest.embedding is None
+        draft = await self._planned(options.draft, 0) if options.draft is not None and by_model else None
         name = name or default_name(model)
 
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that those who are served meanwhile do not wait.
-            runner = await asyncio.to_thread(open_runner, target, bundle, memory.limits)
-            try:
-                text = await asyncio.to_thread(TextModel.of, bundle, name)
-                engine = TokenEngine(runner, TokenModel.of(bundle.manifest), EngineConfig(max_waiting=options.max_waiting))
-            except BaseException:
-                runner.close()
-                raise
-            if bundle.manifest.lora:
-                return AdaptableExecutor(engine, text, bundle.manifest, memory_bytes=memory.total_bytes)
-            return LocalExecutor(engine, text, memory_bytes=memory.total_bytes)
+            return await asyncio.to_thread(self._open, planned, draft, name)
 
-        return Opening(name, memory.total_bytes, open_it)
+        return Opening(name, planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0), open_it)
+
+    def _open(self, planned: Planned, draft: Planned | None, name: str) -> LocalExecutor:
+        options, manifest = self._options, planned.bundle.manifest
+        speculation = None
+        if options.draft is not None and manifest.embedding is None:
+            speculation = Speculation("ngram" if draft is None else "draft", options.draft_tokens)
+        text = TextModel.of(planned.bundle, name)
+        with ExitStack() as opened:
+            runner = planned.open_runner()
+            opened.callback(runner.close)
+            drafter = None
+            if draft is not None:
+                draft_runner = draft.open_runner()
+                opened.callback(draft_runner.close)
+                drafter = DraftModel(draft_runner, TokenModel.of(draft.bundle.manifest))
+            config = EngineConfig(max_waiting=options.max_waiting, speculation=speculation)
+            engine = TokenEngine(runner, TokenModel.of(manifest), config, draft=drafter)
+            # They are the engine's now.
+            opened.pop_all()
+        memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
+        if manifest.lora is not None:
+            return AdaptableExecutor(engine, text, manifest, memory_bytes=memory_bytes, device=runner.device)
+        return LocalExecutor(engine, text, memory_bytes=memory_bytes, device=runner.device)
+
+    async def _planned(self, model: str, guesses: int) -> Planned:
+        bundle = await self._bundle(model)
+        manifest, options = bundle.manifest, self._options
+        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest))
+        sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
+        tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences * (guesses + 1))
+        adapters = options.max_adapters if manifest.lora is not None else 0
+        memory = plan_memory(
+            manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=sequences * guesses, adapters=adapters
+        )
+        return Planned(bundle, memory)
 
     async def _bundle(self, model: str) -> Bundle:
         path = CHECKPOINT if model == DEMO else Path(model).expanduser()
         if (path / MANIFEST_FILE).is_file():
             return await asyncio.to_thread(open_bundle, path)
         options = self._options
+        target = options.target or default_target()
         wanted = CompileOptions(
-            target=options.target or default_target(),
+            target=target,
+            arch=default_arch(target),
             quantization=options.quantization,
             context=options.context,
             kv=options.kv,

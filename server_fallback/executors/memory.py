@@ -10,8 +10,7 @@ from nearfar.compiler.batch import Limits
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.expr import evaluate
 from nearfar.compiler.manifest import BufferEntry, Manifest
-
-ITEM_BYTES = {"float32": 4, "float16": 2, "int32": 4, "uint32": 4}
+from nearfar.compiler.report import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
 from collections import deque
@@ -84,7 +85,7 @@ class SupervisedServer:
         try:
             # A session of its own: what it starts is then ended with it, and Ctrl-C reaches it through us only.
             self._process = await asyncio.create_subprocess_exec(
-                *program.command,
+                *ended_with_us(program.command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -177,6 +178,12 @@ class SupervisedServer:
 
     def _last(self) -> str:
         return "\n".join(self._lines) or "(it said nothing)"
+
+
+def ended_with_us(command: Sequence[str]) -> Sequence[str]:
+    """The command, run so that Linux ends it when this process is killed and has no time to."""
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+    return command if setpriv is None else [setpriv, "--pdeathsig", "TERM", *command]
 
 
 async def answers(client: httpx.AsyncClient, url: str) -> bool:

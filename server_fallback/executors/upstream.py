@@ -80,6 +80,9 @@ class Upstream:
     async def _sent(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> AsyncIterator[httpx.Response]:
         """The answer to a request, once its head is there and good. The circuit is told how it went."""
         headers = {name: call.headers[name] for name in PASSED_ON if name in call.headers} | {"X-Request-Id": call.request_id}
+        if call.deadline is not None:
+            # Ours takes it; the others learn of the deadline when we hang up.
+            headers["X-Request-Timeout-Ms"] = str(max(1, round((call.deadline - monotonic()) * 1000)))
         request = self.client.build_request(method, f"{self.url}{path}", json=body, headers=headers)
         self.outstanding += 1
         self.circuit.begin()

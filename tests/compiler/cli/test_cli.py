@@ -15,7 +15,7 @@ import pytest
 from nearfar.compiler.cli import main
 
 CompileTiny = Callable[..., Path]
-COMMANDS = ("compile", "inspect", "run", "score", "demo")
+COMMANDS = ("compile", "inspect", "run", "score", "demo", "serve", "bench")
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:

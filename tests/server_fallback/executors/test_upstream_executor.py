@@ -23,6 +23,11 @@ from nearfar.server_fallback.schema.tokenize import TokenizeRequest
 QUESTION = ChatCompletionRequest.model_validate({"model": "ours", "messages": [{"role": "user", "content": "hi"}]})
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_executor, "RETRY_SECONDS", 0.01)
+
+
 @asynccontextmanager
 async def opened(*servers: FakeOpenAI, **options: Any) -> Any:
     async with running(*servers):
@@ -73,12 +78,13 @@ def test_ids_traces_and_the_key_are_passed_on_and_nothing_else() -> None:
     server = FakeOpenAI()
 
     async def check(executor: UpstreamExecutor) -> None:
-        await ask(executor, Call("request-7", headers={"traceparent": "00-ab", "cookie": "secret"}))
+        await ask(executor, Call("request-7", deadline=monotonic() + 60, headers={"traceparent": "00-ab", "cookie": "secret"}))
 
     with_upstream(check, server, api_key="k3y")
     headers = server.asked[0].headers
     assert (headers["x-request-id"], headers["traceparent"], headers["authorization"]) == ("request-7", "00-ab", "Bearer k3y")
     assert "cookie" not in headers
+    assert 50_000 < int(headers["x-request-timeout-ms"]) <= 60_000
 
 
 def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
@@ -194,7 +200,6 @@ def test_a_full_replica_hands_over_to_another_and_alone_says_so_at_once() -> Non
 
 
 def test_a_killed_replica_leaves_no_request_stuck_and_is_used_again_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream_executor, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.2)
     slow = Reply(chunks=said(*"abcdefgh"), seconds_between=0.01)
     servers = [FakeOpenAI(lambda _: slow) for _ in range(2)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
+import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -162,6 +165,31 @@ def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
 
     asyncio.run(attempt())
     assert not alive(int(pid.read_text()))
+
+
+KILLED = """
+import asyncio, os, signal
+from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
+async def main():
+    server = SupervisedServer(ServerProgram("slow", ["sleep", "60"], "http://127.0.0.1:9/"))
+    asyncio.create_task(server.start())
+    while server.pid is None or open(f"/proc/{server.pid}/comm").read() != "sleep\\n":
+        await asyncio.sleep(0.01)
+    print(server.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+def test_it_does_not_outlive_a_server_that_is_killed() -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed (Debian: util-linux)")
+    done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    give_up = time.monotonic() + 5
+    while alive(int(done.stdout)):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
 
 
 def test_without_vllm_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""`nearfar serve` as its users meet it: processes that compile, serve, are asked by OpenAI's client, and die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+
+from nearfar.compiler.cli import main
+from nearfar.compiler.errors import Unavailable
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.upstream_executor import UpstreamOptions, open_upstream
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+
+QUESTION = "what is 27 + 58?"
+ANSWER = "27 + 58 = 85"
+
+
+@dataclass(frozen=True)
+class Served:
+    process: subprocess.Popen[str]
+    url: str
+    printed: str
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+
+def start(cache: Path, *arguments: str) -> Callable[[], Served]:
+    """What is called waits until it serves. Several can be started before the first is waited for."""
+    with (cache / f"{len(list(cache.glob('*.log')))}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nearfar.compiler.cli", "serve", *arguments, "--port", "0"],
+            stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache), "COLUMNS": "120"},
+        )  # fmt: skip
+
+    def wait() -> Served:
+        assert process.stdout is not None
+        with process.stdout as printing:
+            printed = ""
+            for line in printing:
+                printed += line
+                # The last line of what it prints.
+                if line.startswith("curl "):
+                    return Served(process, re.findall(r"http://127\.0\.0\.1:\d+", line)[0], printed)
+        raise AssertionError("".join(path.read_text() for path in cache.glob("*.log")))
+
+    return wait
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def replicas(cache: Path) -> Iterator[list[Served]]:
+    """Two that start at once, neither of which finds the model compiled."""
+    waits = [start(cache, "demo", "--alias", "gpt=demo", "--max-sequences", "4") for _ in range(2)]
+    servers = [wait() for wait in waits]
+    yield servers
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_the_model_is_compiled_once_and_what_is_served_is_printed(replicas: list[Served], cache: Path) -> None:
+    logs = "".join(path.read_text() for path in cache.glob("*.log"))
+    assert logs.count("compiling demo, once") == 1
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
+    printed = replicas[0].printed
+    assert re.search(r"demo +│ 512 +│ [\d.]+ MB +│ .*thread.*│ gpt", printed)
+    assert f"serving at {replicas[0].url}/v1" in printed
+
+
+def test_the_curl_line_that_it_prints_works(replicas: list[Served]) -> None:
+    line = replicas[0].printed.splitlines()[-1]
+    assert ANSWER in subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
+
+
+def test_openais_client_is_answered(replicas: list[Served]) -> None:
+    with replicas[0].client as client:
+        answer = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": QUESTION}])
+        assert answer.choices[0].message.content == ANSWER
+        chunks = client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": QUESTION}], stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+        assert [model.id for model in client.models.list()] == ["demo", "gpt"]
+        with pytest.raises(openai.NotFoundError, match="not loaded; loaded: demo, gpt"):
+            client.chat.completions.create(model="other", messages=[{"role": "user", "content": QUESTION}])
+
+
+def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(replicas: list[Served], cache: Path) -> None:
+    upstreams = [argument for server in replicas for argument in ("--upstream", server.url)]
+    front = start(cache, "demo", "--executor", "upstream", "--dialect", "nearfar", *upstreams)()
+
+    async def outcome(client: openai.AsyncOpenAI) -> str | None:
+        try:
+            answer = await client.chat.completions.create(model="demo", messages=[{"role": "user", "content": QUESTION}], seed=1)
+        except openai.InternalServerError as error:
+            return f"{error.status_code} {error.body['message'].partition(': ')[2]}" if isinstance(error.body, dict) else None
+        return answer.choices[0].message.content
+
+    async def load() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+            tasks = []
+            for index in range(30):
+                tasks.append(asyncio.create_task(outcome(client)))
+                await asyncio.sleep(0.01)
+                if index == 10:
+                    replicas[0].process.kill()
+            answers = await asyncio.gather(*tasks)
+            return [*answers, await outcome(client)]
+
+    try:
+        answers = asyncio.run(load())
+        # Those that the dead one was answering are told so; the others go on to the second.
+        assert set(answers) <= {ANSWER, "503 the connection broke; is it running?"}
+        assert answers[-1] == ANSWER
+        front.process.send_signal(signal.SIGTERM)
+        assert front.process.wait(10) == 0
+    finally:
+        front.process.kill()
+
+
+def test_with_every_replica_gone_it_is_an_error_with_a_hint(replicas: list[Served]) -> None:
+    """After the tests above, which need them."""
+
+    async def ask() -> None:
+        options = UpstreamOptions(tuple(server.url for server in replicas), "demo", "demo", dialect="nearfar")
+        executor = await open_upstream(options)
+        for server in replicas:
+            server.process.kill()
+            server.process.wait()
+        request = ChatCompletionRequest.model_validate({"model": "demo", "messages": [{"role": "user", "content": QUESTION}]})
+        with pytest.raises(Unavailable, match="no server behind this model answers") as raised:
+            await anext(executor.chat(request, Call("r")))
+        assert raised.value.details["retry_after_seconds"] == pytest.approx(1, abs=1)
+        await executor.close()
+
+    asyncio.run(ask())
+
+
+def test_what_cannot_be_loaded_ends_the_server_with_an_error(cache: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nearfar.compiler.cli", "serve", "./nothing", "--port", "0"],
+        capture_output=True, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache)}, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "error: ./nothing: there is no such folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["serve", *arguments]) == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "needs a model"),
+        (("demo", "--alias", "x"), "--alias x: write NAME=MODEL, with a model of demo"),
+        (("demo", "--alias", "x=y"), "with a model of demo"),
+        (("demo", "--executor", "upstream"), "needs the server's address"),
+        (("demo", "--upstream", "http://127.0.0.1:1"), "add --executor upstream"),
+        (("demo", "--executor", "upstream", "--upstream", "http://a", "--dialect", "x"), "known: openai, vllm, nearfar"),
+        (
+            ("demo", "--executor", "upstream", "--upstream", "http://a", "--upstream-api-key-env", "NOT_SET"),
+            "NOT_SET: this environment variable",
+        ),
+        (("demo", "--quantization", "q3"), "'q3' is not known"),
+        (("demo", "--api-keys", "none.toml"), "none.toml: No such file"),
+        (("--executor", "upstream", "--upstream", "http://127.0.0.1:9"), "no connection could be made"),
+    ],
+)
+def test_options_that_cannot_be_met_say_why(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in fails(capsys, *arguments)
+
+
+def test_a_port_that_is_taken_is_found_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "Address already in use" in fails(capsys, "demo", "--port", str(taken.getsockname()[1]))

@@ -1,0 +1,120 @@
+"""Checkpoints become bundles in the cache. That two servers compile a model once is tested with `nearfar serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.compile import CompileOptions
+from nearfar.compiler.errors import CheckpointError, RequestError, ToolError, UnsupportedModel
+from nearfar.server_fallback.executors.bundle_cache import bundle_place, cache_folder
+from nearfar.server_fallback.executors.compile_process import compiled, error_of
+
+OPTIONS = CompileOptions(target="webgpu", context=64, activations=("float32",), self_test=False)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_cache_is_where_the_variable_or_the_platform_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.setenv("NEARFAR_CACHE", "")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/some/where")
+    assert cache_folder() == Path("/some/where/nearfar")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache/nearfar"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert cache_folder() == Path.home() / "Library/Caches/nearfar"
+
+
+def test_a_place_changes_with_everything_that_a_bundle_is_made_from(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoints["qwen3"], folder)
+    places = [bundle_place(folder, OPTIONS)]
+    assert bundle_place(folder, OPTIONS) == places[0]
+    assert places[0].name.startswith("model-webgpu-q4f16-")
+    places += [bundle_place(folder, replace(OPTIONS, **change)) for change in ({"context": 32}, {"target": "cpu"}, {"kv": "q8"})]
+    config = folder / "config.json"
+    config.write_text(config.read_text() + " ")
+    places.append(bundle_place(folder, OPTIONS))
+    # The weights' header and size stay as they are.
+    os.utime(folder / "model.safetensors", (1, 1))
+    places.append(bundle_place(folder, OPTIONS))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    places.append(bundle_place(folder, OPTIONS))
+    assert len(set(places)) == len(places)
+    before = places[-1]
+    (folder / "notes.txt").write_text("for people")
+    assert bundle_place(folder, OPTIONS) == before
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_is_there_is_found_without_another_process(tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    place = bundle_place(tiny_checkpoints["qwen3"], OPTIONS)
+    place.mkdir(parents=True)
+    (place / "manifest.json").touch()
+
+    def none(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", none)
+    assert asyncio.run(compiled(str(tiny_checkpoints["qwen3"]), OPTIONS)) == place
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_the_compiler_says_comes_through(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
+    with pytest.raises(UnsupportedModel, match="'mamba2' is not supported"):
+        asyncio.run(compiled(str(tmp_path), OPTIONS))
+
+
+def test_errors_keep_their_kind_and_details() -> None:
+    for error in (RequestError("a", param="x"), CheckpointError("b")):
+        again = error_of(error.to_json())
+        assert (type(again), again.message, again.details) == (type(error), error.message, error.details)
+
+
+def test_a_compiler_that_is_cancelled_is_ended_and_leaves_nothing(
+    tiny_checkpoints: Mapping[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache.mkdir()
+    place = cache / "place"
+    # In the place of Python: it begins to write as the compiler does, and does not end.
+    stand_in = tmp_path / "python"
+    begin = f"""echo '{{"place": "{place}"}}'; mkdir '{cache}/.place.partial-'$$; echo '{{"progress": ["kernels", 0, 9]}}'; exec sleep 60"""
+    stand_in.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\n{begin}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+
+    async def cancel() -> None:
+        began = asyncio.Event()
+        task = asyncio.create_task(compiled(str(tiny_checkpoints["llama"]), OPTIONS, lambda *_: began.set()))
+        await asyncio.wait_for(began.wait(), 30)
+        assert len(list(cache.iterdir())) == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert list(cache.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_dies_is_an_error(tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ToolError, match=r"ended without a word \(status 1\)"):
+        asyncio.run(compiled(str(tiny_checkpoints["llama"]), OPTIONS))

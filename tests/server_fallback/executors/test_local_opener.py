@@ -1,0 +1,136 @@
+"""Bundles and folders opened for serving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.compiler.batch import Limits
+from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.errors import BundleError, CheckpointError, DeviceError, RequestError
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.server_fallback.executors import devices, local_opener
+from nearfar.server_fallback.executors.devices import Gpu
+from nearfar.server_fallback.executors.executor import Call, Executor
+from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
+from nearfar.server_fallback.executors.opening import Opening
+from nearfar.server_fallback.schema.completions import CompletionRequest
+
+CompileTiny = Callable[..., Path]
+SMALL = LocalOptions(max_sequences=2, kv_memory_bytes=1 << 24)
+
+
+@pytest.fixture
+def bundle(compile_tiny: CompileTiny) -> Path:
+    return compile_tiny("qwen3", "q4f16")
+
+
+class CountedRunner(ReferenceRunner):
+    open = 0
+    limits_given: Limits
+
+    def __init__(self, bundle: Bundle, *, limits: Limits) -> None:
+        super().__init__(bundle, limits=limits, activation="float32")
+        type(self).open += 1
+        type(self).limits_given = limits
+
+    def close(self) -> None:
+        type(self).open -= 1
+        super().close()
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference runner in place of the target's: what is tested is how runners are opened."""
+    CountedRunner.open = 0
+    monkeypatch.setattr(local_opener, "open_runner", lambda _, bundle, limits: CountedRunner(bundle, limits=limits))
+
+
+def opened(model: str | Path, options: LocalOptions = SMALL, name: str | None = None) -> tuple[Opening, str]:
+    """What was prepared, and some tokens after a prompt."""
+
+    async def run() -> tuple[Opening, str]:
+        opening = await LocalOpener(options).prepare(str(model), name)
+        executor: Executor = await opening.open()
+        request = CompletionRequest(model="m", prompt=[5, 6, 7, 5, 6, 7, 5, 6], max_tokens=6, seed=3)
+        chunks = [chunk async for chunk in executor.complete(request, Call("r"))]
+        assert executor.state().memory_bytes == opening.memory_bytes
+        await executor.close()
+        return opening, "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+    result = asyncio.run(run())
+    assert CountedRunner.open == 0
+    return result
+
+
+def fails(kind: type[Exception], message: str, model: str | Path, options: LocalOptions = SMALL) -> None:
+    with pytest.raises(kind, match=message):
+        opened(model, options)
+    assert CountedRunner.open == 0
+
+
+def test_a_bundle_is_opened_under_its_folders_name_within_its_limits(bundle: Path) -> None:
+    opening, _ = opened(bundle)
+    assert opening.name == bundle.name
+    assert opened(bundle, name="other")[0].name == "other"
+    limits = CountedRunner.limits_given
+    assert (limits.sequences, limits.rows, limits.tokens) == (2, 2, 64)
+    assert limits.pages == 2 * open_bundle(bundle).manifest.pages_for(256)
+
+
+@pytest.mark.parametrize("draft", ["ngram", "BUNDLE"])
+def test_with_guesses_there_are_rows_for_them_and_the_same_answers(draft: str, bundle: Path) -> None:
+    options = replace(SMALL, draft=str(bundle) if draft == "BUNDLE" else draft, draft_tokens=3)
+    opening, text = opened(bundle, options)
+    plain, plain_text = opened(bundle)
+    assert text == plain_text
+    assert opening.memory_bytes is not None
+    assert plain.memory_bytes is not None
+    assert opening.memory_bytes > plain.memory_bytes * (1.5 if draft == "BUNDLE" else 1)
+
+
+def test_what_cannot_be_opened_leaves_no_runner(
+    bundle: Path, compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fails(CheckpointError, "there is no such folder", tmp_path / "nothing")
+    fails(CheckpointError, "has no config.json", tmp_path)
+    fails(RequestError, "give more with --kv-memory", bundle, replace(SMALL, kv_memory_bytes=1000))
+    (tmp_path / "manifest.json").write_text("{}")
+    fails(BundleError, "format version", tmp_path)
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise DeviceError("no memory")
+
+    monkeypatch.setattr(local_opener, "TokenEngine", no_memory)
+    fails(DeviceError, "no memory", bundle, replace(SMALL, draft=str(compile_tiny("qwen3", "q4f16"))))
+
+
+def test_a_gpu_is_the_default_and_its_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "find_gpu", lambda: None)
+    assert devices.default_target() == "cpu"
+    assert devices.default_arch("cuda") is None
+    assert 1 << 27 < devices.kv_memory_bytes("cpu", 0) < 1 << 44
+    monkeypatch.setattr(devices, "TARGETS", ("cpu", "cuda"))
+    monkeypatch.setattr(devices, "find_gpu", lambda: Gpu("sm_90", 80 * 10**9))
+    assert devices.default_target() == "cuda"
+    assert (devices.default_arch("cuda"), devices.default_arch("cpu")) == ("sm_90", None)
+    assert devices.kv_memory_bytes("cuda", 10 * 10**9) == 54 * 10**9
+    assert devices.kv_memory_bytes("cuda", 100 * 10**9) == 0
+    assert devices.models_memory_bytes("cuda") == 72 * 10**9
+
+
+def test_a_container_has_what_its_limit_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (tmp_path / "none",))
+    whole = devices.host_memory_bytes()
+    limit = tmp_path / "memory.max"
+    limit.write_text("max\n")
+    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (limit,))
+    assert devices.host_memory_bytes() == whole
+    limit.write_text("1000000\n")
+    assert devices.host_memory_bytes() == 1_000_000
+    assert devices.models_memory_bytes("cpu") == 900_000

@@ -1,0 +1,45 @@
+"""Pages and memory from a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.manifest import Manifest
+from nearfar.compiler.report import make_report
+from nearfar.server_fallback.executors.memory import plan_memory, weight_bytes
+
+
+@pytest.fixture(scope="module")
+def manifest(compile_tiny: Callable[..., Path]) -> Manifest:
+    return open_bundle(compile_tiny("qwen3", "q4f16")).manifest
+
+
+def test_every_sequence_gets_its_whole_context_where_there_is_room(manifest: Manifest) -> None:
+    plan = plan_memory(manifest, sequences=4, tokens=64, kv_bytes=1 << 30, extra_rows=3)
+    one = manifest.pages_for(manifest.context)
+    assert (plan.limits.pages, plan.limits.sequences, plan.limits.tokens, plan.limits.rows) == (4 * one, 4, 64, 7)
+    # The compiler's report counts the same for one sequence.
+    report = make_report(manifest)
+    alone = plan_memory(manifest, sequences=1, tokens=64, kv_bytes=1 << 30)
+    assert alone.kv_bytes == report.kv_bytes_per_token * one * manifest.page_size
+    assert alone.total_bytes == report.runtime_memory_bytes
+    assert weight_bytes(manifest) == report.weight_bytes
+
+
+def test_less_memory_is_fewer_pages_down_to_one_context(manifest: Manifest) -> None:
+    one = manifest.pages_for(manifest.context)
+    least = plan_memory(manifest, sequences=1, tokens=64, kv_bytes=1 << 30).kv_bytes
+    page = least // one
+    plan = plan_memory(manifest, sequences=4, tokens=64, kv_bytes=least + page + page // 2)
+    assert plan.limits.pages == one + 1
+    assert plan.kv_bytes == least + page
+    assert plan_memory(manifest, sequences=4, tokens=64, kv_bytes=least).limits.pages == one
+    with pytest.raises(
+        RequestError, match=rf"takes {least:,} bytes of keys and values, there are {least - 1:,}; give more with --kv-memory"
+    ):
+        plan_memory(manifest, sequences=4, tokens=64, kv_bytes=least - 1)
