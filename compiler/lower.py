@@ -49,7 +49,8 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
         tirx.transform.SplitHostDevice(),
         tirx.transform.MakePackedAPI(),
     ]
-    module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({kernel.name: kernel.function}))
+    function = with_wide_conditions(kernel.function) if target["kind"] == "cuda" else kernel.function
+    module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({kernel.name: function}))
     _, devices = split_host_device_mods(module)
     ((device_target, device),) = devices.items()
     device = s_tir.pipeline.finalize_device_passes()(device)
@@ -58,6 +59,20 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
     name = str(variable.name_hint)
     buffers, scalars = arguments_of(function, kernel)
     return LoweredKernel(source, name, buffers, scalars)
+
+
+def with_wide_conditions(function: Any) -> Any:
+    """The function with a condition for each lane where one condition selects between vectors, as TVM's CUDA code wants it."""
+    import tvm_ffi
+    from tvm import tirx
+
+    def widened(select: Any) -> Any:
+        _, _, lanes = str(select.true_value.ty).partition("x")
+        if not lanes or str(select.condition.ty) != "bool":
+            return select
+        return tirx.Select(tirx.Broadcast(select.condition, int(lanes)), select.true_value, select.false_value)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Select, widened)))
 
 
 def arguments_of(function: Any, kernel: Kernel) -> tuple[tuple[str, ...], tuple[str, ...]]:

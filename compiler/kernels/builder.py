@@ -303,9 +303,7 @@ def reinterpret(value: Scalar, dtype: str) -> Scalar:
 
 def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
     """``then`` if the condition holds, else ``otherwise``. Both are evaluated, without a branch, so loads in them must be in range."""
-    # TVM's CUDA code takes a condition a lane.
-    _, _, lanes = str(getattr(then, "ty", "")).partition("x")
-    return tirx.Select(splat(condition, int(lanes)) if lanes else condition, then, otherwise)
+    return tirx.Select(condition, then, otherwise)
 
 
 def truncated_quotient(dividend: Scalar, divisor: Scalar) -> Scalar:
