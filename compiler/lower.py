@@ -55,7 +55,8 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
         tirx.transform.SplitHostDevice(),
         tirx.transform.MakePackedAPI(),
     ]
-    module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({kernel.name: kernel.function}))
+    function = with_wide_conditions(kernel.function) if target["kind"] == "cuda" else kernel.function
+    module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({kernel.name: function}))
     _, devices = split_host_device_mods(module)
     ((device_target, device),) = devices.items()
     device = s_tir.pipeline.finalize_device_passes()(device)
@@ -97,6 +98,20 @@ def lower_object(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
         file = Path(folder) / "kernels.o"
         codegen_build(module, bound).write_to_file(str(file), "o")
         return file.read_bytes()
+
+
+def with_wide_conditions(function: Any) -> Any:
+    """The function with a condition for each lane where one condition selects between vectors, as TVM's CUDA code wants it."""
+    import tvm_ffi
+    from tvm import tirx
+
+    def widened(select: Any) -> Any:
+        _, _, lanes = str(select.true_value.ty).partition("x")
+        if not lanes or str(select.condition.ty) != "bool":
+            return select
+        return tirx.Select(tirx.Broadcast(select.condition, int(lanes)), select.true_value, select.false_value)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Select, widened)))
 
 
 def arguments_of(function: Any, kernel: Kernel) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -26,7 +26,6 @@ from typing import Any, TypeAlias
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as script
-from tvm_ffi.core import ObjectConvertible
 
 from ..expr import Expr
 
@@ -305,12 +304,6 @@ def reinterpret(value: Scalar, dtype: str) -> Scalar:
 
 def select(condition: Scalar, then: Scalar, otherwise: Scalar) -> Scalar:
     """``then`` if the condition holds, else ``otherwise``. Both are evaluated, without a branch, so loads in them must be in range."""
-    _, _, lanes = str(getattr(then, "ty", "")).partition("x")
-    # A comparison for equality is no expression yet.
-    condition = condition.asobject() if isinstance(condition, ObjectConvertible) else condition
-    if lanes in ("2", "4") and "x" not in str(condition.ty):
-        # TVM's CUDA code wants a condition for each lane of a vector, and its WGSL has no vectors of conditions.
-        return vector(*(tirx.Select(condition, lane_of(then, lane), lane_of(otherwise, lane)) for lane in range(int(lanes))))
     return tirx.Select(condition, then, otherwise)
 
 

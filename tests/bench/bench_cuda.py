@@ -89,6 +89,7 @@ def measure(
     count: int,
     lengths: tuple[int, int],
     *,
+    prefill_tokens: int = PREFILL_TOKENS,
     steps: int = 200,
     copies: int = 20,
     activation: str | None = None,
@@ -99,7 +100,7 @@ def measure(
     pages = sum(len(sequence.pages) for sequence in sequences)
     speed = copy_speed(driver, copies, 1 << 20 if copies == 1 else 1 << 30)
     started = time.perf_counter()
-    limits = Limits(tokens=max(PREFILL_TOKENS, count), sequences=count, rows=count, pages=pages)
+    limits = Limits(tokens=max(prefill_tokens, count), sequences=count, rows=count, pages=pages)
     runner = CudaRunner(bundle, limits=limits, activation=activation, driver=driver)
     load_seconds = time.perf_counter() - started
     seconds_a_token = decode_alone(runner, lengths[0], steps)

@@ -67,6 +67,6 @@ def compile_library(source: Path, library: Path) -> None:
     """Compile C++ with the compiler that there is. Warnings about generated code mean nothing."""
     compiler = find_compiler()
     assert compiler is not None
-    command = [*compiler, "-std=c++17", "-O1", "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
+    command = [*compiler, "-std=c++17", "-Og", "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]

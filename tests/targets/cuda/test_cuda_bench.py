@@ -12,7 +12,7 @@ from nearfar.compiler.bundle import open_bundle
 
 def test_the_benchmark_runs_to_its_end(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
-    result = measure(open_bundle(cuda_bundle), driver, 3, (2, 9), steps=2, copies=1)
+    result = measure(open_bundle(cuda_bundle), driver, 3, (2, 9), prefill_tokens=16, steps=2, copies=1)
     assert result.sequences == 3
     assert 6 <= result.new_tokens <= 27
     assert result.new_tokens_per_second > 0
