@@ -89,7 +89,8 @@ class LocalOpener:
             # Hashes, weights and libraries are read on a thread, so that those who are served meanwhile do not wait.
             return await asyncio.to_thread(self._open, planned, draft, name)
 
-        return Opening(name, planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0), open_it)
+        memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
+        return Opening(name, memory_bytes, open_it, embeds=planned.bundle.manifest.embedding is not None)
 
     def _open(self, planned: Planned, draft: Planned | None, name: str) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
