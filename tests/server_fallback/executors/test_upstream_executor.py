@@ -108,7 +108,7 @@ def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
         (Reply(400, {"error": {"message": "n is wrong", "param": "n"}}), RequestError, "n is wrong"),
         (Reply(404, {"object": "error", "message": "no such model", "code": 404}), RequestError, "no such model"),
         (Reply(422, {"detail": [{"msg": "bad"}]}), RequestError, "bad"),
-        (Reply(401, {"error": {"message": "bad key"}}), DeviceError, "refuses this server's API key"),
+        (Reply(401, {"error": {"message": "bad key"}}), DeviceError, "refuses the API key that it was sent"),
         (Reply(429, {"error": {"message": "slow down"}}, headers={"Retry-After": "7"}), QueueFull, "slow down"),
         (Reply(503, b"<html>busy", headers={"Retry-After": "soon"}), Unavailable, "busy"),
         (Reply(500, {"error": "broken"}), DeviceError, "broken"),
