@@ -78,6 +78,7 @@ def models_table(registry: Registry) -> Table:
 def curl(url: str, registry: Registry, *, keyed: bool) -> str:
     """One line that asks the first model something."""
     model = registry.cards()[0].id
+    body: dict[str, object]
     if registry.embeds(model):
         route, body = "embeddings", {"model": model, "input": QUESTION}
     else:

@@ -12,7 +12,7 @@ import pytest
 from fake_openai import MODEL, USAGE, Asked, FakeOpenAI, Reply, chunk, running, said
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
-from nearfar.server_fallback.executors import circuit, upstream_executor
+from nearfar.server_fallback.executors import circuit, upstream, upstream_executor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
@@ -253,6 +253,24 @@ def test_checks_find_a_server_that_came_back_without_a_request(monkeypatch: pyte
         await server.die()
 
     asyncio.run(check())
+
+
+def test_a_server_that_is_silent_over_its_work_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "CHECK_TIMEOUT_SECONDS", 0.02)
+    server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 2), seconds_between=0.02))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        server.lists.clear()
+        assert text_of(await ask(executor)) == "abcdefgh" * 2
+        assert executor.state().ready
+        await asyncio.sleep(0.2)
+        assert not executor.state().ready
+        server.lists.set()
+        await asyncio.sleep(0.3)
+        assert executor.state().ready
+
+    monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.05)
+    with_upstream(check, server, check_seconds=0.01)
 
 
 def test_a_deadline_ends_a_request_that_hangs_and_does_not_blame_the_server() -> None:
