@@ -25,7 +25,7 @@ from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
 from .executor import Executor
 from .local import LocalExecutor, TextModel
-from .memory import MemoryPlan, plan_memory, weight_bytes
+from .memory import MemoryPlan, context_bytes, plan_memory, weight_bytes
 from .opening import Opening
 from .registry import default_name
 
@@ -116,7 +116,7 @@ class LocalOpener:
     async def _planned(self, model: str, guesses: int) -> Planned:
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
-        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest))
+        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest), context_bytes(manifest))
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences * (guesses + 1))
         return Planned(bundle, plan_memory(manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=sequences * guesses))
