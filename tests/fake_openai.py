@@ -54,6 +54,9 @@ class FakeOpenAI:
     def __init__(self, reply: Callable[[Asked], Reply] = lambda _: Reply(chunks=said("hi", usage=USAGE))) -> None:
         self.reply = reply
         self.models: list[dict[str, Any]] = [{"id": MODEL, "object": "model", "max_model_len": 128}]
+        # Cleared, the list of models does not come.
+        self.lists = asyncio.Event()
+        self.lists.set()
         self.asked: list[Asked] = []
         self.hung_up = 0
         self.port = 0
@@ -81,6 +84,7 @@ class FakeOpenAI:
         try:
             while (asked := await read_request(reader)) is not None:
                 if asked.path == "/v1/models":
+                    await self.lists.wait()
                     await send(writer, Reply(value={"object": "list", "data": self.models}))
                     continue
                 self.asked.append(asked)

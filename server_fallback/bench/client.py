@@ -57,9 +57,10 @@ class Server:
             return Outcome(error=error.message)
 
     async def _ask(self, ask: Ask) -> Outcome:
-        messages = [{"role": "system", "content": ask.prefix}] if ask.prefix else []
+        # Not a system message: some chat templates refuse those.
+        text = f"{ask.prefix} {ask.prompt}".lstrip()
         body = {
-            "model": self.model, "messages": [*messages, {"role": "user", "content": ask.prompt}], "max_tokens": ask.max_tokens,
+            "model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": ask.max_tokens,
             "stream": True, "stream_options": {"include_usage": True}, **self.extra,
         }  # fmt: skip
         times: list[float] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
+from rich.box import HORIZONTALS
 from rich.table import Table
 
 from nearfar.compiler.errors import ToolError
@@ -80,16 +80,16 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 def table(summaries: Sequence[Summary]) -> Table:
     """Narrow enough for a terminal of 80 columns."""
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, caption="latencies in milliseconds: p50 / p90 / p99")
-    for column in ("clients", "requests", "failed", "output\ntokens/s", "input\ntokens/s", "first token", "next token"):
+    made = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, caption="latencies in milliseconds: p50 / p90 / p99")
+    for column in ("clients", "asked", "failed", "out tok/s", "in tok/s", "first token", "next token"):
         made.add_column(column, justify="right", no_wrap=True)
     for summary in summaries:
         made.add_row(
             str(summary.concurrency),
             str(summary.requests),
             f"[red]{summary.failed}[/]" if summary.failed else "0",
-            f"{summary.completion_tokens_per_second:,.1f}",
-            f"{summary.prompt_tokens_per_second:,.1f}",
+            f"{summary.completion_tokens_per_second:.0f}",
+            f"{summary.prompt_tokens_per_second:.0f}",
             milliseconds(summary.time_to_first_token_seconds),
             milliseconds(summary.inter_token_seconds),
         )
@@ -98,7 +98,7 @@ def table(summaries: Sequence[Summary]) -> Table:
 
 def milliseconds(measured: Percentiles) -> str:
     values = (measured.p50, measured.p90, measured.p99)
-    return " / ".join("-" if value is None else f"{value * 1000:,.{1 if value < 0.01 else 0}f}" for value in values)
+    return " / ".join("-" if value is None else f"{value * 1000:.{1 if value < 0.01 else 0}f}" for value in values)
 
 
 def plot(summaries: Sequence[Summary], title: str, file: Path) -> None:

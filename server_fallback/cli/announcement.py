@@ -57,7 +57,7 @@ class Announcement:
         console.print(f"serving at {url}/v1, Ctrl-C ends", highlight=False, markup=False)
         if not keyed and host not in ("127.0.0.1", "::1"):
             console.print("whoever reaches this address may ask: there are no keys; --api-keys FILE changes that", style="bold yellow")
-        console.print(curl(url, registry.cards()[0].id, keyed=keyed), highlight=False, markup=False)
+        console.print(curl(url, registry, keyed=keyed), highlight=False, markup=False)
 
 
 def models_table(registry: Registry) -> Table:
@@ -75,8 +75,13 @@ def models_table(registry: Registry) -> Table:
     return table
 
 
-def curl(url: str, model: str, *, keyed: bool) -> str:
-    """One line that asks the model something."""
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
+def curl(url: str, registry: Registry, *, keyed: bool) -> str:
+    """One line that asks the first model something."""
+    model = registry.cards()[0].id
+    body: dict[str, object]
+    if registry.embeds(model):
+        route, body = "embeddings", {"model": model, "input": QUESTION}
+    else:
+        route, body = "chat/completions", {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
     key = ' -H "Authorization: Bearer $NEARFAR_API_KEY"' if keyed else ""
-    return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+    return f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"

@@ -35,9 +35,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--output-tokens", type=count, nargs=2, default=[32, 64], metavar=("A", "B"), help="at most, of answers (default: 32 64)"
     )
-    parser.add_argument(
-        "--prefix-tokens", type=int, default=0, metavar="N", help="a system message of so many tokens, the same in all requests"
-    )
+    parser.add_argument("--prefix-tokens", type=int, default=0, metavar="N", help="of a common beginning of all prompts")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths and prompts (default: %(default)s)")
     parser.add_argument("--body", type=json.loads, default={}, metavar="JSON", help="more for each request, such as '{\"temperature\": 0}'")
     parser.add_argument(

@@ -12,6 +12,8 @@ from nearfar.compiler.target import TARGETS
 
 # What keys and values may take where nobody says: a share of the machine's memory, or of a GPU's that holds nothing else.
 HOST_SHARE, GPU_SHARE = 0.25, 0.8
+# A CPU is slow before it needs more, and the memory is others' too.
+HOST_KV_BYTES = 4 * 10**9
 # What all models together may take where nobody says.
 MODELS_SHARE = 0.9
 # Linux's two versions of control groups.
@@ -55,12 +57,12 @@ def default_arch(target: str) -> str | None:
     return gpu.arch if gpu is not None else None
 
 
-def kv_memory_bytes(target: str, weight_bytes: int) -> int:
-    """How much keys and values of a model may take on a device beside its weights."""
+def kv_memory_bytes(target: str, weight_bytes: int, context_bytes: int) -> int:
+    """How much keys and values of a model may take on a device beside its weights. One sequence's whole context takes ``context_bytes``."""
     gpu = find_gpu() if target == "cuda" else None
     if gpu is not None:
         return max(0, int(gpu.memory_bytes * GPU_SHARE) - weight_bytes)
-    return int(host_memory_bytes() * HOST_SHARE)
+    return min(int(host_memory_bytes() * HOST_SHARE), max(HOST_KV_BYTES, context_bytes))
 
 
 def models_memory_bytes(target: str) -> int:

@@ -26,7 +26,7 @@ from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
 from .executor import Executor
 from .local import LocalExecutor, TextModel
-from .memory import MemoryPlan, plan_memory, weight_bytes
+from .memory import MemoryPlan, context_bytes, plan_memory, weight_bytes
 from .opening import Opening
 from .registry import default_name
 
@@ -93,7 +93,8 @@ class LocalOpener:
             # Hashes, weights and libraries are read on a thread, so that those who are served meanwhile do not wait.
             return await asyncio.to_thread(self._open, planned, draft, name)
 
-        return Opening(name, planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0), open_it)
+        memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
+        return Opening(name, memory_bytes, open_it, embeds=planned.bundle.manifest.embedding is not None)
 
     def _open(self, planned: Planned, draft: Planned | None, name: str) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
@@ -121,7 +122,7 @@ class LocalOpener:
     async def _planned(self, model: str, guesses: int) -> Planned:
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
-        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest))
+        kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest), context_bytes(manifest))
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences * (guesses + 1))
         adapters = options.max_adapters if manifest.lora is not None else 0

@@ -26,39 +26,38 @@ def weight_bytes(manifest: Manifest) -> int:
     return sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
 
 
+def context_bytes(manifest: Manifest) -> int:
+    """Keys and values of one sequence of the whole context."""
+    return manifest.pages_for(manifest.context) * page_bytes(manifest)
+
+
+def page_bytes(manifest: Manifest) -> int:
+    return size_bytes(manifest, [manifest.plan.states[name] for name in manifest.page_states()], {"P": 1})
+
+
 def plan_memory(manifest: Manifest, *, sequences: int, tokens: int, kv_bytes: int, extra_rows: int = 0, adapters: int = 0) -> MemoryPlan:
     """As many pages as ``sequences`` of the whole context take, or as fit into ``kv_bytes``.
 
     ``tokens`` a step; ``extra_rows`` sampled rows a step beside one for each sequence; places for ``adapters``.
     Raises RequestError where one sequence does not fit.
     """
-    dims = {
-        "S": tokens,
-        "B": sequences,
-        "R": sequences + extra_rows,
-        "N": sequences,
-        "A": sequences + extra_rows,
-        "W": sequences + extra_rows,
-    }
-    dims |= {"T": manifest.context, "M": adapters, "G": tokens}
-    states = manifest.page_states()
-    paged = [manifest.plan.states[name] for name in states]
-    page_bytes = size_bytes(manifest, paged, dims | {"P": 1, "L": 1})
-    one = manifest.pages_for(manifest.context)
-    if kv_bytes < one * page_bytes:
+    rows = sequences + extra_rows
+    states, page, one = manifest.page_states(), page_bytes(manifest), manifest.pages_for(manifest.context)
+    if kv_bytes < one * page:
         raise RequestError(
-            f"{manifest.model}: a sequence of {manifest.context} tokens takes {one * page_bytes:,} bytes of keys and values, "
+            f"{manifest.model}: a sequence of {manifest.context} tokens takes {one * page:,} bytes of keys and values, "
             f"there are {kv_bytes:,}; give more with --kv-memory, or compile for a shorter context with --context",
             param="model",
         )
-    pages = min(one * sequences, kv_bytes // page_bytes) if page_bytes else one * sequences
-    dims |= {"P": pages, "L": pages * sequences}
+    pages = min(one * sequences, kv_bytes // page) if page else one * sequences
+    dims = {"S": tokens, "B": sequences, "N": sequences, "R": rows, "A": rows, "W": rows, "T": manifest.context}
+    dims |= {"P": pages, "L": one * sequences, "M": adapters, "G": tokens}
     plan = manifest.plan
     others = [state for name, state in plan.states.items() if name not in states]
     passing = size_bytes(manifest, (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values(), *others), dims)
     tables = sum(math.prod(constant.shape) * ITEM_BYTES["float32"] for constant in plan.constants.values())
-    limits = Limits(tokens=tokens, sequences=sequences, rows=sequences + extra_rows, pages=pages, adapters=adapters)
-    return MemoryPlan(limits, pages * page_bytes, weight_bytes(manifest) + pages * page_bytes + passing + tables)
+    limits = Limits(tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters)
+    return MemoryPlan(limits, pages * page, weight_bytes(manifest) + pages * page + passing + tables)
 
 
 def size_bytes(manifest: Manifest, buffers: Iterable[BufferEntry], dims: dict[str, int]) -> int:

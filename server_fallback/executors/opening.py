@@ -11,11 +11,15 @@ from .executor import Executor
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """``memory_bytes`` None where this process does not hold the model. ``open`` may take minutes, and leaves nothing where it fails."""
+    """``memory_bytes`` None where this process does not hold the model. ``open`` may take minutes, and leaves nothing where it fails.
+
+    ``embeds``: it is known to make embeddings and to generate nothing.
+    """
 
     name: str
     memory_bytes: int | None
     open: Callable[[], Awaitable[Executor]]
+    embeds: bool = False
 
 
 class Opener(Protocol):

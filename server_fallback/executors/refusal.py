@@ -34,9 +34,8 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
     hint = {} if retry_after_seconds is None else {"retry_after_seconds": retry_after_seconds}
     if status in (401, 403):
         # The key is ours: whoever sent the request can do nothing about it.
-        return DeviceError(
-            f"{url}: refuses this server's API key ({message}); give the right one with --upstream-api-key-env", upstream=url
-        )
+        advice = "set the right one in the variable of --upstream-api-key-env (serve) or --api-key-env (bench)"
+        return DeviceError(f"{url}: refuses the API key that it was sent ({message}); {advice}", upstream=url)
     if status == 429:
         return QueueFull(f"{url}: {message}", upstream=url, **hint)
     if status in NOT_THERE:

@@ -36,6 +36,7 @@ class Entry:
     loading: asyncio.Task[ModelCard] | None = None
     executor: Executor | None = None
     memory_bytes: int = 0
+    embeds: bool = False
     aliases: list[str] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)
 
@@ -65,6 +66,9 @@ class Registry:
     def memory_bytes(self, name: str) -> int:
         """What a model was counted with; 0 where it is not this process that holds it."""
         return self._find(name).memory_bytes
+
+    def embeds(self, name: str) -> bool:
+        return self._find(name).embeds
 
     async def executor(self, name: str) -> Executor:
         entry = self._find(name)
@@ -148,6 +152,7 @@ class Registry:
         try:
             opening = await self._opener.prepare(entry.model, entry.name)
             entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
+            entry.embeds = opening.embeds
             entry.executor = await opening.open()
             entry.loading = None
             return self._cards_of(entry)[0]

@@ -62,16 +62,19 @@ class Upstream:
             return self._object((await before(call.deadline, response.aread())).decode(errors="replace"))
 
     async def check(self) -> None:
-        """Ask for the list of models, a route that every such server has, and tell the circuit."""
+        """Ask for the list of models, a route that every such server has, and tell the circuit.
+
+        Silence counts only while the server has nothing of ours to do: some answer one request at a time.
+        """
         try:
             response = await self.client.get(f"{self.url}/v1/models", timeout=CHECK_TIMEOUT_SECONDS)
+        except httpx.TimeoutException:
+            if self.outstanding == 0:
+                self.circuit.failed()
         except httpx.HTTPError as error:
             self.circuit.failed(certain=isinstance(error, httpx.ConnectError))
-            return
-        if response.status_code >= 500:
-            self.circuit.failed()
         else:
-            self.circuit.succeeded()
+            self.circuit.failed() if response.status_code >= 500 else self.circuit.succeeded()
 
     async def close(self) -> None:
         await self.client.aclose()

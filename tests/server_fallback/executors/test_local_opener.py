@@ -114,13 +114,15 @@ def test_a_gpu_is_the_default_and_its_memory_is_shared_out(monkeypatch: pytest.M
     monkeypatch.setattr(devices, "find_gpu", lambda: None)
     assert devices.default_target() == "cpu"
     assert devices.default_arch("cuda") is None
-    assert 1 << 27 < devices.kv_memory_bytes("cpu", 0) < 1 << 44
+    monkeypatch.setattr(devices, "host_memory_bytes", lambda: 40 * 10**9)
+    # Not more than is of use, but one context, and a quarter at most.
+    assert [devices.kv_memory_bytes("cpu", 0, context) // 10**9 for context in (0, 5 * 10**9, 50 * 10**9)] == [4, 5, 10]
     monkeypatch.setattr(devices, "TARGETS", ("cpu", "cuda"))
     monkeypatch.setattr(devices, "find_gpu", lambda: Gpu("sm_90", 80 * 10**9))
     assert devices.default_target() == "cuda"
     assert (devices.default_arch("cuda"), devices.default_arch("cpu")) == ("sm_90", None)
-    assert devices.kv_memory_bytes("cuda", 10 * 10**9) == 54 * 10**9
-    assert devices.kv_memory_bytes("cuda", 100 * 10**9) == 0
+    assert devices.kv_memory_bytes("cuda", 10 * 10**9, 0) == 54 * 10**9
+    assert devices.kv_memory_bytes("cuda", 100 * 10**9, 0) == 0
     assert devices.models_memory_bytes("cuda") == 72 * 10**9
 
 

@@ -11,7 +11,7 @@ from nearfar.compiler.bundle import open_bundle
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.manifest import Manifest
 from nearfar.compiler.report import make_report
-from nearfar.server_fallback.executors.memory import plan_memory, weight_bytes
+from nearfar.server_fallback.executors.memory import context_bytes, plan_memory, weight_bytes
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_every_sequence_gets_its_whole_context_where_there_is_room(manifest: Man
     # The compiler's report counts the same for one sequence.
     report = make_report(manifest)
     alone = plan_memory(manifest, sequences=1, tokens=64, kv_bytes=1 << 30)
-    assert alone.kv_bytes == report.kv_bytes_per_token * one * manifest.page_size
+    assert alone.kv_bytes == context_bytes(manifest) == report.kv_bytes_per_token * one * manifest.page_size
     assert alone.total_bytes == report.runtime_memory_bytes
     assert weight_bytes(manifest) == report.weight_bytes
 

@@ -12,7 +12,7 @@ import pytest
 from fake_openai import MODEL, USAGE, Asked, FakeOpenAI, Reply, chunk, running, said
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
-from nearfar.server_fallback.executors import circuit, upstream_executor
+from nearfar.server_fallback.executors import circuit, upstream, upstream_executor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
@@ -108,7 +108,7 @@ def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
         (Reply(400, {"error": {"message": "n is wrong", "param": "n"}}), RequestError, "n is wrong"),
         (Reply(404, {"object": "error", "message": "no such model", "code": 404}), RequestError, "no such model"),
         (Reply(422, {"detail": [{"msg": "bad"}]}), RequestError, "bad"),
-        (Reply(401, {"error": {"message": "bad key"}}), DeviceError, "refuses this server's API key"),
+        (Reply(401, {"error": {"message": "bad key"}}), DeviceError, "refuses the API key that it was sent"),
         (Reply(429, {"error": {"message": "slow down"}}, headers={"Retry-After": "7"}), QueueFull, "slow down"),
         (Reply(503, b"<html>busy", headers={"Retry-After": "soon"}), Unavailable, "busy"),
         (Reply(500, {"error": "broken"}), DeviceError, "broken"),
@@ -253,6 +253,24 @@ def test_checks_find_a_server_that_came_back_without_a_request(monkeypatch: pyte
         await server.die()
 
     asyncio.run(check())
+
+
+def test_a_server_that_is_silent_over_its_work_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "CHECK_TIMEOUT_SECONDS", 0.02)
+    server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 2), seconds_between=0.02))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        server.lists.clear()
+        assert text_of(await ask(executor)) == "abcdefgh" * 2
+        assert executor.state().ready
+        await asyncio.sleep(0.2)
+        assert not executor.state().ready
+        server.lists.set()
+        await asyncio.sleep(0.3)
+        assert executor.state().ready
+
+    monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 0.05)
+    with_upstream(check, server, check_seconds=0.01)
 
 
 def test_a_deadline_ends_a_request_that_hangs_and_does_not_blame_the_server() -> None:

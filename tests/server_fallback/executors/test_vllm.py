@@ -18,7 +18,7 @@ import pytest
 from nearfar.compiler.errors import DeviceError, ToolError
 from nearfar.server_fallback.executors import supervised
 from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.executors.vllm import VllmExecutor, VllmOptions, open_vllm
+from nearfar.server_fallback.executors.vllm import VllmExecutor, VllmOpener, VllmOptions
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 
 STAND_IN = """#!{python}
@@ -69,8 +69,11 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def with_vllm(test: Callable[[VllmExecutor], Awaitable[None]], *arguments: str) -> None:
     async def run() -> None:
-        options = VllmOptions("org/big", "big", tensor_parallel_size=4, arguments=arguments, first_restart_seconds=0.01)
-        executor = await open_vllm(options)
+        options = VllmOptions("", "", tensor_parallel_size=4, arguments=arguments, first_restart_seconds=0.01)
+        opening = await VllmOpener(options).prepare("org/big", "big")
+        assert (opening.name, opening.memory_bytes) == ("big", None)
+        executor = await opening.open()
+        assert isinstance(executor, VllmExecutor)
         try:
             await test(executor)
         finally:
@@ -196,4 +199,4 @@ def test_without_vllm_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(ToolError, match="pip install vllm"):
-        asyncio.run(open_vllm(VllmOptions("org/big", "big")))
+        asyncio.run(VllmOpener(VllmOptions("", "")).prepare("org/big", None))

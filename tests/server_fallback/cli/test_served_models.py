@@ -1,0 +1,56 @@
+"""From options to what is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from fake_openai import MODEL, FakeOpenAI, running
+
+from nearfar.compiler.cli import make_parser
+from nearfar.server_fallback.cli.served_models import load_requests, make_opener, upstream_options
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.upstream_opener import UpstreamOpener, only_model
+from nearfar.server_fallback.executors.vllm import VllmOpener
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    return make_parser().parse_args(["serve", *arguments])
+
+
+def test_aliases_may_mean_a_model_by_its_argument_or_its_name() -> None:
+    given = options("org/a", "demo", "--alias", "x=org/a", "--alias", "y=demo", "--alias", "z=org/a")
+    assert [(each.model, each.name, list(each.aliases)) for each in load_requests(given, {})] == [
+        ("org/a", None, ["x", "z"]),
+        ("demo", None, ["y"]),
+    ]
+
+
+def test_the_executor_decides_who_opens() -> None:
+    def opener(*arguments: str) -> object:
+        return type(make_opener(options("m", *arguments), {"KEY": "k"}, lambda *_: None))
+
+    assert opener() is LocalOpener
+    assert opener("--executor", "vllm", "--vllm-arguments", "--max-model-len 8192") is VllmOpener
+    assert opener("--executor", "upstream", "--upstream", "http://a") is UpstreamOpener
+
+
+def test_an_upstreams_key_comes_from_the_environment() -> None:
+    given = options(
+        "--executor", "upstream", "--upstream", "http://a", "--upstream", "http://b", "--upstream-api-key-env", "KEY", "--dialect", "vllm"
+    )
+    made = upstream_options(given, {"KEY": "k"})
+    assert (made.urls, made.api_key, made.dialect) == (("http://a", "http://b"), "k", "vllm")
+
+
+def test_the_only_model_of_an_upstream_needs_no_name() -> None:
+    async def check() -> None:
+        server = FakeOpenAI()
+        async with running(server):
+            made = upstream_options(options("--executor", "upstream", "--upstream", server.url), {})
+            assert await only_model(made) == MODEL
+            executor = await (await UpstreamOpener(made).prepare(MODEL, "ours")).open()
+            assert executor.context == 128
+            await executor.close()
+
+    asyncio.run(check())
