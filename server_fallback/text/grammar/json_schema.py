@@ -421,11 +421,10 @@ class _SchemaRules:
         return self._book.once("space", lambda: '"" | " " | "\\n" [ \\t]{0,20}')
 
     def _choice(self, expressions: Iterable[str | None]) -> str | None:
-        """Each way gets a rule of its own, so that none is joined with another."""
         ways = [expression for expression in expressions if expression is not None]
         if len(ways) < 2:
             return ways[0] if ways else None
-        return alternatives([self._book.add("way", way) for way in ways])
+        return alternatives([f"({way})" for way in ways])
 
 
 def _count(schema: Mapping[str, Any], key: str, where: str) -> int | None:
