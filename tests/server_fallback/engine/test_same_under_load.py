@@ -93,7 +93,7 @@ def under_load(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRe
             tasks.append(asyncio.ensure_future(answer(engine, request)))
             if index < len(noise):
                 leaving.append(asyncio.ensure_future(left_early(engine, noise[index], index % 4)))
-            await asyncio.sleep(0.002 * (index % 5 == 4))
+            await asyncio.sleep(0.001 * (index % 5 == 4))
         answers = list(await asyncio.gather(*tasks))
         await asyncio.gather(*leaving)
         while engine.stats().running or engine.stats().waiting:
@@ -110,11 +110,11 @@ def under_load(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRe
 @pytest.mark.parametrize("threaded", [False, True])
 def test_a_hundred_mixed_requests_are_answered_as_each_alone(threaded: bool) -> None:
     requests = mixed_requests(100, VOCAB, (1, 3, 4, 9, 17, 30), 16)
-    limits = Limits(tokens=24, sequences=8, rows=8, pages=24)
+    limits = Limits(tokens=24, sequences=8, rows=8, pages=18)
     expected = alone(HashRunner(limits), MODEL, requests)
     assert sum(len(tokens) for tokens, _ in expected) > 200
     noise = mixed_requests(33, VOCAB, (2, 12), 16)
-    assert under_load(HashRunner(limits, threaded=threaded), MODEL, requests, noise) == expected
+    assert under_load(HashRunner(limits, threaded=threaded, step_seconds=0.001), MODEL, requests, noise) == expected
 
 
 def test_32_mixed_requests_on_a_model_are_answered_as_each_alone(tiny_bundle: Path) -> None:

@@ -215,7 +215,7 @@ def test_an_event_loop_that_closes_in_the_middle_ends_its_answers() -> None:
 
 def test_closing_the_generator_frees_pages_at_the_next_step() -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS, threaded=True)
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.003)
         async with engine_on(runner) as engine:
             answer = engine.generate(TokenRequest(PROMPT, max_tokens=40))
             await anext(answer)
