@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,10 @@ def read_vocabulary(tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequen
         raise BundleError(f"{tokenizer_json}: is no tokenizer: {error!r}; compile the bundle again") from error
     tokens: list[bytes | None] = [None] * vocab_size
     for name, token_id in entries:
-        if token_id < vocab_size:
+        if 0 <= token_id < vocab_size:
             tokens[token_id] = bytes_of(name)
     for token_id, content, _ in added:
-        if token_id < vocab_size:
+        if 0 <= token_id < vocab_size:
             tokens[token_id] = content.encode()
     types = [part["type"] for part in parts]
     return Vocabulary(
@@ -70,11 +70,11 @@ def read_vocabulary(tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequen
     )
 
 
-def _entries(vocab: Mapping[str, int] | Sequence[tuple[str, float]]) -> Iterable[tuple[str, int]]:
+def _entries(vocab: Mapping[str, int] | Sequence[tuple[str, float]]) -> list[tuple[str, int]]:
     """Of most models a mapping from names to ids; of Unigram models a list of names and scores."""
     if isinstance(vocab, Mapping):
-        return vocab.items()
-    return ((name, index) for index, (name, _) in enumerate(vocab))
+        return [(str(name), int(token_id)) for name, token_id in vocab.items()]
+    return [(str(name), index) for index, (name, _) in enumerate(vocab)]
 
 
 def _decoders(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:

@@ -59,11 +59,12 @@ class RuleBook:
         """Whether any text of the expression is finite: rules that surely have one are found until there are no more of them."""
         bodies = {name: _ITEM.findall(body) for name, body in self._rules.items()}
         ending: set[str] = set()
-        while True:
-            found = {name for name, items in bodies.items() if name not in ending and _Reader(items, ending).alternatives()}
-            if not found:
-                return _Reader(_ITEM.findall(expression), ending).alternatives()
-            ending |= found
+        count = -1
+        while count < len(ending):
+            count = len(ending)
+            # Most rules name rules that are written before them.
+            ending.update(name for name, items in bodies.items() if name not in ending and _Reader(items, ending).alternatives())
+        return _Reader(_ITEM.findall(expression), ending).alternatives()
 
 
 class _Reader:

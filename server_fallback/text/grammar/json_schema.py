@@ -50,11 +50,18 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 def parse_schema(text: str) -> Schema:
     """Raises RequestError for a text that is no schema."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(value, bool | dict):
         raise RequestError("the JSON schema must be an object or a boolean")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a number that a double holds")
     return value
 
 
@@ -270,7 +277,7 @@ class _SchemaRules:
         least, most = _count(schema, "minProperties", where) or 0, _count(schema, "maxProperties", where)
         named = _record(schema.get("properties"), f"{where}.properties")
         patterns = _record(schema.get("patternProperties"), f"{where}.patternProperties")
-        required = [str(name) for name in _list(schema.get("required"), f"{where}.required")]
+        required = list_of(schema.get("required"))
         if patterns:
             # Which of several patterns a name matches, and whether a property's name matches one, is beyond the rules.
             if len(patterns) > 1 or named or required:
@@ -414,11 +421,10 @@ class _SchemaRules:
         return self._book.once("space", lambda: '"" | " " | "\\n" [ \\t]{0,20}')
 
     def _choice(self, expressions: Iterable[str | None]) -> str | None:
-        """Each way gets a rule of its own, so that none is joined with another."""
         ways = [expression for expression in expressions if expression is not None]
         if len(ways) < 2:
             return ways[0] if ways else None
-        return alternatives([self._book.add("way", way) for way in ways])
+        return alternatives([f"({way})" for way in ways])
 
 
 def _count(schema: Mapping[str, Any], key: str, where: str) -> int | None:

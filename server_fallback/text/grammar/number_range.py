@@ -61,7 +61,7 @@ def _magnitudes(low: _End, high: _End, digits: int) -> list[Language]:
             [step, Series((step, _DOT, _digit(0, 9), _more(_EXTRA_DIGITS)))] if digits == 0 else [Series((step, _more(_EXTRA_DIGITS)))]
         )
         parts += with_digits
-    if not high.is_open and (high.value > low.value or not low.is_open):
+    if not high.is_open and (high.value > low.value or (high.value == low.value and not low.is_open)):
         parts += _exact(high.value, high.value, digits)
     return parts
 

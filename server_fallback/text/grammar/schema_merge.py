@@ -37,6 +37,11 @@ def assertions(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in kept:
         if key not in _KNOWN:
             raise RequestError(f"{where}: the keyword '{key}' cannot be held to; take it out, or say it another way", keyword=key)
+    for key, names in (("type", list_of(kept.get("type"))), ("required", kept.get("required", []))):
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise RequestError(f"{where}.{key} must be a list of names")
+    if not isinstance(kept.get("enum", []), list):
+        raise RequestError(f"{where}.enum must be a list")
     return kept
 
 

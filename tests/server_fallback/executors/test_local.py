@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from fake_source import TEMPLATE, FakeSource, executor, text_model
 
-from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.errors import DeadlineExceeded, DeviceError, RequestError
 from nearfar.compiler.spec import EmbeddingSpec
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
@@ -227,6 +228,18 @@ def test_a_chat_that_cannot_be_answered_is_refused_before_anything_is_generated(
     assert source.requests == []
 
 
+def test_a_deadline_holds_while_a_grammar_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local, source = executor(tmp_path, "x")
+
+    async def compile_for_ever(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(local._grammars, "constraints", compile_for_ever)
+    with pytest.raises(DeadlineExceeded, match="within the time"):
+        chat(local, Call("1", deadline=time.monotonic() + 0.02), response_format={"type": "json_object"})
+    assert source.requests == []
+
+
 def test_tools_need_a_template_that_knows_them_and_chats_need_a_template(tmp_path: Path) -> None:
     local, _ = executor(tmp_path, "x", template="{{ messages }}")
     with pytest.raises(RequestError, match="chat template that knows tools"):
@@ -290,6 +303,7 @@ def test_no_tokens_is_an_answer_without_the_engine(tmp_path: Path) -> None:
         ({"prompt": "a" * 4097}, "prompt"),
         ({"prompt": "a", "echo": True, "logprobs": 0}, "echo"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": ["a"] * 9, "n": 128}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
     ],
 )
@@ -317,7 +331,12 @@ def test_embeddings_are_cut_and_then_scaled_where_the_model_says_so(tmp_path: Pa
     assert vectors(scaled, input=[97, 98], dimensions=2) == [2, pytest.approx([0.6, 0.8])]
     _, encoded = vectors(plain, input="ab", encoding_format="base64", dimensions=1)
     assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == [3.0]
-    for given, param in (({"input": "a", "dimensions": 4}, "dimensions"), ({"input": ""}, "input"), ({"input": ["a", ""]}, "input[1]")):
+    for given, param in (
+        ({"input": "a", "dimensions": 4}, "dimensions"),
+        ({"input": ""}, "input"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": ["a"] * 2049}, "input"),
+    ):
         with pytest.raises(RequestError) as error:
             vectors(plain, **given)
         assert error.value.details["param"] == param

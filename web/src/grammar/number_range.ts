@@ -66,7 +66,7 @@ function magnitudes(low: End, high: End, digits: number): Language[] {
   for (const step of exact(low.open ? low.value + 1n : low.value, high.value - 1n, digits)) {
     parts.push(...(digits === 0 ? [step, sequence(step, DOT, DIGIT, more(EXTRA_DIGITS))] : [sequence(step, more(EXTRA_DIGITS))]));
   }
-  if (!high.open && (high.value > low.value || !low.open)) parts.push(...exact(high.value, high.value, digits));
+  if (!high.open && (high.value > low.value || (high.value === low.value && !low.open))) parts.push(...exact(high.value, high.value, digits));
   return parts;
 }
 

@@ -70,7 +70,7 @@ def test_what_is_no_regular_language_is_refused(pattern: str, message: str) -> N
     assert message in error.value.message
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.text(r"ab01()[]{}*+?|^$\-,.xdwsSuU", max_size=12))
 def test_any_text_is_an_expression_or_refused(pattern: str) -> None:
     with suppress(RequestError):
@@ -81,7 +81,7 @@ BOUND = st.one_of(st.integers(-130, 130), st.integers(-2500, 2500).map(lambda va
 NAMES = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     bounds=st.dictionaries(st.sampled_from(NAMES), BOUND),
     whole=st.booleans(),

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.schema.chat import NamedToolChoice, Tool
+from nearfar.server_fallback.text.grammar.source import TagsSource
+from nearfar.server_fallback.text.tools import ToolChoice, check_tools, tool_format, tool_grammar
+
+VECTORS = json.loads((Path(__file__).parents[3] / "tests/conformance/chat_tools.json").read_text())
+
+
+def tool(name: str, **rest: Any) -> Tool:
+    return Tool.model_validate({"type": "function", "function": {"name": name, **rest}})
+
+
+def named(name: str) -> NamedToolChoice:
+    return NamedToolChoice.model_validate({"type": "function", "function": {"name": name}})
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (VECTORS["templates"]["hermes"], "hermes"),
+        (VECTORS["templates"]["llama3"], "llama3"),
+        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
+        ('{% if tools %}{"name": .., "parameters": ..}{% endif %}', "llama3"),
+        ("{% if tools %}<tool_call><function={% endif %}", None),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}", None),
+        ("<tool_call>", None),
+        (None, None),
+    ],
+)
+def test_the_format_is_read_from_the_template(template: str | None, expected: str | None) -> None:
+    assert tool_format(template) == expected
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        ([tool("a b")], "auto", "letters, digits"),
+        ([tool("a" * 65)], "auto", "letters, digits"),
+        ([tool("")], "none", "letters, digits"),
+        ([tool("f"), tool("f")], "auto", "two functions of the name 'f'"),
+        ([], "required", "no tools"),
+        ([tool("f")], named("g"), "names 'g'"),
+    ],
+)
+def test_wrong_tools_and_choices_are_refused(tools: list[Tool], choice: ToolChoice, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        check_tools(tools, choice)
+
+
+def tags(source: object) -> list[str]:
+    assert isinstance(source, TagsSource)
+    return [f"{tag.begin}{tag.schema}{tag.end}" for tag in source.tags]
+
+
+def test_what_is_required_becomes_a_grammar_of_calls() -> None:
+    tools = [tool("f", parameters={"type": "object"}), tool("g")]
+    several = tool_grammar("hermes", tools, "required")
+    assert tags(several)[0] == '<tool_call>\n{"name": "f", "arguments": {"type": "object"}}\n</tool_call>'
+    # A function without parameters takes none.
+    assert '"additionalProperties": false' in tags(several)[1]
+    assert isinstance(several, TagsSource)
+    assert several.separator == "\n"
+    for single in (tool_grammar("hermes", tools, "required", parallel=False), tool_grammar("hermes", tools, named("f"))):
+        assert isinstance(single, TagsSource)
+        assert single.separator is None
+    assert len(tags(tool_grammar("hermes", tools, named("f")))) == 1
+    llama = tool_grammar("llama3", tools, "required")
+    assert tags(llama)[0] == '{"name": "f", "parameters": {"type": "object"}}'
+    assert isinstance(llama, TagsSource)
+    assert llama.separator is None
+
+
+def test_where_calls_are_free_only_strict_functions_are_held_to_their_parameters() -> None:
+    loose, strict = tool("f", parameters={"type": "object", "properties": {}}), tool("g", strict=True)
+    assert tool_grammar("hermes", [loose], "auto") is None
+    assert tool_grammar("hermes", [strict], "none") is None
+    # Its calls are the whole answer, whose first character does not tell that it is one.
+    assert tool_grammar("llama3", [strict], "auto") is None
+    source = tool_grammar("hermes", [loose, strict], "auto")
+    assert isinstance(source, TagsSource)
+    assert source.trigger == "<tool_call>"
+    assert [json.loads(tag.schema).get("additionalProperties") for tag in source.tags] == [None, False]
