@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_executor import FakeExecutor
 
 from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.executors.executor import Executor, ExecutorState
@@ -16,31 +17,6 @@ from nearfar.server_fallback.executors.models import Models, UnknownModel
 from nearfar.server_fallback.executors.opening import Opening
 from nearfar.server_fallback.executors.registry import Registry, default_name
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest
-
-
-@dataclass
-class FakeExecutor:
-    context: int = 64
-    now: ExecutorState = field(default_factory=lambda: ExecutorState(ready=True, detail="ready"))
-    closed: bool = False
-    adapters: dict[str, str] = field(default_factory=dict)
-
-    def chat(self, request: Any, call: Any) -> AsyncGenerator[Any]:
-        raise AssertionError((request, call))
-
-    complete = chat
-
-    async def embed(self, request: Any, call: Any) -> Any: ...
-
-    async def tokenize(self, request: Any) -> Any: ...
-
-    async def detokenize(self, request: Any) -> Any: ...
-
-    def state(self) -> ExecutorState:
-        return self.now
-
-    async def close(self) -> None:
-        self.closed = True
 
 
 class AdapterExecutor(FakeExecutor):

@@ -96,6 +96,14 @@ def alive(pid: int) -> bool:
     return status.is_file() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def assert_gone(*pids: int) -> None:
+    """What was killed ends soon, but not at once."""
+    give_up = time.monotonic() + 5
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
@@ -114,7 +122,7 @@ def test_it_is_started_with_its_options_asked_and_stopped_with_all_it_started(st
         pids.extend((server, worker))
 
     with_vllm(check, "--max-model-len", "77")
-    assert not any(alive(pid) for pid in pids)
+    assert_gone(*pids)
     log = capfd.readouterr().err
     assert "vllm | arguments serve org/big --host 127.0.0.1 --port " in log
     assert (
@@ -132,7 +140,7 @@ def test_a_crash_is_followed_by_a_new_start_and_leaves_nothing_behind() -> None:
         await until(lambda: executor.state().ready)
         second, _, _ = await ask(executor)
         assert second != first
-        assert not alive(worker)
+        assert_gone(worker)
 
     with_vllm(check)
 
@@ -167,7 +175,7 @@ def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
             await server.start()
 
     asyncio.run(attempt())
-    assert not alive(int(pid.read_text()))
+    assert_gone(int(pid.read_text()))
 
 
 KILLED = """
@@ -189,10 +197,7 @@ def test_it_does_not_outlive_a_server_that_is_killed() -> None:
         pytest.skip("setpriv is not installed (Debian: util-linux)")
     done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    give_up = time.monotonic() + 5
-    while alive(int(done.stdout)):
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    assert_gone(int(done.stdout))
 
 
 def test_without_vllm_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
