@@ -22,7 +22,8 @@ from nearfar.targets.cuda.memory import decode_scratch
 from nearfar.targets.cuda.runner import CudaRunner, choose_activation
 
 CompileTiny = Callable[..., Path]
-LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20)
+# Of sequences a bucket has 1, 2 or 4.
+LIMITS = Limits(tokens=75, sequences=4, rows=75, pages=20)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,12 @@ def test_a_decode_batch_that_is_filled_up_computes_what_each_sequence_alone_does
     captured = driver.captured
     together = runner.forward(make_batch(chunks, 16, alternatives=True))
     logits = together.logits
-    # Two sequences as well as one more that fills a batch of three up; and with what a graph of its own is for.
+    # Who is beside a sequence in a batch of the same size changes nothing.
+    others = runner.forward(make_batch([chunks[2], Chunk([9], 1, [3], [0]), chunks[0]], 16))
+    np.testing.assert_array_equal(others.logits[[2, 0]], logits[[0, 2]])
     two = runner.forward(make_batch(chunks[:2], 16))
-    assert driver.captured == captured + 2
+    # Of four sequences with and without the likeliest tokens, and of two.
+    assert driver.captured == captured + 3
     assert relative_error(two.logits, logits[:2]) < F16
     for row, chunk in enumerate(chunks):
         alone = runner.forward(make_batch([chunk], 16, alternatives=True))
@@ -144,8 +148,8 @@ def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(cud
     [
         ("S", [Chunk([1] * 76, 0, [0] * 5)]),
         ("R", [Chunk([1] * 4, 0, [0], [0] * 76)]),
-        ("B", [Chunk([1], 0, [0])] * 4),
-        ("L", [Chunk([1], 0, [0] * 58)]),
+        ("B", [Chunk([1], 0, [0])] * 5),
+        ("L", [Chunk([1], 0, [0] * 77)]),
         ("T", [Chunk([1], 300, [0] * 19)]),
     ],
 )
