@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from .library import Launches, Library, set_threads
 # Vectors may reach behind the last element of a buffer; and they load faster where a cache line begins.
 ALIGNMENT = 64
 THREADS_VARIABLE = "NEARFAR_THREADS"
+PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 def open_runner(bundle: Bundle, limits: Limits) -> CpuRunner:
@@ -218,13 +220,20 @@ def choose_activation(bundle: Bundle, wanted: str | None) -> str:
 
 
 def default_threads() -> int:
-    """What NEARFAR_THREADS says, or the processors that this process may use. Raises RequestError for no positive number."""
+    """What NEARFAR_THREADS says, or the cores that this process may use. Raises RequestError for no positive number."""
     text = os.environ.get(THREADS_VARIABLE, "")
     if not text:
-        return len(os.sched_getaffinity(0))
+        # Two threads of one core share its vector units, so each core gets one.
+        return len({core_of(processor) for processor in os.sched_getaffinity(0)})
     if not text.isdecimal() or int(text) < 1:
         raise RequestError(f"{THREADS_VARIABLE}={text}: must be a number of threads, 1 or more")
     return int(text)
+
+
+def core_of(processor: int) -> str:
+    """A name that a core's processors have in common."""
+    siblings = PROCESSORS / f"cpu{processor}/topology/thread_siblings_list"
+    return siblings.read_text() if siblings.is_file() else str(processor)
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

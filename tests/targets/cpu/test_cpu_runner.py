@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,13 +175,20 @@ def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights(bundle:
     assert answer["device"].startswith(str(bundle.manifest.arch))
 
 
-def test_the_number_of_threads_is_the_users(monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
+def test_the_number_of_threads_is_the_users_or_that_of_the_cores(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
     monkeypatch.setenv("NEARFAR_THREADS", "3")
     runner = open_runner("cpu", bundle, Limits())
     assert "3 threads" in runner.device
     runner.close()
     monkeypatch.delenv("NEARFAR_THREADS")
-    assert default_threads() >= 1
+    assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
+    for processor in range(8):
+        topology = tmp_path / f"cpu{processor}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{processor % 4},{processor % 4 + 4}\n")
+    monkeypatch.setattr("nearfar.targets.cpu.runner.PROCESSORS", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 4, 7})
+    assert default_threads() == 3
     for wrong in ("0", "-1", "many"):
         monkeypatch.setenv("NEARFAR_THREADS", wrong)
         with pytest.raises(RequestError, match="must be a number of threads"):
