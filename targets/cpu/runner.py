@@ -25,7 +25,7 @@ from nearfar.compiler.rope import rope_table
 from nearfar.compiler.variant import choose_variant
 
 from .levels import features, require
-from .library import Launches, Library, set_threads
+from .library import Launches, Library
 
 # Vectors may reach behind the last element of a buffer; and they load faster where a cache line begins.
 ALIGNMENT = 64
@@ -72,8 +72,8 @@ class CpuRunner:
         self._prepared: dict[tuple[str, ...], tuple[Launches, npt.NDArray[np.intp]]] = {}
         # The distinct sizes that kernels take: dims.
         self._sizes = sorted({str(size) for kernel in self._manifest.kernels.values() for size in kernel.uniforms})
-        set_threads(self.threads)
         self._worker = ThreadPoolExecutor(1, "nearfar-cpu")
+        self._worker.submit(self._library.start_threads, self.threads).result()
 
     @property
     def manifest(self) -> Manifest:

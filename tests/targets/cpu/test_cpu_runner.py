@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -193,6 +194,27 @@ def test_the_number_of_threads_is_the_users_or_that_of_the_cores(monkeypatch: py
         monkeypatch.setenv("NEARFAR_THREADS", wrong)
         with pytest.raises(RequestError, match="must be a number of threads"):
             default_threads()
+
+
+def test_each_runner_has_its_own_threads_until_it_is_closed(bundle: Bundle) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before, environment = count(), dict(os.environ)
+    runners = [CpuRunner(bundle, threads=threads) for threads in (3, 1)]
+    # Each has a worker, which is the first of its threads.
+    assert count() == before + 4
+    for runner in runners:
+        runner.forward(make_batch([Chunk([5, 6], 0, [0], [1])], 16))
+    assert count() == before + 4
+    for runner in runners:
+        runner.close()
+    # Python has done with a thread a little before the system has.
+    deadline = time.monotonic() + 10
+    while count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert count() == before
+    assert dict(os.environ) == environment
 
 
 def test_an_activation_dtype_that_the_bundle_does_not_offer_is_refused(compile_tiny: CompileTiny) -> None:
