@@ -18,6 +18,7 @@ from .expr import Expr
 from .manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from .plan import Plan
 from .quant import Quantization
+from .quant.layout import Layout
 from .reference import ReferenceRunner
 from .spec import ModelSpec
 
@@ -57,6 +58,8 @@ class LoweredPlan:
 class Target(Protocol):
     # The largest buffer that a kernel may bind, in bytes.
     MAX_BINDING_BYTES: int
+    # How its kernels read matrices.
+    LAYOUT: Layout
 
     def lower_plan(
         self,
