@@ -6,10 +6,16 @@ All contact with TVM's compiler passes is in this file, so that an upgrade of TV
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .kernels.builder import Kernel
+
+# How TVM FFI's loader finds a library's functions.
+OBJECT_PREFIX = "__tvm_ffi_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,39 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
     name = str(variable.name_hint)
     buffers, scalars = arguments_of(function, kernel)
     return LoweredKernel(source, name, buffers, scalars)
+
+
+def lower_object(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
+    """Kernels for CPUs as one object file, for a TVM target such as ``{"kind": "llvm", "mtriple": .., "mcpu": ..}``.
+
+    Each becomes a function of TVM FFI's calling convention (`OBJECT_PREFIX` and the kernel's name): pointers in the order of the bindings,
+    then the scalars.
+    """
+    import tvm
+    from tvm import s_tir, tirx
+    from tvm.tirx.build import codegen_build
+
+    bound = tvm.target.Target(target)
+    passes = [
+        tirx.transform.BindTarget(bound.with_host(bound)),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+        tirx.transform.LowerTVMBuiltin(),
+        tirx.transform.LowerIntrin(),
+    ]
+    module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({kernel.name: kernel.function for kernel in kernels}))
+    with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
+        file = Path(folder) / "kernels.o"
+        codegen_build(module, bound).write_to_file(str(file), "o")
+        return file.read_bytes()
 
 
 def arguments_of(function: Any, kernel: Kernel) -> tuple[tuple[str, ...], tuple[str, ...]]:

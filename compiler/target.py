@@ -22,7 +22,7 @@ from .quant.layout import Layout
 from .reference import ReferenceRunner
 from .spec import ModelSpec
 
-TARGETS = ("webgpu",)
+TARGETS = ("webgpu", "cpu")
 RUNNERS = ("numpy", *TARGETS)
 
 

@@ -17,6 +17,8 @@ HEAVY = {"tvm", "torch", "wgpu", "transformers", "huggingface_hub", "playwright"
 # Files that exist for a heavy library; nothing imports them before it is needed.
 MAY_IMPORT_AT_THE_TOP = {
     "compiler/kernels/builder.py": {"tvm"},
+    "compiler/kernels/cpu/builder.py": {"tvm"},
+    "compiler/kernels/cpu/math.py": {"tvm"},
     "compiler/demo/model.py": {"torch"},
     "compiler/demo/evaluate.py": {"torch"},
     "compiler/demo/train.py": {"torch"},

@@ -54,7 +54,7 @@ class Kernel:
     """A TIR function before lowering, and what a runtime must know to launch it.
 
     ``grid`` counts workgroups in x and y; ``scratch`` gives the float32 elements of each scratch buffer that the kernel binds.
-    ``subgroups``: it uses `KernelBuilder.subgroup`.
+    ``subgroups``: it uses `KernelBuilder.subgroup`. ``scalars``: of a kernel for CPUs, the dims that it takes behind its buffers.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Kernel:
     shared_bytes: int
     scratch: Mapping[str, Expr]
     subgroups: bool = False
+    scalars: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""CpuKernelBuilder: a KernelBuilder whose function runs on CPU threads.
+
+    kernel = CpuKernelBuilder("double")
+    x = kernel.buffer("x", ("S", 16), "float32")
+    y = kernel.buffer("y", ("S", 16), "float32", write=True)
+    with kernel.tasks("row", "S") as row:
+        y[row, ramp(0, 16)] = x[row, ramp(0, 16)] * splat(number(2, "float32"), 16)
+    return kernel.finish()
+
+The function takes pointers to its buffers, in the order of their declaration, then its dims as integers. Memory is in no order and of no
+alignment that the template does not know; `ramp` as an index loads or stores a vector of neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as script
+
+from ...expr import Expr
+from ..builder import Array, Binding, Kernel, KernelBuilder, Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """What a template must know of an instruction set: float32 ``lanes`` of a vector, and how many vectors its registers hold."""
+
+    name: str
+    lanes: int
+    registers: int
+
+
+class CpuKernelBuilder(KernelBuilder):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._pointers: list[Scalar] = []
+
+    def buffer(self, role: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
+        name = role.replace(".", "_")
+        # Declared with all others in `finish`, for TVM takes no argument behind the first buffer.
+        pointer = script.handle(dtype)
+        IRBuilder.name(f"{name}_pointer", pointer)
+        self._pointers.append(pointer)
+        buffer = script.decl_buffer(tuple(self.size(extent) for extent in shape), dtype, data=pointer)
+        IRBuilder.name(name, buffer)
+        self._bindings.append(Binding(role, "write" if write else "read"))
+        return Array(buffer)
+
+    @contextmanager
+    def tasks(self, name: str, *counts: Expr) -> Iterator[Scalar]:
+        """Run the body for every ``name`` below the product of ``counts``, divided among the threads in pieces of neighbours.
+
+        Returns when all are done; tasks must not write what others read. A kernel may do so several times, one after the other.
+        """
+        count = self.size(counts[0])
+        for other in counts[1:]:
+            count = count * self.size(other)
+        with script.parallel(count) as task:
+            IRBuilder.name(name, task)
+            yield task
+
+    def _allocate(self, name: str, shape: tuple[int, ...], dtype: str, scope: str) -> Array:
+        # TVM would ask its runtime for memory for each; on the stack LLVM turns small arrays into registers.
+        buffer = script.alloc_buffer(shape, dtype, scope=scope, annotations={"disable_lower_builtin": True})
+        IRBuilder.name(name, buffer)
+        return Array(buffer)
+
+    def finish(self) -> Kernel:
+        self._frames.close()
+        function = self._builder.get()
+        scalars = tuple(self._dims)
+        parameters = [*self._pointers, *self._dims.values()]
+        whole = tirx.PrimFunc(parameters, function.body, function.ret_type, attrs=function.attrs)
+        return Kernel(self.name, whole, tuple(self._bindings), (1, 1), 1, 0, self._scratch, scalars=scalars)
+
+
+def ramp(start: Scalar | int, lanes: int) -> Scalar:
+    """``lanes`` neighbouring indices from ``start`` on; a single one is a plain index."""
+    return tirx.Ramp(start, 1, lanes) if lanes > 1 else start
+
+
+def pieces(columns: int, lanes: int) -> list[tuple[int, int]]:
+    """Columns as vectors: (start, lanes) of each, the last ones smaller powers of two."""
+    found, start = [], 0
+    while start < columns:
+        while lanes > columns - start:
+            lanes //= 2
+        found.append((start, lanes))
+        start += lanes
+    return found

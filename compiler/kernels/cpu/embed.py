@@ -1,0 +1,40 @@
+"""embed: rows of a packed table by token id, or by the token last sampled in a slot.
+
+One task: one row. A part of a split table writes only the rows that it holds.
+"""
+
+from __future__ import annotations
+
+from ...quant.base import GROUP
+from ..builder import Kernel, all_of, maximum
+from ..packed import WeightFormat
+from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from .math import take_lanes
+from .packed import PackedRows
+
+
+def embed(name: str, isa: Isa, rows: int, columns: int, fmt: WeightFormat, first_row: int, *, split: bool) -> Kernel:
+    """``split``: the table is a part, and token ids outside of it are left to the other parts."""
+    kernel = CpuKernelBuilder(name)
+    table = PackedRows(kernel, "table", rows, columns, fmt, isa.lanes)
+    token_ids = kernel.buffer("token_ids", ("S",), "int32")
+    sampled = kernel.buffer("sampled", ("N",), "int32")
+    y = kernel.buffer("y", ("S", columns), "float32", write=True)
+    with kernel.tasks("row", "S") as row:
+        token_id = kernel.let("token_id", token_ids[row])
+        source = kernel.local("source", 1, "int32")
+        source[0] = token_id
+        with kernel.when(token_id < 0):
+            source[0] = sampled[maximum(-1 - token_id, 0)]
+        table_row = kernel.let("table_row", source[0] - first_row)
+        with kernel.when(all_of(table_row >= 0, table_row < rows) if split else True):
+            with kernel.loop("group", columns // GROUP) as group:
+                for place, weights in enumerate(table.group(table_row, group)):
+                    y[row, ramp(group * GROUP + place * isa.lanes, isa.lanes)] = weights
+            if columns % GROUP:
+                last = columns // GROUP
+                for place, weights in enumerate(table.group(table_row, last)):
+                    first = place * isa.lanes
+                    for start, lanes in pieces(min(isa.lanes, columns % GROUP - first), isa.lanes):
+                        y[row, ramp(last * GROUP + first + start, lanes)] = take_lanes(weights, range(start, start + lanes))
+    return kernel.finish()

@@ -1,0 +1,154 @@
+"""One block of keys of an attention: the part that decoding and prefill share, so that both compute the same to the last bit.
+
+Keys of a sequence are taken in blocks of BLOCK from its first on. Of a block and a query there are scores, each one chain of products over
+the head's elements; their largest; weights exp(score - largest); the sum of weights, a vector over the keys; and the weighted values, one
+chain over the keys. Blocks are then merged in their order (Milakov & Gimelshein 2018). Keys that a query may not see weigh 0 in all of this,
+which changes no sum.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from ..builder import Array, Scalar, maximum, minimum, number, select, splat
+from ..pages import LOWEST, Heads
+from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from .math import exp, fused, largest_of_lanes, sum_of_lanes
+from .pages import Pages
+
+# Keys of a block, a multiple of the page.
+BLOCK = 256
+
+
+class KeyBlock:
+    """Scores and weighted values of ``count`` queries with a block's keys. ``scores`` (count, BLOCK) and ``sums`` (count, D) are locals.
+
+    ``queries`` give (row, head) of each in scratch "q".
+    """
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, pages: Pages, q: Array, page_ids: Array, count: int) -> None:
+        self._kernel, self._isa, self._heads, self._pages, self._q, self._page_ids = kernel, isa, heads, pages, q, page_ids
+        self.count = count
+        self._lanes = min(isa.lanes, heads.page_size)
+        self.scores = kernel.local("scores", count * BLOCK, "float32")
+        self.sums = kernel.local("sums", count * heads.head_dim, "float32")
+        self.largest = kernel.local("largest", count, "float32")
+        self.total = kernel.local("total", count, "float32")
+
+    def compute(
+        self, queries: list[tuple[Scalar, Scalar]], lengths: list[Scalar], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Scalar
+    ) -> None:
+        """``lengths``: how many of the block's keys each query sees; ``keys``: the most of them, at least 1."""
+        self._score(queries, kv_head, first_page, block, keys)
+        for i, length in enumerate(lengths):
+            self._weigh(i, length, keys)
+        self._add_values(kv_head, first_page, block, keys)
+
+    def _page(self, first_page: Scalar, block: Scalar, index: Scalar) -> Scalar:
+        return self._kernel.let("page", self._page_ids[first_page + block * (BLOCK // self._heads.page_size) + index])
+
+    def _score(self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Scalar) -> None:
+        kernel, heads, lanes, page_size = self._kernel, self._heads, self._lanes, self._heads.page_size
+        parts = page_size // lanes
+        at_once = max(1, min(4, (self._isa.registers - 2) // (self.count * parts + 1)))
+        num_pages = kernel.let("num_pages", tirx.truncdiv(keys + (page_size - 1), page_size))
+        with kernel.loop("pages", tirx.truncdiv(num_pages + (at_once - 1), at_once)) as some:
+            # Pages beyond the last are copies of it; nobody looks at their scores.
+            indices = [kernel.let("index", some * at_once + i) for i in range(at_once)]
+            pages = [self._page(first_page, block, minimum(index, num_pages - 1)) for index in indices]
+            chains = kernel.local("chains", at_once * parts * self.count, f"float32x{lanes}", fill=0)
+            with kernel.loop("element", heads.head_dim) as element:
+                values = [kernel.let("q", splat(self._q[row, head, element], lanes)) for row, head in queries]
+                for p, page in enumerate(pages):
+                    for part in range(parts):
+                        key = kernel.let("key", self._pages.key(page, kv_head, part * lanes, element, lanes))
+                        for i, value in enumerate(values):
+                            place = (p * parts + part) * self.count + i
+                            chains[place] = fused(value, key, chains[place])
+            for p, page in enumerate(pages):
+                with kernel.when(True if at_once == 1 else indices[p] < num_pages):
+                    for part in range(parts):
+                        for i in range(self.count):
+                            score = chains[(p * parts + part) * self.count + i]
+                            if self._pages.quantized:
+                                score = score * self._pages.scales(page, 0, kv_head, part * lanes, lanes)
+                            self.scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
+
+    def _weigh(self, i: int, length: Scalar, keys: Scalar) -> None:
+        """Turn the scores of a query into weights."""
+        kernel, lanes = self._kernel, self._lanes
+        vectors = kernel.let("vectors", tirx.truncdiv(keys + (lanes - 1), lanes))
+        largest = kernel.local("largest_lanes", 1, f"float32x{lanes}", fill=LOWEST)
+        with kernel.loop("part", vectors) as part:
+            index = ramp(i * BLOCK + part * lanes, lanes)
+            seen = tirx.Ramp(part * lanes, 1, lanes) < splat(length, lanes)
+            score = kernel.let("score", select(seen, self.scores[index], number(LOWEST, f"float32x{lanes}")))
+            self.scores[index] = score
+            largest[0] = maximum(largest[0], score)
+        self.largest[i] = largest_of_lanes(largest[0])
+        total = kernel.local("total_lanes", 1, f"float32x{lanes}", fill=0)
+        with kernel.loop("part", vectors) as part:
+            index = ramp(i * BLOCK + part * lanes, lanes)
+            weight = kernel.let("weight", exp(self.scores[index] - splat(self.largest[i], lanes)))
+            self.scores[index] = weight
+            total[0] = total[0] + weight
+        self.total[i] = sum_of_lanes(total[0])
+
+    def _add_values(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Scalar) -> None:
+        """sums = weights @ values, as many elements of all queries at a time as registers hold."""
+        kernel, heads, page_size = self._kernel, self._heads, self._heads.page_size
+        vectors = pieces(heads.head_dim, self._isa.lanes)
+        at_once = max(1, (self._isa.registers - 4) // self.count)
+        for first in range(0, len(vectors), at_once):
+            some = vectors[first : first + at_once]
+            sums = [kernel.local("sum", self.count, of(lanes), fill=0) for _, lanes in some]
+            with kernel.loop("page_index", tirx.truncdiv(keys + (page_size - 1), page_size)) as page_index:
+                page = self._page(first_page, block, page_index)
+                with kernel.loop("place", minimum(keys - page_index * page_size, page_size)) as place:
+                    weights = [self.scores[i * BLOCK + page_index * page_size + place] for i in range(self.count)]
+                    if self._pages.quantized:
+                        scale = kernel.let("scale", self._pages.scales(page, 1, kv_head, place, 1))
+                        weights = [weight * scale for weight in weights]
+                    weights = [kernel.let("weight", weight) for weight in weights]
+                    for each, (start, lanes) in zip(sums, some, strict=True):
+                        value = kernel.let("value", self._pages.value(page, kv_head, place, start, lanes))
+                        for i, weight in enumerate(weights):
+                            each[i] = fused(splat(weight, lanes) if lanes > 1 else weight, value, each[i])
+            for each, (start, lanes) in zip(sums, some, strict=True):
+                for i in range(self.count):
+                    self.sums[ramp(i * heads.head_dim + start, lanes)] = each[i]
+
+
+class Running:
+    """What is kept of each query over the blocks so far: the largest score, the sum of weights, the weighted values."""
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, count: int) -> None:
+        self._kernel, self._isa, self._heads = kernel, isa, heads
+        self._largest = kernel.local("running_largest", count, "float32", fill=LOWEST)
+        self._total = kernel.local("running_total", count, "float32", fill=0)
+        self._sums = kernel.local("running_sums", count * heads.head_dim, "float32")
+        for i in range(count):
+            for start, lanes in pieces(heads.head_dim, isa.lanes):
+                self._sums[ramp(i * heads.head_dim + start, lanes)] = number(0, of(lanes))
+
+    def merge(self, i: int, largest: Scalar, total: Scalar, sums: Array, first: Scalar) -> None:
+        """Take in the next block; its weighted values are the D elements of ``sums`` from ``first`` on."""
+        kernel, head_dim = self._kernel, self._heads.head_dim
+        above = kernel.let("above", maximum(self._largest[i], largest))
+        before, new = kernel.let("before", exp(self._largest[i] - above)), kernel.let("new", exp(largest - above))
+        self._largest[i] = above
+        self._total[i] = fused(self._total[i], before, total * new)
+        for start, lanes in pieces(head_dim, self._isa.lanes):
+            place = ramp(i * head_dim + start, lanes)
+            wide_before, wide_new = (splat(each, lanes) if lanes > 1 else each for each in (before, new))
+            self._sums[place] = fused(self._sums[place], wide_before, sums[ramp(first + start, lanes)] * wide_new)
+
+    def result(self, i: int, start: int, lanes: int) -> Scalar:
+        """Elements of the attention's result."""
+        total = splat(self._total[i], lanes) if lanes > 1 else self._total[i]
+        return self._sums[ramp(i * self._heads.head_dim + start, lanes)] / total
+
+
+def of(lanes: int) -> str:
+    """The dtype of so many float32."""
+    return f"float32x{lanes}" if lanes > 1 else "float32"

@@ -1,0 +1,223 @@
+"""sample: each row's next token, by the row's settings, and its log-probability. No sort: a filter is a threshold on the logit.
+
+First tasks: one chunk of the columns of one row, for its largest logits, raw and adjusted, and the raw ones' sum of exp. Then one task: one
+row; a greedy one is done when its chunks are put together. Of a row with a temperature the weights go to scratch, again in tasks of a chunk,
+and the last tasks choose by them, a row each.
+
+Top-k and top-p each search for their threshold in 11 passes: floats are ordered like unsigned integers (their bits, turned over where
+negative), and a pass fixes 3 bits of the threshold by adding up, for each of the 7 digits above 0, what lies at or above it. Counts are
+float32 too, exact to 2^24 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from ...sampling import COUNTS, Settings
+from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat
+from .builder import CpuKernelBuilder, Isa, ramp
+from .logits import CHUNK, LOWEST, Columns, chunk_of, first_largest, key_of, merge_chunks, num_chunks, sum_chunk
+from .math import exp, log, sum_of_lanes
+
+DIGIT_BITS = 3
+DIGITS = 2**DIGIT_BITS - 1
+PASSES = -(-32 // DIGIT_BITS)
+# Of a chunk: largest raw logit, sum of exp, largest adjusted logit, its column.
+PARTIALS = 4
+# Columns whose kept weights are added up before the draw is looked for among them.
+BLOCK = 1024
+
+
+def sample(name: str, isa: Isa, columns: int) -> Kernel:
+    chunks = num_chunks(columns)
+    kernel = CpuKernelBuilder(name)
+    logits = kernel.buffer("logits", ("R", columns), "float32")
+    adjusted = kernel.buffer("adjusted", ("A", columns), "float32")
+    settings = kernel.buffer("settings", ("R", len(Settings._fields)), "float32")
+    slots = kernel.buffer("slots", ("R", 2), "int32")
+    sampled = kernel.buffer("sampled", ("N",), "int32", write=True)
+    counts = kernel.buffer("counts", ("N", columns), "int32", write=True)
+    y = kernel.buffer("y", ("R",), "int32", write=True)
+    logprobs = kernel.buffer("logprobs", ("R",), "float32", write=True)
+    partials = kernel.scratch("partials", ("R", chunks, PARTIALS), "float32", write=True)
+    weights = kernel.scratch("weights", ("R", chunks * CHUNK), "float32", write=True)
+
+    def settings_of(row: Scalar) -> Settings:
+        return Settings(*(settings[row, index] for index in range(len(Settings._fields))))
+
+    def load_from(row: Scalar) -> Callable[[Scalar], Scalar]:
+        """Adjusted logits, where any row of the batch has some."""
+        loaded = kernel.local("loaded", 1, f"float32x{isa.lanes}")
+
+        def load(start: Scalar) -> Scalar:
+            with kernel.when(kernel.size("A") > 0):
+                loaded[0] = adjusted[row, ramp(start, isa.lanes)]
+            with kernel.when(kernel.size("A") == 0):
+                loaded[0] = logits[row, ramp(start, isa.lanes)]
+            return loaded[0]
+
+        return load
+
+    with kernel.tasks("task", "R", chunks) as task:
+        row, chunk = kernel.let("row", tirx.truncdiv(task, chunks)), kernel.let("chunk", tirx.truncmod(task, chunks))
+        part = chunk_of(kernel, isa, chunk, columns)
+        largest, total = kernel.local("largest", 1, "float32"), kernel.local("total", 1, "float32")
+        sum_chunk(kernel, isa, part, lambda start: logits[row, ramp(start, isa.lanes)], largest, total)
+        best, column = kernel.local("best", 1, "float32"), kernel.local("column", 1, "int32")
+        first_largest(kernel, isa, part, load_from(row), best, column)
+        for index, each in enumerate((largest[0], total[0], best[0], cast(column[0], "float32"))):
+            partials[row, chunk, index] = each
+
+    with kernel.tasks("row", "R") as row:
+        largest, total = kernel.local("largest", 1, "float32"), kernel.local("total", 1, "float32")
+        merge_chunks(kernel, partials, row, chunks, largest, total)
+        best, column = kernel.local("best", 1, "float32", fill=LOWEST), kernel.local("column", 1, "float32", fill=0)
+        with kernel.loop("chunk", chunks) as chunk, kernel.when(partials[row, chunk, 2] > best[0]):
+            best[0] = partials[row, chunk, 2]
+            column[0] = partials[row, chunk, 3]
+        # What all chunks need to know now takes the place of the first one's.
+        for index, each in enumerate((largest[0], total[0], best[0], column[0])):
+            partials[row, 0, index] = each
+
+    with kernel.tasks("task", "R", chunks) as task:
+        row, chunk = kernel.let("row", tirx.truncdiv(task, chunks)), kernel.let("chunk", tirx.truncmod(task, chunks))
+        temperature = kernel.let("temperature", settings_of(row).temperature)
+        with kernel.when(temperature > 0):
+            part, load = chunk_of(kernel, isa, chunk, columns), load_from(row)
+            with part.each() as (start, _, inside):
+                exponent = (load(start) - splat(partials[row, 0, 2], isa.lanes)) / splat(temperature, isa.lanes)
+                weights[row, ramp(start, isa.lanes)] = select(inside, exp(exponent), number(0, f"float32x{isa.lanes}"))
+
+    with kernel.tasks("row", "R") as row:
+        # The largest logit is -LOWEST where one is not finite.
+        sound = kernel.let("sound", partials[row, 0, 0] < -LOWEST)
+        token = kernel.local("token", 1, "int32")
+        token[0] = cast(partials[row, 0, 3], "int32")
+        with kernel.when(all_of(sound, settings_of(row).temperature > 0)):
+            everything = Columns(kernel, isa, tirx.const(0, "int32"), tirx.const(columns, "int32"))
+            draw = Draw(kernel, isa, everything, load_from(row), lambda index: weights[row, index])
+            draw.choose(settings_of(row), partials[row, 0, 2], token)
+        y[row] = select(sound, token[0], -1)
+        with kernel.when(sound):
+            logprobs[row] = logits[row, token[0]] - partials[row, 0, 0] - log(partials[row, 0, 1])
+            slot, flags = kernel.let("slot", slots[row, 0]), kernel.let("flags", slots[row, 1])
+            with kernel.when(slot >= 0):
+                sampled[slot] = token[0]
+                with kernel.when((flags & COUNTS) != 0):
+                    counts[slot, token[0]] = counts[slot, token[0]] + 1
+        with kernel.when(tirx.Not(sound)):
+            logprobs[row] = number(0, "float32")
+    return kernel.finish()
+
+
+class Draw:
+    """Choosing a token of one row by its weights."""
+
+    def __init__(
+        self, kernel: KernelBuilder, isa: Isa, columns: Columns, load: Callable[[Scalar], Scalar], weight: Callable[[Scalar], Scalar]
+    ) -> None:
+        self._kernel, self._isa, self._columns, self._load, self._weight = kernel, isa, columns, load, weight
+        self._lowest = kernel.local("lowest", 1, "uint32", fill=0)
+
+    def choose(self, setting: Settings, largest: Scalar, token: Array) -> None:
+        """Set ``token``. ``largest`` is the row's largest logit."""
+        kernel, lowest = self._kernel, self._lowest
+        found, goal = kernel.local("found", 1, "uint32"), kernel.local("goal", 1, "float32")
+        ones = number(1, f"float32x{self._isa.lanes}")
+        with kernel.when(setting.top_k > 0):
+            self._search(lambda _: ones, setting.top_k, found)
+            lowest[0] = found[0]
+        with kernel.when(setting.top_p < 1):
+            self._sum(self._columns, goal)
+            self._search(self._kept, kernel.let("part", goal[0] * setting.top_p), found)
+            lowest[0] = maximum(lowest[0], found[0])
+        with kernel.when(setting.min_p > 0):
+            threshold = largest + setting.temperature * minimum(log(setting.min_p), number(0, "float32"))
+            lowest[0] = maximum(lowest[0], key_of(threshold, "uint32"))
+        # Sums may miss their goal by a rounding; the largest is always kept.
+        lowest[0] = minimum(lowest[0], key_of(largest, "uint32"))
+        self._walk(setting, token)
+
+    def _kept(self, start: Scalar) -> Scalar:
+        """Weights of a vector's columns, 0 where they are not kept."""
+        lanes = self._isa.lanes
+        keys = key_of(self._load(start), f"uint32x{lanes}")
+        return select(keys >= splat(self._lowest[0], lanes), self._weight(ramp(start, lanes)), number(0, f"float32x{lanes}"))
+
+    def _sum(self, columns: Columns, total: Array) -> None:
+        lanes = self._isa.lanes
+        sums = self._kernel.local("sums", 1, f"float32x{lanes}", fill=0)
+        with columns.each() as (start, _, inside):
+            sums[0] = sums[0] + select(inside, self._kept(start), number(0, f"float32x{lanes}"))
+        total[0] = sum_of_lanes(sums[0])
+
+    def _search(self, weight: Callable[[Scalar], Scalar], goal: Scalar, found: Array) -> None:
+        """Set ``found`` to the largest key at or above which columns weigh ``goal`` or more."""
+        kernel, lanes = self._kernel, self._isa.lanes
+        keys_dtype, floats = f"uint32x{lanes}", f"float32x{lanes}"
+        sums = kernel.local("sums", DIGITS, floats)
+        digit = kernel.local("digit", 1, "uint32")
+        found[0] = number(0, "uint32")
+        with kernel.loop("digit_number", PASSES) as digit_number:
+            shift = kernel.let("shift", cast((PASSES - 1 - digit_number) * DIGIT_BITS, "uint32"))
+            base = kernel.let("base", found[0] >> shift)
+            for d in range(DIGITS):
+                sums[d] = 0
+            with self._columns.each() as (start, _, inside):
+                high = kernel.let("high", key_of(self._load(start), keys_dtype) >> splat(shift, lanes))
+                each = kernel.let("each", select(inside, weight(start), number(0, floats)))
+                for d in range(DIGITS):
+                    sums[d] = sums[d] + select(high >= splat(base + number(d + 1, "uint32"), lanes), each, number(0, floats))
+            digit[0] = number(0, "uint32")
+            for d in range(DIGITS):
+                digit[0] = digit[0] + select(sum_of_lanes(sums[d]) >= goal, number(1, "uint32"), number(0, "uint32"))
+            found[0] = found[0] | (digit[0] << shift)
+
+    def _walk(self, setting: Settings, token: Array) -> None:
+        """Find the first column at which the running sum of kept weights exceeds ``draw`` times their sum, by blocks first."""
+        kernel, columns = self._kernel, self._columns
+        count = int(columns.stop)
+        blocks = -(-count // BLOCK)
+        sums = kernel.local("block_sums", blocks, "float32")
+        total = kernel.local("total", 1, "float32", fill=0)
+        with kernel.loop("block", blocks) as number_of:
+            first = kernel.let("first", number_of * BLOCK)
+            part = Columns(kernel, self._isa, first, kernel.let("stop", minimum(first + BLOCK, count)))
+            each = kernel.local("each", 1, "float32")
+            self._sum(part, each)
+            sums[number_of] = each[0]
+            total[0] = total[0] + each[0]
+        goal = kernel.local("goal", 1, "float32")
+        goal[0] = total[0] * setting.draw
+        chosen = kernel.local("chosen", 1, "int32")
+        first_beyond(kernel, blocks, lambda i: sums[i], goal, chosen)
+        first = kernel.let("first", chosen[0] * BLOCK)
+        # The block's weights, kept ones and zeros.
+        kept = kernel.local("kept", BLOCK, "float32")
+        lanes = self._isa.lanes
+        with Columns(kernel, self._isa, first, kernel.let("stop", minimum(first + BLOCK, count))).each() as (start, _, inside):
+            kept[ramp(start - first, lanes)] = select(inside, self._kept(start), number(0, f"float32x{lanes}"))
+        place = kernel.local("place", 1, "int32")
+        first_beyond(kernel, minimum(count - first, BLOCK), lambda i: kept[i], goal, place)
+        token[0] = first + place[0]
+
+
+def first_beyond(kernel: KernelBuilder, count: Scalar | int, weight_of: Callable[[Scalar], Scalar], goal: Array, chosen: Array) -> None:
+    """Set ``chosen`` to the first place at which the running sum exceeds ``goal``, and take what comes before it off ``goal``.
+
+    Where rounding leaves the sum short of the goal, it is the last place that weighs anything.
+    """
+    before = kernel.local("before", 1, "float32", fill=0)
+    running = kernel.local("running", 1, "float32", fill=0)
+    found = kernel.local("found", 1, "int32", fill=0)
+    chosen[0] = 0
+    with kernel.loop("place", count) as place:
+        each = kernel.let("each", weight_of(place))
+        with kernel.when(all_of(found[0] == 0, each > 0)):
+            chosen[0] = place
+            before[0] = running[0]
+            running[0] = running[0] + each
+            found[0] = select(running[0] > goal[0], 1, 0)
+    goal[0] = goal[0] - before[0]

@@ -1,0 +1,94 @@
+"""Levels of instruction sets: what kernels are compiled for, and which of them this machine has.
+
+A variant's `needs` are those of its level. The last level of an architecture is its base, without which nothing runs.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nearfar.compiler.errors import DeviceError, RequestError
+
+if TYPE_CHECKING:
+    from nearfar.compiler.kernels.cpu.builder import Isa
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """An instruction set: ``needs`` of the machine beyond the base, LLVM's ``cpu`` and ``attributes``, and what templates must know."""
+
+    name: str
+    needs: tuple[str, ...]
+    cpu: str
+    attributes: tuple[str, ...]
+    lanes: int
+    registers: int
+
+    @property
+    def isa(self) -> Isa:
+        from nearfar.compiler.kernels.cpu.builder import Isa
+
+        return Isa(self.name, self.lanes, self.registers)
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """``levels`` best first; ``base`` are the features that the last one takes for granted."""
+
+    name: str
+    triple: str
+    levels: tuple[Level, ...]
+    base: tuple[str, ...]
+
+
+VNNI = Level("vnni", ("avx512", "avx512_vnni"), "x86-64-v4", ("+avx512vnni",), 16, 32)
+AVX512 = Level("avx512", ("avx512",), "x86-64-v4", (), 16, 32)
+AVX2 = Level("avx2", (), "x86-64-v3", (), 8, 16)
+DOTPROD = Level("dotprod", ("dotprod",), "generic", ("+neon", "+dotprod"), 4, 32)
+NEON = Level("neon", (), "generic", ("+neon",), 4, 32)
+ARCHS = {
+    "x86_64": Arch("x86_64", "x86_64-linux-gnu", (VNNI, AVX512, AVX2), ("avx2",)),
+    "aarch64": Arch("aarch64", "aarch64-linux-gnu", (DOTPROD, NEON), ("neon",)),
+}
+
+# A feature, and the flags of /proc/cpuinfo that it takes.
+FLAGS = {
+    "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"},
+    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "avx512_vnni": {"avx512_vnni"},
+    "neon": {"asimd"},
+    "dotprod": {"asimddp"},
+}
+
+
+def by_name(name: str | None) -> Arch:
+    """The architecture of that name, or this machine's. Raises RequestError for one that is not in ARCHS."""
+    wanted = name or {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    if wanted not in ARCHS:
+        raise RequestError(f"--arch {wanted}: is not known to the cpu target; known: {', '.join(ARCHS)}")
+    return ARCHS[wanted]
+
+
+def features(cpuinfo: str | None = None) -> frozenset[str]:
+    """What this machine's processors have of FLAGS, or those that a /proc/cpuinfo tells of."""
+    text = CPUINFO.read_text() if cpuinfo is None and CPUINFO.is_file() else cpuinfo or ""
+    lines = (line.partition(":") for line in text.splitlines())
+    flags = [set(value.split()) for name, _, value in lines if name.strip() in ("flags", "Features")]
+    common = set.intersection(*flags) if flags else set()
+    return frozenset(name for name, wanted in FLAGS.items() if wanted <= common)
+
+
+def require(arch: str | None, found: frozenset[str]) -> None:
+    """Raise DeviceError unless this machine runs a bundle for ``arch``."""
+    mine = platform.machine()
+    if not sys.platform.startswith("linux") or mine != arch:
+        raise DeviceError(f"the bundle is for {arch} on Linux, this machine is {mine} on {sys.platform}; compile it with --arch {mine}")
+    missing = [name for name in ARCHS[arch].base if name not in found]
+    if missing:
+        raise DeviceError(f"this processor lacks {', '.join(missing)}, which the cpu target's kernels take for granted; use --runner numpy")

@@ -1,0 +1,100 @@
+"""A bundle's shared library in this process: TVM's runtime found and loaded without TVM, kernels by name, and lists of launches."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.errors import DeviceError
+
+# TVM FFI's argument: what it is, then 8 bytes of value; and `launch` of launch.c.
+ARGUMENT = np.dtype([("type", "<i4"), ("padding", "<u4"), ("value", "<i8")])
+LAUNCH = np.dtype([("function", "<u8"), ("arguments", "<u8"), ("count", "<i8")])
+INTEGER, POINTER = 1, 4
+# Turns that a thread waits for work before it sleeps. TVM's 300,000 would keep cores busy that others need.
+SPIN_COUNT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Kernels to run one after the other, with their arguments. ``scalars`` are the places of values that change from batch to batch."""
+
+    launches: npt.NDArray[Any]
+    arguments: npt.NDArray[Any]
+    scalars: npt.NDArray[np.intp]
+
+
+class Library:
+    """Raises DeviceError where TVM's runtime is not installed or the library cannot be loaded."""
+
+    def __init__(self, path: Path) -> None:
+        load_runtime()
+        import tvm_ffi
+
+        try:
+            # TVM FFI's loader tells the library where the runtime's functions are.
+            self._module = tvm_ffi.load_module(str(path))
+            self._library = ctypes.CDLL(str(path))
+        except (OSError, RuntimeError) as error:
+            raise DeviceError(f"{path}: cannot be loaded: {error}") from error
+        self._launch = self._library.nearfar_launch
+        self._launch.argtypes = (ctypes.c_void_p, ctypes.c_int32)
+        self._launch.restype = ctypes.c_int32
+
+    def address(self, symbol: str) -> int:
+        """Where a kernel is."""
+        address = ctypes.cast(getattr(self._library, symbol), ctypes.c_void_p).value
+        assert address is not None, symbol
+        return address
+
+    def prepare(self, calls: Sequence[tuple[str, Sequence[int], int]]) -> Launches:
+        """Launches of (symbol, addresses of buffers, number of scalars behind them)."""
+        arguments = np.zeros(sum(len(pointers) + scalars for _, pointers, scalars in calls), ARGUMENT)
+        launches = np.zeros(len(calls), LAUNCH)
+        places: list[int] = []
+        start = 0
+        for i, (symbol, pointers, scalars) in enumerate(calls):
+            stop = start + len(pointers)
+            arguments["type"][start:stop], arguments["value"][start:stop] = POINTER, pointers
+            arguments["type"][stop : stop + scalars] = INTEGER
+            places += range(stop, stop + scalars)
+            launches[i] = (self.address(symbol), arguments.ctypes.data + start * ARGUMENT.itemsize, len(pointers) + scalars)
+            start = stop + scalars
+        return Launches(launches, arguments, np.array(places, np.intp))
+
+    def run(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> None:
+        """Run all, with other Python threads running meanwhile. ``scalars`` are the values at the launches' places."""
+        launches.arguments["value"][launches.scalars] = scalars
+        failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
+        assert failed == 0, f"launch {failed - 1} of {len(launches.launches)} failed"
+
+
+def load_runtime() -> None:
+    """Load TVM's runtime library, for what kernels call. Raises DeviceError where it is not installed."""
+    import tvm_ffi  # noqa: F401, because the runtime needs its library
+
+    spec = find_spec("tvm")
+    library = Path(spec.origin).parent / "lib/libtvm_runtime.so" if spec is not None and spec.origin else None
+    if library is None or not library.is_file():
+        raise DeviceError("TVM's runtime library was not found; install apache-tvm")
+    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+
+def set_threads(count: int, environment: Mapping[str, str] = os.environ) -> None:
+    """How many threads the pools of TVM's runtime will have, each of which is made when its first kernel runs.
+
+    The runtime reads it from the process's environment. Threads are left where the system puts them: bound to cores, those of two processes
+    would meet on the same ones.
+    """
+    os.environ["TVM_NUM_THREADS"] = str(count)
+    for name, value in (("TVM_BIND_THREADS", "0"), ("TVM_THREAD_POOL_SPIN_COUNT", str(SPIN_COUNT))):
+        if name not in environment:
+            os.environ[name] = value

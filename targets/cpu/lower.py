@@ -1,0 +1,118 @@
+"""From a plan to a shared library: every kernel that a step's variants name, one object file for each level of instruction sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+
+from nearfar.compiler.expr import Expr
+from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.lower import OBJECT_PREFIX, lower_object
+from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
+from nearfar.compiler.plan import Plan
+from nearfar.compiler.quant import Quantization
+from nearfar.compiler.spec import ModelSpec
+from nearfar.compiler.target import KernelSource, LoweredPlan
+
+from .levels import Arch, Level, by_name
+from .link import link
+from .variants import Context, Variant, variants_of
+
+# Indices within a buffer are 32-bit, with a sign.
+MAX_BINDING_BYTES = (2 << 30) - 1
+
+
+def lower_plan(
+    plan: Plan,
+    spec: ModelSpec,
+    quantization: Quantization,
+    activations: tuple[str, ...],
+    arch: str | None,
+    progress: Callable[[int, int], None],
+) -> LoweredPlan:
+    """One library for every variant of every step; see `nearfar.compiler.target`. ``arch`` is one of `levels.ARCHS`.
+
+    Raises ToolError where there is no linker.
+    """
+    chosen = by_name(arch)
+    context = Context(plan, spec, quantization, activations, chosen.levels)
+    rows = [variants_of(step, context) for step in plan.steps]
+    wanted = {variant.kernel_name: variant for row in rows for variant in row}
+    kernels: dict[Level, list[Kernel]] = {}
+    # The last step is LLVM's work and the link, which take as long as all the rest.
+    total = 2 * len(wanted)
+    for done, variant in enumerate(wanted.values()):
+        progress(done, total)
+        kernels.setdefault(variant.level, []).append(variant.kernel())
+    library = link(objects(chosen, kernels, lambda done: progress(len(wanted) + done, total)), chosen.triple)
+    progress(total, total)
+    file = f"kernels/{chosen.name}.so"
+    made = [kernel for each in kernels.values() for kernel in each]
+    return LoweredPlan(
+        arch=chosen.name,
+        files={file: library},
+        activations=tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations),  # type: ignore[arg-type]
+        kernels={kernel.name: source_of(kernel, file) for kernel in made},
+        variants={list_name(row): tuple(map(entry, row)) for row in rows},
+        scratch=scratch_of(made),
+        step_variants=tuple(map(list_name, rows)),
+    )
+
+
+def objects(arch: Arch, kernels: dict[Level, list[Kernel]], progress: Callable[[int], None]) -> list[bytes]:
+    """An object file for each level's kernels."""
+    found, done = [], 0
+    for level, of_level in kernels.items():
+        found.append(lower_object(of_level, tvm_target(arch, level)))
+        done += len(of_level)
+        progress(done)
+    return found
+
+
+def tvm_target(arch: Arch, level: Level) -> dict[str, object]:
+    return {"kind": "llvm", "mtriple": arch.triple, "mcpu": level.cpu, "mattr": list(level.attributes), "opt-level": 3}
+
+
+def source_of(kernel: Kernel, file: str) -> KernelSource:
+    return KernelSource(
+        name=kernel.name,
+        file=file,
+        entry=f"{OBJECT_PREFIX}{kernel.name}",
+        bindings=tuple(binding(each.role, each.access) for each in kernel.bindings),
+        uniforms=kernel.scalars,
+        grid=kernel.grid,
+        workgroup_size=kernel.workgroup_size,
+    )
+
+
+def scratch_of(kernels: Iterable[Kernel]) -> dict[str, BufferEntry]:
+    """The scratch buffers of all kernels, each as large as the largest use of it."""
+    sizes: dict[str, list[Expr]] = {}
+    for kernel in kernels:
+        for name, elements in kernel.scratch.items():
+            known = sizes.setdefault(name, [])
+            known += [] if elements in known else [elements]
+    return {name: BufferEntry(shape=[reduce(largest, each)], dtype="float32") for name, each in sizes.items()}
+
+
+def largest(one: Expr, other: Expr) -> Expr:
+    return ["max", one, other]
+
+
+def binding(role: str, access: str) -> BindingEntry:
+    name, _, plane = role.partition(".")
+    return BindingEntry(role=name, plane=plane or None, access=access)  # type: ignore[arg-type]
+
+
+def entry(variant: Variant) -> VariantEntry:
+    return VariantEntry(
+        kernels=[variant.kernel_name],
+        activation=variant.activation,  # type: ignore[arg-type]
+        needs=list(variant.level.needs),
+        when=variant.when,
+    )
+
+
+def list_name(row: tuple[Variant, ...]) -> str:
+    """The plain variant's name stands for the list: the variant that runs anywhere."""
+    return row[-1].kernel_name
