@@ -11,6 +11,7 @@ from nearfar.compiler.lower import OBJECT_PREFIX, lower_object
 from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from nearfar.compiler.plan import Plan
 from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
 
@@ -20,6 +21,7 @@ from .variants import Context, Variant, variants_of
 
 # Indices within a buffer are 32-bit, with a sign.
 MAX_BINDING_BYTES = (2 << 30) - 1
+LAYOUT: Layout = "tiles16"
 
 
 def lower_plan(

@@ -17,7 +17,7 @@ from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import rope_attention
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.embed import embed
-from nearfar.compiler.kernels.cpu.linear_float import linear_float
+from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
@@ -28,10 +28,12 @@ from nearfar.compiler.plan import Plan, Step
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec
 
-from .levels import AVX2, AVX512, NEON, Level
+from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
 # What kernels without a use for integer dot products are compiled for.
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
+# Rows of a projection's input for which a weight is unpacked once: as many as registers hold the sums of.
+BLOCK_ROWS = {VNNI: 8, AVX512: 8, AVX2: 8, DOTPROD: 4, NEON: 2}
 
 # Makes a kernel of a name for an instruction set.
 Build: TypeAlias = Callable[[str, Isa], Kernel]
@@ -122,8 +124,13 @@ def projection_variants(step: Step, context: Context) -> Sequence[Variant]:
 
 
 def projection_rows(facts: Projection, activation: str | None, context: Context) -> list[Variant]:
-    """The kernels of one projection."""
-    return plain(context, f"{facts.name}_float", lambda name, isa: linear_float(name, isa, facts), activation)
+    """The kernels of one projection: for a single row, and for blocks of rows. Integer dot products are worth a level of their own."""
+    rows = []
+    for level in context.levels if facts.weight.scale_dtype else context.plain_levels:
+        for tokens, when in ((1, ["<=", facts.batch, 1]), (BLOCK_ROWS[level], None)):
+            build = partial(linear_tiles, facts=facts, tokens=tokens)
+            rows.append(Variant(f"{facts.name}_tiles{tokens}", level, build, activation, when))
+    return rows
 
 
 def rope_attention_variants(step: Step, context: Context) -> Sequence[Variant]:

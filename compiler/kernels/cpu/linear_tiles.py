@@ -1,0 +1,128 @@
+"""linear and gated_linear over weights in tiles of 16 rows (`quant/layout.py`), for every weight format.
+
+x (batch, K), norm (K,), weight in planes (N/16, words, 16), bias, residual (batch, N) -> y (batch, N).
+
+First the input's rows are prepared in scratch: normed, and for quantized weights as integers with a scale for every 32 columns
+(`tile_input.py`). Then one task is a tile, 16 outputs (of a gated projection, 16 of both halves) of all rows, ``tokens`` rows at a time, so
+that a weight comes from memory once and later from the cache. A vector holds 16 outputs of one row, or a part of them where vectors are
+shorter. Columns are added group after group, so a row's sums are the same whatever ``tokens`` is and whatever the other rows hold.
+"""
+
+from __future__ import annotations
+
+from ...quant.layout import TILE_ROWS
+from ..builder import Array, Kernel, Scalar, cast, number
+from ..projection import Projection
+from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from .math import exp, lanes_of, take_lanes
+from .rows import each_vector
+from .tile_input import FloatRows, IntegerRows
+
+# Up to this many rows the calling thread prepares alone, which takes less time than to wake the others.
+ROWS_ALONE = 16
+
+
+def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int) -> Kernel:
+    """Right for every batch; ``tokens`` 1 is for a single row."""
+    kernel = CpuKernelBuilder(name)
+    rows = (IntegerRows if facts.weight.scale_dtype else FloatRows)(kernel, isa, facts, tokens)
+    result = Result(kernel, facts)
+    rows.declare_scratch()
+    result.declare_scratch()
+
+    batch = kernel.size(facts.batch)
+    with kernel.when(True if tokens == 1 else batch <= ROWS_ALONE), kernel.loop("row", batch) as row:
+        rows.prepare(row)
+    if tokens > 1:
+        with kernel.when(batch > ROWS_ALONE), kernel.tasks("row", facts.batch) as row:
+            rows.prepare(row)
+
+    tiles = -(-result.outputs // TILE_ROWS)
+    at_once = vectors_at_once(isa, tokens)
+    with kernel.tasks("tile", tiles) as tile, kernel.loop("block", (batch + (tokens - 1)) // tokens) as block:
+        for first in range(0, TILE_ROWS, at_once * isa.lanes):
+            starts = [first + vector * isa.lanes for vector in range(at_once)]
+            sums = [rows.sums(tile + half * tiles, block, starts) for half in range(result.halves)]
+            for token in range(tokens):
+                row = kernel.let("row", block * tokens + token)
+                with kernel.when(True if tokens == 1 else row < batch):
+                    for vector, start in enumerate(starts):
+                        result.store(row, tile, start, [each[token * at_once + vector] for each in sums])
+    result.gate(isa)
+    return kernel.finish()
+
+
+def vectors_at_once(isa: Isa, tokens: int) -> int:
+    """How many of a tile's vectors are summed at once: all of them, or as many as registers hold the sums of, twice, and the weights."""
+    vectors = TILE_ROWS // isa.lanes
+    while vectors > 1 and 2 * tokens * vectors + 8 > isa.registers:
+        vectors //= 2
+    return vectors
+
+
+class Result:
+    """What becomes of dot products: the arguments bias, residual and y of a projection.
+
+    Where a gated projection's halves are no whole tiles, all its dot products go to scratch first. ``outputs`` are what tiles cover, of
+    each of ``halves``.
+    """
+
+    def __init__(self, kernel: CpuKernelBuilder, facts: Projection) -> None:
+        self._kernel, self._facts = kernel, facts
+        self._apart = facts.gated and facts.outputs % TILE_ROWS != 0
+        self.halves = 2 if facts.gated and not self._apart else 1
+        self.outputs = facts.weight_rows // self.halves
+        bias_length = facts.weight_rows if facts.gated else facts.total_width
+        self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
+        self._residual = kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
+        self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
+
+    def declare_scratch(self) -> None:
+        if self._apart:
+            self._sums = self._kernel.scratch("sums", (self._facts.batch, self.outputs), "float32", write=True)
+
+    def store(self, row: Scalar, tile: Scalar, start: int, sums: list[Scalar]) -> None:
+        """Finish a vector of results from ``start`` of a tile on, but for those beyond the last output; of a gated one from both halves."""
+        kernel, lanes = self._kernel, lanes_of(sums[0])
+        whole, rest = divmod(self.outputs, TILE_ROWS)
+        values = [kernel.let("sum", each) for each in sums]
+        with kernel.when(True if rest == 0 else tile < whole):
+            self._finish(row, kernel.let("output", tile * TILE_ROWS + start), values)
+        if rest > start:
+            with kernel.when(tile == whole):
+                for offset, width in pieces(min(lanes, rest - start), lanes):
+                    part = [take_lanes(each, range(offset, offset + width)) for each in values]
+                    self._finish(row, whole * TILE_ROWS + start + offset, part)
+
+    def gate(self, isa: Isa) -> None:
+        """Finish what went to scratch."""
+        if self._apart:
+            with self._kernel.tasks("row", self._facts.batch) as row:
+
+                def gate_part(start: Scalar, lanes: int) -> None:
+                    both = [self._sums[row, ramp(start + half, lanes)] for half in (0, self._facts.outputs)]
+                    self._store(row, start, [self._kernel.let("sum", each) for each in both])
+
+                each_vector(self._kernel, self._facts.outputs, isa.lanes, gate_part)
+
+    def _finish(self, row: Scalar, output: Scalar | int, sums: list[Scalar]) -> None:
+        if self._apart:
+            self._sums[row, ramp(output, lanes_of(sums[0]))] = sums[0]
+        else:
+            self._store(row, output, sums)
+
+    def _store(self, row: Scalar, output: Scalar | int, sums: list[Scalar]) -> None:
+        facts, lanes = self._facts, lanes_of(sums[0])
+        here = ramp(output + facts.offset, lanes)
+        if facts.gated:
+            gate, up = sums
+            if self._bias is not None:
+                gate, up = gate + self._bias[ramp(output, lanes)], up + self._bias[ramp(output + facts.outputs, lanes)]
+            value = gate / (number(1, str(gate.ty)) + exp(-gate)) * up
+        else:
+            (value,) = sums
+            if self._bias is not None:
+                value = value + self._bias[here]
+        if self._residual is not None:
+            value = value + self._residual[row, here]
+        self._y[row, here] = cast(value, str(value.ty).replace("float32", facts.y_dtype))
