@@ -1,4 +1,4 @@
-"""Linking object files and `launch.c` into one shared library, for any architecture on any machine, with the compiler from PyPI's ziglang."""
+"""Linking object files and `launch.c` into a shared library, for any architecture on any machine, with the compiler in PyPI's ziglang."""
 
 from __future__ import annotations
 

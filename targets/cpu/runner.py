@@ -7,7 +7,7 @@ thread that asks can go on; a batch is one call into the library, during which P
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -36,8 +36,8 @@ def open_runner(bundle: Bundle, limits: Limits) -> CpuRunner:
 
 
 class CpuRunner:
-    """``activation`` None takes the first that the bundle offers; ``threads`` None those of `default_threads`; ``allowed`` None all features
-    of the machine. Raises DeviceError where this machine cannot run the bundle.
+    """``activation`` None takes the first that the bundle offers; ``threads`` None those of `default_threads`; ``allowed`` None all
+    features of the machine. Raises DeviceError where this machine cannot run the bundle.
     """
 
     def __init__(
@@ -100,7 +100,8 @@ class CpuRunner:
         """The embeddings (R, E) of the sampled rows. Raises RequestError as `forward`."""
         require_task(self._manifest, embeds=True)
         dims = self._dims(batch)
-        return self._do(lambda: self._run(batch, dims) or self._read("embeddings", dims))
+        embeddings: FloatArray = self._worker.submit(self._embed, batch, dims).result()
+        return embeddings
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         row = self._arrays[name][slot]
@@ -115,9 +116,6 @@ class CpuRunner:
         self._worker.shutdown()
         self._prepared.clear()
         self._arrays.clear()
-
-    def _do(self, work: Callable[[], Any]) -> Any:
-        return self._worker.submit(work).result()
 
     def _dims(self, batch: Batch) -> dict[str, int]:
         """A batch's dims. Raises RequestError for those beyond the limits."""
@@ -159,8 +157,13 @@ class CpuRunner:
             token_logprobs=self._read("token_logprobs", dims),
             top_token_ids=self._read("top_token_ids", dims),
             top_logprobs=self._read("top_logprobs", dims),
-            read_logits=lambda: self._do(lambda: self._read("logits", dims)),
+            read_logits=lambda: self._worker.submit(self._read, "logits", dims).result(),
         )
+
+    def _embed(self, batch: Batch, dims: dict[str, int]) -> FloatArray:
+        self._run(batch, dims)
+        embeddings: FloatArray = self._read("embeddings", dims)
+        return embeddings
 
     def _run(self, batch: Batch, dims: dict[str, int]) -> None:
         arrays = batch.arrays()

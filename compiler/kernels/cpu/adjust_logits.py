@@ -5,11 +5,9 @@ One task: one chunk of the columns of one row.
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from ...sampling import BIAS, COUNTS, IN_PROMPT, MASK, MASKED, Settings
-from ..builder import Kernel, Scalar, cast, number, select, splat, vector
-from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from ..builder import Kernel, Scalar, cast, number, select, truncated_quotient
+from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .logits import chunk_of, num_chunks
 
 WORD = 32
@@ -27,41 +25,36 @@ def adjust_logits(name: str, isa: Isa, columns: int) -> Kernel:
     y = kernel.buffer("y", ("A", columns), "float32", write=True)
 
     with kernel.tasks("task", "A", num_chunks(columns)) as task:
-        row = kernel.let("row", tirx.truncdiv(task, num_chunks(columns)))
-        part = chunk_of(kernel, isa, tirx.truncmod(task, num_chunks(columns)), columns)
+        row, chunk = kernel.split(task, num_chunks(columns), ("row", "chunk"))
+        part = chunk_of(kernel, isa, chunk, columns)
         slot, flags = kernel.let("slot", slots[row, 0]), kernel.let("flags", slots[row, 1])
         penalty = kernel.let("penalty", settings[row, setting["repetition_penalty"]])
         frequency = kernel.let("frequency", settings[row, setting["frequency_penalty"]])
         presence = kernel.let("presence", settings[row, setting["presence_penalty"]])
 
         def adjust(start: Scalar, lanes: int) -> None:
-            floats, integers = (f"{base}x{lanes}" if lanes > 1 else base for base in ("float32", "int32"))
-
-            def wide(value: Scalar) -> Scalar:
-                return splat(value, lanes) if lanes > 1 else value
-
+            values, integers = floats(lanes), of("int32", lanes)
             here = ramp(start, lanes)
-            x = kernel.local("x", 1, floats)
+            x = kernel.local("x", 1, values)
             x[0] = logits[row, here]
             with kernel.when((flags & COUNTS) != 0):
                 count = kernel.let("count", counts[slot, here])
                 times = kernel.let("times", count & number(IN_PROMPT - 1, integers))
-                punished = select(x[0] > number(0, floats), x[0] / wide(penalty), x[0] * wide(penalty))
+                punished = select(x[0] > number(0, values), x[0] / wide(penalty, lanes), x[0] * wide(penalty, lanes))
                 x[0] = select(count == number(0, integers), x[0], punished)
-                x[0] = x[0] - cast(times, floats) * wide(frequency)
-                x[0] = select(times > number(0, integers), x[0] - wide(presence), x[0])
+                x[0] = x[0] - cast(times, values) * wide(frequency, lanes)
+                x[0] = select(times > number(0, integers), x[0] - wide(presence, lanes), x[0])
             with kernel.when((flags & BIAS) != 0):
                 x[0] = x[0] + bias[slot, here]
             with kernel.when((flags & MASK) != 0):
                 # A vector begins at a multiple of its lanes, so one word holds all of its bits.
-                word = kernel.let("word", mask[slot, tirx.truncdiv(start, WORD)] >> tirx.truncmod(start, WORD))
-                lane_numbers = [tirx.const(lane, "int32") for lane in range(lanes)]
-                bits = (wide(word) >> (vector(*lane_numbers) if lanes > 1 else lane_numbers[0])) & number(1, integers)
-                x[0] = select(bits == number(0, integers), number(float(MASKED), floats), x[0])
+                index, first_bit = kernel.split(start, WORD, ("word_index", "first_bit"))
+                bits = (wide(mask[slot, index], lanes) >> ramp(first_bit, lanes)) & number(1, integers)
+                x[0] = select(bits == number(0, integers), number(float(MASKED), values), x[0])
             y[row, here] = x[0]
 
         lanes = isa.lanes
-        with kernel.loop("vector", tirx.truncdiv(part.stop - part.first, lanes)) as number_of:
+        with kernel.loop("vector", truncated_quotient(part.stop - part.first, lanes)) as number_of:
             adjust(part.first + number_of * lanes, lanes)
         if columns % lanes:
             with kernel.when(part.stop == columns):

@@ -6,11 +6,9 @@ after block (`key_block.py`).
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from ..builder import Kernel, cast, minimum, select
 from ..pages import Heads
-from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from .builder import CpuKernelBuilder, Isa, of, pieces, ramp, round_up_quotient
 from .key_block import BLOCK, KeyBlock, Running
 from .new_heads import NewHeads
 from .pages import Pages
@@ -28,10 +26,7 @@ def rope_attention(name: str, isa: Isa, heads: Heads) -> Kernel:
     with kernel.tasks("task", "S", heads.num_heads + 2 * heads.num_kv_heads) as task:
         new.process(pages, task)
     with kernel.tasks("task", "S", heads.num_kv_heads) as task:
-        row, kv_head = (
-            kernel.let("row", tirx.truncdiv(task, heads.num_kv_heads)),
-            kernel.let("kv_head", tirx.truncmod(task, heads.num_kv_heads)),
-        )
+        row, kv_head = kernel.split(task, heads.num_kv_heads, ("row", "kv_head"))
         # The row's sequence is the number of sequences that end at or before it.
         sequence = kernel.local("sequence", 1, "int32", fill=0)
         with kernel.loop("other", kernel.size("B")) as other:
@@ -42,13 +37,12 @@ def rope_attention(name: str, isa: Isa, heads: Heads) -> Kernel:
         block_keys = KeyBlock(kernel, isa, heads, pages, new.q, page_ids, heads.group)
         running = Running(kernel, isa, heads, heads.group)
         queries = [(row, first_head + i) for i in range(heads.group)]
-        with kernel.loop("block", tirx.truncdiv(length + (BLOCK - 1), BLOCK)) as block:
+        with kernel.loop("block", round_up_quotient(length, BLOCK)) as block:
             keys = kernel.let("keys", minimum(length - block * BLOCK, BLOCK))
             block_keys.compute(queries, [keys] * heads.group, kv_head, first_page, block, keys)
             for i in range(heads.group):
                 running.merge(i, block_keys.largest[i], block_keys.total[i], block_keys.sums, i * heads.head_dim)
         for i in range(heads.group):
             for start, lanes in pieces(heads.head_dim, isa.lanes):
-                stored = f"{heads.activation}x{lanes}" if lanes > 1 else heads.activation
-                y[row, first_head + i, ramp(start, lanes)] = cast(running.result(i, start, lanes), stored)
+                y[row, first_head + i, ramp(start, lanes)] = cast(running.result(i, start, lanes), of(heads.activation, lanes))
     return kernel.finish()

@@ -63,6 +63,15 @@ class CpuKernelBuilder(KernelBuilder):
             IRBuilder.name(name, task)
             yield task
 
+    def view(self, array: Array, shape: tuple[Expr, ...], dtype: str) -> Array:
+        """An argument's memory as another shape and dtype."""
+        buffer = script.decl_buffer(tuple(self.size(extent) for extent in shape), dtype, data=array.buffer.data)
+        return Array(buffer)
+
+    def split(self, value: Scalar, count: int, names: tuple[str, str]) -> tuple[Scalar, Scalar]:
+        """Quotient and remainder of a number that is not negative."""
+        return self.let(names[0], tirx.truncdiv(value, count)), self.let(names[1], tirx.truncmod(value, count))
+
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: str, scope: str) -> Array:
         # TVM would ask its runtime for memory for each; on the stack LLVM turns small arrays into registers.
         buffer = script.alloc_buffer(shape, dtype, scope=scope, annotations={"disable_lower_builtin": True})
@@ -81,6 +90,25 @@ class CpuKernelBuilder(KernelBuilder):
 def ramp(start: Scalar | int, lanes: int) -> Scalar:
     """``lanes`` neighbouring indices from ``start`` on; a single one is a plain index."""
     return tirx.Ramp(start, 1, lanes) if lanes > 1 else start
+
+
+def floats(lanes: int) -> str:
+    """The dtype of so many float32."""
+    return of("float32", lanes)
+
+
+def of(dtype: str, lanes: int) -> str:
+    return f"{dtype}x{lanes}" if lanes > 1 else dtype
+
+
+def wide(value: Scalar, lanes: int) -> Scalar:
+    """A scalar in every lane of a vector; itself where there is one lane."""
+    return tirx.Broadcast(value, lanes) if lanes > 1 else value
+
+
+def round_up_quotient(value: Scalar, divisor: int) -> Scalar:
+    """How many times the divisor covers a number that is not negative."""
+    return tirx.truncdiv(value + (divisor - 1), divisor)
 
 
 def pieces(columns: int, lanes: int) -> list[tuple[int, int]]:

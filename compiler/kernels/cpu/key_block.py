@@ -1,18 +1,16 @@
 """One block of keys of an attention: the part that decoding and prefill share, so that both compute the same to the last bit.
 
-Keys of a sequence are taken in blocks of BLOCK from its first on. Of a block and a query there are scores, each one chain of products over
-the head's elements; their largest; weights exp(score - largest); the sum of weights, a vector over the keys; and the weighted values, one
-chain over the keys. Blocks are then merged in their order (Milakov & Gimelshein 2018). Keys that a query may not see weigh 0 in all of this,
-which changes no sum.
+Keys of a sequence are taken in blocks of BLOCK from its first on. Of a block and a query there are scores, each one chain of products
+over the head's elements; their largest; weights exp(score - largest); the sum of weights, a vector over the keys; and the weighted
+values, one chain over the keys. Blocks are then merged in their order (Milakov & Gimelshein 2018). Keys that a query may not see weigh 0
+in all of this, which changes no sum.
 """
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from ..builder import Array, Scalar, maximum, minimum, number, select, splat
 from ..pages import LOWEST, Heads
-from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, round_up_quotient, wide
 from .math import exp, fused, largest_of_lanes, sum_of_lanes
 from .pages import Pages
 
@@ -51,8 +49,8 @@ class KeyBlock:
         kernel, heads, lanes, page_size = self._kernel, self._heads, self._lanes, self._heads.page_size
         parts = page_size // lanes
         at_once = max(1, min(4, (self._isa.registers - 2) // (self.count * parts + 1)))
-        num_pages = kernel.let("num_pages", tirx.truncdiv(keys + (page_size - 1), page_size))
-        with kernel.loop("pages", tirx.truncdiv(num_pages + (at_once - 1), at_once)) as some:
+        num_pages = kernel.let("num_pages", round_up_quotient(keys, page_size))
+        with kernel.loop("pages", round_up_quotient(num_pages, at_once)) as some:
             # Pages beyond the last are copies of it; nobody looks at their scores.
             indices = [kernel.let("index", some * at_once + i) for i in range(at_once)]
             pages = [self._page(first_page, block, minimum(index, num_pages - 1)) for index in indices]
@@ -77,11 +75,11 @@ class KeyBlock:
     def _weigh(self, i: int, length: Scalar, keys: Scalar) -> None:
         """Turn the scores of a query into weights."""
         kernel, lanes = self._kernel, self._lanes
-        vectors = kernel.let("vectors", tirx.truncdiv(keys + (lanes - 1), lanes))
+        vectors = kernel.let("vectors", round_up_quotient(keys, lanes))
         largest = kernel.local("largest_lanes", 1, f"float32x{lanes}", fill=LOWEST)
         with kernel.loop("part", vectors) as part:
             index = ramp(i * BLOCK + part * lanes, lanes)
-            seen = tirx.Ramp(part * lanes, 1, lanes) < splat(length, lanes)
+            seen = ramp(part * lanes, lanes) < splat(length, lanes)
             score = kernel.let("score", select(seen, self.scores[index], number(LOWEST, f"float32x{lanes}")))
             self.scores[index] = score
             largest[0] = maximum(largest[0], score)
@@ -101,8 +99,8 @@ class KeyBlock:
         at_once = max(1, (self._isa.registers - 4) // self.count)
         for first in range(0, len(vectors), at_once):
             some = vectors[first : first + at_once]
-            sums = [kernel.local("sum", self.count, of(lanes), fill=0) for _, lanes in some]
-            with kernel.loop("page_index", tirx.truncdiv(keys + (page_size - 1), page_size)) as page_index:
+            sums = [kernel.local("sum", self.count, floats(lanes), fill=0) for _, lanes in some]
+            with kernel.loop("page_index", round_up_quotient(keys, page_size)) as page_index:
                 page = self._page(first_page, block, page_index)
                 with kernel.loop("place", minimum(keys - page_index * page_size, page_size)) as place:
                     weights = [self.scores[i * BLOCK + page_index * page_size + place] for i in range(self.count)]
@@ -113,7 +111,7 @@ class KeyBlock:
                     for each, (start, lanes) in zip(sums, some, strict=True):
                         value = kernel.let("value", self._pages.value(page, kv_head, place, start, lanes))
                         for i, weight in enumerate(weights):
-                            each[i] = fused(splat(weight, lanes) if lanes > 1 else weight, value, each[i])
+                            each[i] = fused(wide(weight, lanes), value, each[i])
             for each, (start, lanes) in zip(sums, some, strict=True):
                 for i in range(self.count):
                     self.sums[ramp(i * heads.head_dim + start, lanes)] = each[i]
@@ -129,7 +127,7 @@ class Running:
         self._sums = kernel.local("running_sums", count * heads.head_dim, "float32")
         for i in range(count):
             for start, lanes in pieces(heads.head_dim, isa.lanes):
-                self._sums[ramp(i * heads.head_dim + start, lanes)] = number(0, of(lanes))
+                self._sums[ramp(i * heads.head_dim + start, lanes)] = number(0, floats(lanes))
 
     def merge(self, i: int, largest: Scalar, total: Scalar, sums: Array, first: Scalar) -> None:
         """Take in the next block; its weighted values are the D elements of ``sums`` from ``first`` on."""
@@ -140,15 +138,10 @@ class Running:
         self._total[i] = fused(self._total[i], before, total * new)
         for start, lanes in pieces(head_dim, self._isa.lanes):
             place = ramp(i * head_dim + start, lanes)
-            wide_before, wide_new = (splat(each, lanes) if lanes > 1 else each for each in (before, new))
+            wide_before, wide_new = (wide(each, lanes) for each in (before, new))
             self._sums[place] = fused(self._sums[place], wide_before, sums[ramp(first + start, lanes)] * wide_new)
 
     def result(self, i: int, start: int, lanes: int) -> Scalar:
         """Elements of the attention's result."""
-        total = splat(self._total[i], lanes) if lanes > 1 else self._total[i]
+        total = wide(self._total[i], lanes)
         return self._sums[ramp(i * self._heads.head_dim + start, lanes)] / total
-
-
-def of(lanes: int) -> str:
-    """The dtype of so many float32."""
-    return f"float32x{lanes}" if lanes > 1 else "float32"

@@ -1,6 +1,6 @@
 """What kernels over rows of logits have in common: chunks of columns, one a task, and the largest logit and sum of exp of a row.
 
-A vector may begin inside a row and end behind it; what lies there is read and not used. So buffers of logits need at least a vector of memory behind them.
+A vector may begin inside a row and end behind it; what lies there is read and not used. So buffers of logits need a vector of memory more.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tvm import tirx
-
 from ..builder import Array, KernelBuilder, Scalar, maximum, minimum, number, reinterpret, select, splat
-from .builder import Isa
+from .builder import Isa, ramp, round_up_quotient
 from .math import exp, fold_lanes, largest_of_lanes, sum_of_lanes
 
 # Columns of a chunk: few enough to stay in the innermost cache, a multiple of every vector.
@@ -40,9 +38,9 @@ class Columns:
     def each(self) -> Iterator[tuple[Scalar, Scalar, Scalar]]:
         """A vector's first column, the number of each, and whether they are below ``stop``."""
         lanes, kernel = self.isa.lanes, self.kernel
-        with kernel.loop("vector", tirx.truncdiv(self.stop - self.first + (lanes - 1), lanes)) as number_of:
+        with kernel.loop("vector", round_up_quotient(self.stop - self.first, lanes)) as number_of:
             start = kernel.let("start", self.first + number_of * lanes)
-            columns = kernel.let("columns", splat(start, lanes) + tirx.Ramp(0, 1, lanes))
+            columns = kernel.let("columns", ramp(start, lanes))
             yield start, columns, columns < splat(self.stop, lanes)
 
 
@@ -89,7 +87,7 @@ def first_largest(kernel: KernelBuilder, isa: Isa, part: Columns, load: Callable
     value[0] = largest_of_lanes(highest[0])
     places = kernel.local("places", 1, f"int32x{lanes}", fill=2**31 - 1)
     with part.each() as (start, columns, inside):
-        equal = tirx.And(inside, load(start) == splat(value[0], lanes)) if lanes == 1 else inside & (load(start) == splat(value[0], lanes))
+        equal = inside & (load(start) == splat(value[0], lanes))
         places[0] = minimum(places[0], select(equal, columns, number(2**31 - 1, f"int32x{lanes}")))
     place[0] = fold_lanes(places[0], minimum)
 

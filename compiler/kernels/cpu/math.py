@@ -41,7 +41,7 @@ def exp(x: Scalar) -> Scalar:
     """e to the x, within 2e-7 of it; 0 below LOWEST_EXPONENT, and e^HIGHEST_EXPONENT above that."""
     integers = integers_like(x)
     limited = minimum(maximum(x, like(x, LOWEST_EXPONENT)), like(x, HIGHEST_EXPONENT))
-    turns = tirx.call_llvm_pure_intrin(str(x.ty), "llvm.rint", limited * like(x, 1 / math.log(2)))
+    turns = rounded(limited * like(x, 1 / math.log(2)))
     rest = fused(turns, like(x, -LN2_LOW), fused(turns, like(x, -LN2_HIGH), limited))
     result = like(x, 1 / math.factorial(EXP_TERMS))
     for term in reversed(range(EXP_TERMS)):
@@ -68,6 +68,11 @@ def log(x: Scalar) -> Scalar:
 
 def integers_like(x: Scalar) -> str:
     return str(x.ty).replace("float", "int")
+
+
+def rounded(x: Scalar) -> Scalar:
+    """To the nearest whole number, ties to even."""
+    return tirx.call_llvm_pure_intrin(str(x.ty), "llvm.rint", x)
 
 
 def square_root(x: Scalar) -> Scalar:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 
-from tvm import tirx
-
-from ..builder import Array, Scalar, cast, magnitude, maximum, number, splat
+from ..builder import Array, Scalar, all_of, cast, magnitude, maximum, number
 from ..pages import Heads
-from .builder import CpuKernelBuilder, Isa, pieces, ramp
-from .math import fused, join, largest_of_lanes
+from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, wide
+from .math import fused, join, largest_of_lanes, rounded
 from .pages import Pages, code_factor
 from .rows import rms_factor
 
@@ -34,17 +32,16 @@ class NewHeads:
         """Task number ``task`` of S * (H + 2 K)."""
         heads, kernel = self._heads, self._kernel
         all_heads = heads.num_heads + 2 * heads.num_kv_heads
-        row, head = kernel.let("row", tirx.truncdiv(task, all_heads)), kernel.let("head", tirx.truncmod(task, all_heads))
-        slot = kernel.let("slot", self._slots[row])
-        page, place = tirx.truncdiv(slot, heads.page_size), tirx.truncmod(slot, heads.page_size)
+        row, head = kernel.split(task, all_heads, ("row", "head"))
+        page, place = kernel.split(self._slots[row], heads.page_size, ("page", "place"))
         values_start = heads.num_heads + heads.num_kv_heads
         turned = kernel.local("turned", heads.head_dim, "float32")
         with kernel.when(head < heads.num_heads):
             self._turn(row, head, 0, turned)
             for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                scale = number(1 / math.sqrt(heads.head_dim), f"float32x{lanes}" if lanes > 1 else "float32")
+                scale = number(1 / math.sqrt(heads.head_dim), floats(lanes))
                 self.q[row, head, ramp(start, lanes)] = turned[ramp(start, lanes)] * scale
-        with kernel.when(tirx.all(head >= heads.num_heads, head < values_start)):
+        with kernel.when(all_of(head >= heads.num_heads, head < values_start)):
             self._turn(row, head, 1, turned)
             self._append(pages, page, 0, head - heads.num_heads, place, turned)
         with kernel.when(head >= values_start):
@@ -53,7 +50,7 @@ class NewHeads:
             self._append(pages, page, 1, head - values_start, place, turned)
 
     def _load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
-        return cast(self._qkv[row, head, ramp(start, lanes)], f"float32x{lanes}" if lanes > 1 else "float32")
+        return cast(self._qkv[row, head, ramp(start, lanes)], floats(lanes))
 
     def _turn(self, row: Scalar, head: Scalar, norm_row: int, turned: Array) -> None:
         """Norm and rotate one head into ``turned``."""
@@ -66,7 +63,7 @@ class NewHeads:
             x = self._load(row, head, start, lanes)
             if factor is None or self._norm is None:
                 return x
-            return x * (splat(factor, lanes) if lanes > 1 else factor) * self._norm[norm_row, ramp(start, lanes)]
+            return x * wide(factor, lanes) * self._norm[norm_row, ramp(start, lanes)]
 
         position = kernel.let("position", self.positions[row])
         for start, lanes in pieces(half, self._isa.lanes):
@@ -95,5 +92,5 @@ class NewHeads:
         with kernel.loop("element", heads.head_dim) as element:
             value = turned[element]
             if factor is not None:
-                value = tirx.call_llvm_pure_intrin("float32", "llvm.rint", value * factor)
+                value = rounded(value * factor)
             pages.store(page, plane, kv_head, place, element, value)

@@ -6,17 +6,15 @@ token by token, (page, D). Pages of 8-bit integers hold the codes in the same or
 
 from __future__ import annotations
 
-from tvm.tirx.script.builder import ir as script
-
-from ..builder import Array, KernelBuilder, Scalar, cast, number, select
+from ..builder import Scalar, cast, number, select
 from ..pages import Heads
-from .builder import ramp
+from .builder import CpuKernelBuilder, floats, of, ramp
 
 
 class Pages:
     """A layer's keys (plane 0) and values (plane 1) as the argument "kv"."""
 
-    def __init__(self, kernel: KernelBuilder, heads: Heads, *, write: bool) -> None:
+    def __init__(self, kernel: CpuKernelBuilder, heads: Heads, *, write: bool) -> None:
         self._heads = heads
         size, page = heads.head_dim * heads.page_size, heads.page_size
         self.quantized = heads.kv == "q8"
@@ -24,8 +22,7 @@ class Pages:
             self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, size), heads.activation, write=write)
             return
         self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, size + 4 * page), "int8", write=write)
-        shape = (kernel.size("P"), 2, heads.num_kv_heads, size // 4 + page)
-        self._scales = Array(script.decl_buffer(shape, "float32", data=self._kv.buffer.data))
+        self._scales = kernel.view(self._kv, ("P", 2, heads.num_kv_heads, size // 4 + page), "float32")
 
     def key(self, page: Scalar, kv_head: Scalar, place: Scalar, element: Scalar, lanes: int) -> Scalar:
         """One element of ``lanes`` neighbouring keys from ``place`` on, float32; of quantized pages without the scale."""
@@ -41,10 +38,7 @@ class Pages:
 
     def _load(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar, lanes: int) -> Scalar:
         stored = self._kv[page, plane, kv_head, ramp(index, lanes)]
-        vector = f"x{lanes}" if lanes > 1 else ""
-        if self.quantized:
-            stored = cast(stored, f"int32{vector}")
-        return cast(stored, f"float32{vector}")
+        return cast(cast(stored, of("int32", lanes)) if self.quantized else stored, floats(lanes))
 
     def store(self, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, element: Scalar, value: Scalar) -> None:
         """One element, float32; of quantized pages its code."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number, splat
-from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number
+from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, wide
 from .math import fused, square_root, sum_of_lanes
 
 
@@ -39,13 +39,12 @@ def norm_row(kernel: KernelBuilder, isa: Isa, x: Array, row: Scalar, weight: Arr
     """y[row] = x[row] / rms(x[row]) * weight."""
 
     def load(start: Scalar, lanes: int) -> Scalar:
-        return cast(x[row, ramp(start, lanes)], f"float32x{lanes}" if lanes > 1 else "float32")
+        return cast(x[row, ramp(start, lanes)], floats(lanes))
 
     factor = rms_factor(kernel, isa, load, columns, eps)
 
     def store(start: Scalar, lanes: int) -> None:
-        wide = splat(factor, lanes) if lanes > 1 else factor
-        y[row, ramp(start, lanes)] = load(start, lanes) * wide * weight[ramp(start, lanes)]
+        y[row, ramp(start, lanes)] = load(start, lanes) * wide(factor, lanes) * weight[ramp(start, lanes)]
 
     each_vector(kernel, columns, isa.lanes, store)
 

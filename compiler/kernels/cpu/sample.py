@@ -1,8 +1,8 @@
 """sample: each row's next token, by the row's settings, and its log-probability. No sort: a filter is a threshold on the logit.
 
-First tasks: one chunk of the columns of one row, for its largest logits, raw and adjusted, and the raw ones' sum of exp. Then one task: one
-row; a greedy one is done when its chunks are put together. Of a row with a temperature the weights go to scratch, again in tasks of a chunk,
-and the last tasks choose by them, a row each.
+First tasks: one chunk of the columns of one row, for its largest logits, raw and adjusted, and the raw ones' sum of exp. Then one task:
+one row; a greedy one is done when its chunks are put together. Of a row with a temperature the weights go to scratch, again in tasks of a
+chunk, and the last tasks choose by them, a row each.
 
 Top-k and top-p each search for their threshold in 11 passes: floats are ordered like unsigned integers (their bits, turned over where
 negative), and a pass fixes 3 bits of the threshold by adding up, for each of the 7 digits above 0, what lies at or above it. Counts are
@@ -12,8 +12,6 @@ float32 too, exact to 2^24 columns.
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from tvm import tirx
 
 from ...sampling import COUNTS, Settings
 from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat
@@ -61,7 +59,7 @@ def sample(name: str, isa: Isa, columns: int) -> Kernel:
         return load
 
     with kernel.tasks("task", "R", chunks) as task:
-        row, chunk = kernel.let("row", tirx.truncdiv(task, chunks)), kernel.let("chunk", tirx.truncmod(task, chunks))
+        row, chunk = kernel.split(task, chunks, ("row", "chunk"))
         part = chunk_of(kernel, isa, chunk, columns)
         largest, total = kernel.local("largest", 1, "float32"), kernel.local("total", 1, "float32")
         sum_chunk(kernel, isa, part, lambda start: logits[row, ramp(start, isa.lanes)], largest, total)
@@ -82,7 +80,7 @@ def sample(name: str, isa: Isa, columns: int) -> Kernel:
             partials[row, 0, index] = each
 
     with kernel.tasks("task", "R", chunks) as task:
-        row, chunk = kernel.let("row", tirx.truncdiv(task, chunks)), kernel.let("chunk", tirx.truncmod(task, chunks))
+        row, chunk = kernel.split(task, chunks, ("row", "chunk"))
         temperature = kernel.let("temperature", settings_of(row).temperature)
         with kernel.when(temperature > 0):
             part, load = chunk_of(kernel, isa, chunk, columns), load_from(row)
@@ -96,10 +94,11 @@ def sample(name: str, isa: Isa, columns: int) -> Kernel:
         token = kernel.local("token", 1, "int32")
         token[0] = cast(partials[row, 0, 3], "int32")
         with kernel.when(all_of(sound, settings_of(row).temperature > 0)):
-            everything = Columns(kernel, isa, tirx.const(0, "int32"), tirx.const(columns, "int32"))
+            everything = Columns(kernel, isa, kernel.size(0), kernel.size(columns))
             draw = Draw(kernel, isa, everything, load_from(row), lambda index: weights[row, index])
             draw.choose(settings_of(row), partials[row, 0, 2], token)
         y[row] = select(sound, token[0], -1)
+        logprobs[row] = number(0, "float32")
         with kernel.when(sound):
             logprobs[row] = logits[row, token[0]] - partials[row, 0, 0] - log(partials[row, 0, 1])
             slot, flags = kernel.let("slot", slots[row, 0]), kernel.let("flags", slots[row, 1])
@@ -107,8 +106,6 @@ def sample(name: str, isa: Isa, columns: int) -> Kernel:
                 sampled[slot] = token[0]
                 with kernel.when((flags & COUNTS) != 0):
                     counts[slot, token[0]] = counts[slot, token[0]] + 1
-        with kernel.when(tirx.Not(sound)):
-            logprobs[row] = number(0, "float32")
     return kernel.finish()
 
 

@@ -6,8 +6,6 @@ best column: the first of the largest values below the round before, or equal to
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from ...sampling import ALTERNATIVES
 from ..builder import Kernel, Scalar, minimum, number, select, splat
 from .builder import CpuKernelBuilder, Isa, ramp
@@ -22,26 +20,25 @@ def top_logprobs(name: str, isa: Isa, columns: int) -> Kernel:
     ids = kernel.buffer("ids", ("W", min(ALTERNATIVES, columns)), "int32", write=True)
     logprobs = kernel.buffer("logprobs", ("W", min(ALTERNATIVES, columns)), "float32", write=True)
     partials = kernel.scratch("top_partials", ("W", chunks, 2), "float32", write=True)
-    largest, total = (lambda: kernel.local("largest", 1, "float32")), (lambda: kernel.local("total", 1, "float32"))
     with kernel.tasks("task", "W", chunks) as task:
-        row, chunk = kernel.let("row", tirx.truncdiv(task, chunks)), kernel.let("chunk", tirx.truncmod(task, chunks))
-        high, sums = largest(), total()
+        row, chunk = kernel.split(task, chunks, ("row", "chunk"))
+        high, sums = kernel.local("high", 1, "float32"), kernel.local("sums", 1, "float32")
         sum_chunk(kernel, isa, chunk_of(kernel, isa, chunk, columns), lambda start: logits[row, ramp(start, lanes)], high, sums)
         partials[row, chunk, 0] = high[0]
         partials[row, chunk, 1] = sums[0]
     with kernel.tasks("row", "W") as row:
-        high, sums = largest(), total()
+        high, sums = kernel.local("high", 1, "float32"), kernel.local("sums", 1, "float32")
         merge_chunks(kernel, partials, row, chunks, high, sums)
         log_sum = kernel.let("log_sum", log(sums[0]))
         last, last_column = kernel.local("last", 1, "float32", fill=-LOWEST), kernel.local("last_column", 1, "int32", fill=-1)
         best, column = kernel.local("best", 1, "float32"), kernel.local("column", 1, "int32")
-        everything = Columns(kernel, isa, tirx.const(0, "int32"), tirx.const(columns, "int32"))
+        everything = Columns(kernel, isa, kernel.size(0), kernel.size(columns))
         with kernel.loop("rank", min(ALTERNATIVES, columns)) as rank:
 
             def left(start: Scalar) -> Scalar:
                 """Logits that no round has taken."""
                 x = kernel.let("x", logits[row, ramp(start, lanes)])
-                numbers = splat(start, lanes) + tirx.Ramp(0, 1, lanes)
+                numbers = ramp(start, lanes)
                 behind = (x == splat(last[0], lanes)) & (numbers > splat(last_column[0], lanes))
                 return select((x < splat(last[0], lanes)) | behind, x, number(LOWEST, f"float32x{lanes}"))
 
