@@ -97,7 +97,8 @@ class NeonDot(Dot):
 class PairDot(Dot):
     """AVX2 and AVX-512 without VNNI: products are added in pairs to 16 bits, and the pairs to 32 bits at the end.
 
-    A code of four bits times 127 is at most 1,905, and a sum of 16 of those, 30,480, fits 16 bits. So codes of 8 bits are multiplied in halves.
+    A code of four bits times 127 is at most 1,905, and a sum of 16 of those, 30,480, fits 16 bits. So codes of 8 bits are multiplied in
+    halves.
     """
 
     def __init__(self, kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> None:

@@ -9,32 +9,32 @@ from tvm import tirx
 
 from ...quant.base import GROUP
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, KernelBuilder, Scalar, cast, number, reinterpret, select, splat
+from ..builder import Array, Scalar, cast, number, reinterpret, select, splat
 from ..projection import Projection
-from .builder import Isa, pieces, ramp
-from .integer_dot import integer_dot
-from .math import fused
+from .builder import CpuKernelBuilder, Isa, of, pieces, ramp
+from .integer_dot import State, integer_dot
+from .math import fused, rounded
 from .rows import each_vector, norm_row, rms_factor
 
-# Activations are quantized in vectors of this many, whatever the level has, so that all levels sum squares in the same order.
+# Rows are prepared in vectors of this many, whatever the level has, so that all levels sum squares in the same order.
 LANES = 16
-LARGEST = 127
-import os
-
-PARTS = int(os.environ.get("PARTS", "2"))
+# A code is high * 128 + low: two signed bytes, the low one from -64 to 63. One byte alone, as others do it, costs half the time where batches
+# are large, but was 1.4 % of the largest logit off on the demo model, ten times as much as its self-test allows, and changed tokens.
+LOW_BITS = 7
+LARGEST = 127 << LOW_BITS
+# Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be computed.
+GROUPS_AHEAD = 16
 
 
 class IntegerRows:
     """x as codes * scale, one scale a group of 32 columns, codes rounded to nearest, ties to even.
 
-    A code is high * 128 + low, two signed bytes, so the scale is largest magnitude / 127 / 128.
-    Scratch: codes (blocks, groups, tokens, parts, 8) words of four, the high parts first; scales (blocks, groups, tokens), of a normed row
+    Scratch: codes (blocks, groups, tokens, 2, 8) words of four bytes, the high parts first; scales (blocks, groups, tokens), of a normed row
     times 1 / rms; offsets (blocks, groups, tokens) int32, what the weights' zero adds to a group's dot product, negated.
     A dot product is the sum over groups of scale * weight scale * (codes . weight codes + offset), the integers being exact.
     """
 
-    def __init__(self, kernel: KernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
-        self._parts = PARTS
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
         self._kernel, self._isa, self._facts, self._tokens = kernel, isa, facts, tokens
         self._groups = groups = -(-facts.columns // GROUP)
         self._words = {"q4": 4, "q8": 8}[facts.weight.kind]
@@ -48,7 +48,7 @@ class IntegerRows:
     def declare_scratch(self) -> None:
         kernel, tokens, groups = self._kernel, self._tokens, self._groups
         blocks = ["ceildiv", self._facts.batch, tokens]
-        self._codes = kernel.scratch("codes", (blocks, groups * tokens, self._parts * 8), "float32", write=True)
+        self._codes = kernel.scratch("codes", (blocks, groups * tokens, 16), "float32", write=True)
         self._scales = kernel.scratch("scales", (blocks, groups * tokens), "float32", write=True)
         self._offsets = kernel.scratch("offsets", (blocks, groups * tokens), "float32", write=True)
 
@@ -88,25 +88,20 @@ class IntegerRows:
         bits = [reinterpret(half, of("uint32", LANES)) & number(0x7FFFFFFF, of("uint32", LANES)) for half in halves]
         highest = tirx.call_llvm_pure_intrin("uint32", "llvm.vector.reduce.umax", tirx.max(*bits))
         largest = kernel.let("largest", reinterpret(kernel.let("highest", highest), "float32"))
-        most = LARGEST * (128 if self._parts == 2 else 1)
-        inverse = kernel.let("inverse", select(largest > 0, number(most, "float32") / largest, number(0, "float32")))
-        integers = of("int32", LANES)
-        total = None
+        inverse = kernel.let("inverse", select(largest > 0, number(LARGEST, "float32") / largest, number(0, "float32")))
+        integers, shift = of("int32", LANES), number(LOW_BITS, of("int32", LANES))
+        totals = []
         for half, each in enumerate(halves):
-            rounded = tirx.call_llvm_pure_intrin(of("float32", LANES), "llvm.rint", each * splat(inverse, LANES))
-            codes = kernel.let("codes", cast(rounded, integers))
-            total = codes if total is None else total + codes
-            parts = [codes]
-            if self._parts == 2:
-                high = kernel.let("high", (codes + number(64, integers)) >> number(7, integers))
-                parts = [high, codes - (high << number(7, integers))]
-            for part, values in enumerate(parts):
+            codes = kernel.let("codes", cast(rounded(each * splat(inverse, LANES)), integers))
+            high = kernel.let("high", (codes + number(1 << (LOW_BITS - 1), integers)) >> shift)
+            for part, values in enumerate((high, codes - (high << shift))):
                 words = reinterpret(cast(values, of("int8", LANES)), of("float32", LANES // 4))
                 self._codes[block, place, ramp(part * 8 + half * (LANES // 4), LANES // 4)] = words
-        scale = largest * number(1 / most, "float32")
+            totals.append(codes)
+        scale = largest * number(1 / LARGEST, "float32")
         self._scales[block, place] = scale if factor is None else scale * factor
         if self._dot.zero:
-            offset = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", total) * -self._dot.zero
+            offset = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", totals[0] + totals[1]) * -self._dot.zero
             self._offsets[block, place] = reinterpret(offset, "float32")
 
     def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
@@ -115,26 +110,26 @@ class IntegerRows:
         sums = kernel.local("sums", tokens * len(starts), of("float32", lanes), fill=0)
         with kernel.loop("group", self._groups) as group:
             place = kernel.let("place", group * tokens)
-            operands = {start: [] for start in starts}
-            for word in range(self._words):
-                for start in starts:
-                    operands[start] += dot.operands(self._weight[tile, group * self._words + word, ramp(start, lanes)])
-            totals = {(token, start): number(0, of("int32", lanes)) for token in range(tokens) for start in starts}
-            for part in range(self._parts):
+            words = [group * self._words + word for word in range(self._words)]
+            if starts[0] == 0:
+                for word in words:
+                    kernel.prefetch(self._weight, (tile, word + GROUPS_AHEAD * self._words, 0))
+                kernel.prefetch(self._weight_scales, (tile, group + GROUPS_AHEAD, 0))
+            operands = {
+                start: [each for word in words for each in dot.operands(self._weight[tile, word, ramp(start, lanes)])] for start in starts
+            }
+            at = [(token, start) for token in range(tokens) for start in starts]
+            totals = dict.fromkeys(at, number(0, of("int32", lanes)))
+            for part in range(2):
                 if part:
-                    totals = {at: total << number(7, of("int32", lanes)) for at, total in totals.items()}
-                if part == self._parts - 1 and dot.zero:
-                    totals = {
-                        (t, start): total + splat(reinterpret(self._offsets[block, place + t], "int32"), lanes)
-                        for (t, start), total in totals.items()
-                    }
-                states = {at: (total,) for at, total in totals.items()}
-                for quad in range(8):
+                    totals = {key: self._shifted(total, block, place + key[0]) for key, total in totals.items()}
+                states: dict[tuple[int, int], State] = {key: (total,) for key, total in totals.items()}
+                for quad in range(GROUP // 4):
                     for token in range(tokens):
                         x = reinterpret(self._codes[block, place + token, part * 8 + quad], "int32")
                         for start in starts:
                             states[token, start] = dot.add(states[token, start], operands[start][quad], x)
-                totals = {at: dot.finish(state) for at, state in states.items()}
+                totals = {key: dot.finish(state) for key, state in states.items()}
             for part, start in enumerate(starts):
                 scales = kernel.let("scales", cast(self._weight_scales[tile, group, ramp(start, lanes)], of("float32", lanes)))
                 for token in range(tokens):
@@ -143,6 +138,12 @@ class IntegerRows:
                     sums[index] = fused(whole, scales * splat(self._scales[block, place + token], lanes), sums[index])
         return sums
 
+    def _shifted(self, total: Scalar, block: Scalar, place: Scalar) -> Scalar:
+        """What the sum of low parts begins with: that of the high parts in its place, and the offset."""
+        lanes = self._isa.lanes
+        shifted = total << number(LOW_BITS, of("int32", lanes))
+        return shifted + splat(reinterpret(self._offsets[block, place], "int32"), lanes) if self._dot.zero else shifted
+
 
 class FloatRows:
     """x as it is or normed, in scratch (rows, K), with zeros behind it up to whole groups. A dot product is one chain over the columns."""
@@ -150,7 +151,7 @@ class FloatRows:
     # Columns in a turn of the loop.
     UNROLL = 8
 
-    def __init__(self, kernel: KernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
         self._kernel, self._isa, self._facts, self._tokens = kernel, isa, facts, tokens
         self._padded = -(-facts.columns // GROUP) * GROUP
         tiles = -(-facts.weight_rows // TILE_ROWS)
@@ -192,8 +193,3 @@ class FloatRows:
                         index = token * len(starts) + part
                         sums[index] = fused(each, x, sums[index])
         return sums
-
-
-def of(base: str, lanes: int) -> str:
-    """The dtype of a vector, or of a scalar."""
-    return f"{base}x{lanes}" if lanes > 1 else base
