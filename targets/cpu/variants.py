@@ -14,7 +14,7 @@ from typing import TypeAlias
 from nearfar.compiler.expr import Condition
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.cpu.attention import rope_attention
+from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
@@ -34,6 +34,13 @@ from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
 # Rows of a projection's input for which a weight is unpacked once: as many as registers hold the sums of.
 BLOCK_ROWS = {VNNI: 8, AVX512: 8, AVX2: 8, DOTPROD: 4, NEON: 2}
+
+# Queries that share a load of a key: the rows of a tile times the query heads of a kv head.
+TILE_QUERIES = 8
+# Sequences of fewer new tokens would leave most rows of a tile to others.
+MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
+# One new token of every sequence, with too few sequences to give every thread of a large machine a head, and more than a block of keys.
+FEW_LONG: Condition = ["and", ["==", "S", "B"], ["and", ["<=", "S", 8], [">", "T", 512]]]
 
 # Makes a kernel of a name for an instruction set.
 Build: TypeAlias = Callable[[str, Isa], Kernel]
@@ -141,6 +148,11 @@ def rope_attention_variants(step: Step, context: Context) -> Sequence[Variant]:
         heads, head_dim = context.spec.num_heads, context.spec.head_dim
         kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")
         facts = Heads(heads, kv_heads, head_dim, page_size, positions, activation, eps, kv)
+        variants += plain(context, f"attention_split{suffix(facts)}", partial(attention_split, heads=facts), activation, FEW_LONG)
+        rows = max(1, TILE_QUERIES // facts.group)
+        if rows > 1:
+            build = partial(attention_tile, heads=facts, rows=rows)
+            variants += plain(context, f"attention_tile{rows}{suffix(facts)}", build, activation, MANY_ROWS)
         variants += plain(context, f"rope_attention{suffix(facts)}", partial(rope_attention, heads=facts), activation)
     return variants
 

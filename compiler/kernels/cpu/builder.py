@@ -22,7 +22,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as script
 
 from ...expr import Expr
-from ..builder import Array, Binding, Kernel, KernelBuilder, Scalar
+from ..builder import Array, Binding, Index, Kernel, KernelBuilder, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,10 @@ class Isa:
 
 
 class CpuKernelBuilder(KernelBuilder):
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, scalars: tuple[str, ...] = ()) -> None:
         super().__init__(name)
+        for dim in scalars:
+            self.size(dim)
         self._pointers: list[Scalar] = []
 
     def buffer(self, role: str, shape: tuple[Expr, ...], dtype: str, *, write: bool = False) -> Array:
@@ -68,7 +70,12 @@ class CpuKernelBuilder(KernelBuilder):
         buffer = script.decl_buffer(tuple(self.size(extent) for extent in shape), dtype, data=array.buffer.data)
         return Array(buffer)
 
-    def split(self, value: Scalar, count: int, names: tuple[str, str]) -> tuple[Scalar, Scalar]:
+    def prefetch(self, array: Array, index: Index) -> None:
+        """Ask for the cache line of an element, which need not be there for anything to be right."""
+        address = tirx.address_of(array[index])
+        script.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, 2, 1))
+
+    def split(self, value: Scalar, count: Scalar | int, names: tuple[str, str]) -> tuple[Scalar, Scalar]:
         """Quotient and remainder of a number that is not negative."""
         return self.let(names[0], tirx.truncdiv(value, count)), self.let(names[1], tirx.truncmod(value, count))
 

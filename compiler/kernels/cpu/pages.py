@@ -15,7 +15,7 @@ class Pages:
     """A layer's keys (plane 0) and values (plane 1) as the argument "kv"."""
 
     def __init__(self, kernel: CpuKernelBuilder, heads: Heads, *, write: bool) -> None:
-        self._heads = heads
+        self._kernel, self._heads = kernel, heads
         size, page = heads.head_dim * heads.page_size, heads.page_size
         self.quantized = heads.kv == "q8"
         if not self.quantized:
@@ -35,6 +35,10 @@ class Pages:
     def scales(self, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, lanes: int) -> Scalar:
         """Of neighbouring tokens. Only of quantized pages."""
         return self._scales[page, plane, kv_head, ramp(self._heads.head_dim * self._heads.page_size // 4 + place, lanes)]
+
+    def prefetch(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar) -> None:
+        """Ask for the memory of an element of a page's keys or values, by its place among all of them."""
+        self._kernel.prefetch(self._kv, (page, plane, kv_head, index))
 
     def _load(self, page: Scalar, plane: int, kv_head: Scalar, index: Scalar, lanes: int) -> Scalar:
         stored = self._kv[page, plane, kv_head, ramp(index, lanes)]
