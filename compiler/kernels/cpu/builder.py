@@ -79,11 +79,6 @@ class CpuKernelBuilder(KernelBuilder):
         """Quotient and remainder of a number that is not negative."""
         return self.let(names[0], tirx.truncdiv(value, count)), self.let(names[1], tirx.truncmod(value, count))
 
-    def prefetch(self, array: Array, index: tuple[Scalar | int, ...]) -> None:
-        """Have an element's cache line fetched, for soon. The element may lie beyond the array."""
-        address = tirx.address_of(array.buffer[index])
-        script.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, *(tirx.const(value, "int32") for value in (0, 3, 1))))
-
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: str, scope: str) -> Array:
         # TVM would ask its runtime for memory for each; on the stack LLVM turns small arrays into registers.
         buffer = script.alloc_buffer(shape, dtype, scope=scope, annotations={"disable_lower_builtin": True})

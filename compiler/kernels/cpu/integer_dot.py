@@ -5,6 +5,7 @@ Codes of weights (unsigned) times codes of activations (signed, -127 to 127) are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from tvm import tirx
@@ -36,9 +37,9 @@ class IntegerDot(Protocol):
 
 def integer_dot(kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> IntegerDot:
     """The way of this level."""
+    ways: dict[str, Callable[[KernelBuilder, Isa, WeightFormat], IntegerDot]]
     ways = {"vnni": VnniDot, "avx512": PairDot, "avx2": PairDot, "dotprod": NeonDot}
-    dot: IntegerDot = ways.get(isa.name, PlainDot)(kernel, isa, fmt)
-    return dot
+    return ways.get(isa.name, PlainDot)(kernel, isa, fmt)
 
 
 class Dot:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from ...expr import Expr
 from ...quant.base import GROUP
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, Scalar, cast, number, reinterpret, select, splat
@@ -18,8 +19,8 @@ from .rows import each_vector, norm_row, rms_factor
 
 # Rows are prepared in vectors of this many, whatever the level has, so that all levels sum squares in the same order.
 LANES = 16
-# A code is high * 128 + low: two signed bytes, the low one from -64 to 63. One byte alone, as others do it, costs half the time where batches
-# are large, but was 1.4 % of the largest logit off on the demo model, ten times as much as its self-test allows, and changed tokens.
+# A code is high * 128 + low: two signed bytes, the low one from -64 to 63. One byte alone, as is usual, takes half the time of large
+# batches; but it was 1.4 % of the largest logit off on the demo model, where the self-test allows 0.1 %, and changed tokens.
 LOW_BITS = 7
 LARGEST = 127 << LOW_BITS
 # Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be computed.
@@ -29,8 +30,8 @@ GROUPS_AHEAD = 16
 class IntegerRows:
     """x as codes * scale, one scale a group of 32 columns, codes rounded to nearest, ties to even.
 
-    Scratch: codes (blocks, groups, tokens, 2, 8) words of four bytes, the high parts first; scales (blocks, groups, tokens), of a normed row
-    times 1 / rms; offsets (blocks, groups, tokens) int32, what the weights' zero adds to a group's dot product, negated.
+    Scratch: codes (blocks, groups, tokens, 2, 8) words of four bytes, the high parts first; scales (blocks, groups, tokens), of a normed
+    row times 1 / rms; offsets (blocks, groups, tokens) int32, what the weights' zero adds to a group's dot product, negated.
     A dot product is the sum over groups of scale * weight scale * (codes . weight codes + offset), the integers being exact.
     """
 
@@ -47,7 +48,7 @@ class IntegerRows:
 
     def declare_scratch(self) -> None:
         kernel, tokens, groups = self._kernel, self._tokens, self._groups
-        blocks = ["ceildiv", self._facts.batch, tokens]
+        blocks: Expr = ["ceildiv", self._facts.batch, tokens]
         self._codes = kernel.scratch("codes", (blocks, groups * tokens, 16), "float32", write=True)
         self._scales = kernel.scratch("scales", (blocks, groups * tokens), "float32", write=True)
         self._offsets = kernel.scratch("offsets", (blocks, groups * tokens), "float32", write=True)
@@ -105,7 +106,7 @@ class IntegerRows:
             self._offsets[block, place] = reinterpret(offset, "float32")
 
     def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
-        """Dot products of a block's rows with the tile's rows from each of ``starts`` on: the vectors of the first row, the next, and so on."""
+        """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row, of the next, ..."""
         kernel, dot, lanes, tokens = self._kernel, self._dot, self._isa.lanes, self._tokens
         sums = kernel.local("sums", tokens * len(starts), of("float32", lanes), fill=0)
         with kernel.loop("group", self._groups) as group:
@@ -115,9 +116,8 @@ class IntegerRows:
                 for word in words:
                     kernel.prefetch(self._weight, (tile, word + GROUPS_AHEAD * self._words, 0))
                 kernel.prefetch(self._weight_scales, (tile, group + GROUPS_AHEAD, 0))
-            operands = {
-                start: [each for word in words for each in dot.operands(self._weight[tile, word, ramp(start, lanes)])] for start in starts
-            }
+            loaded = {start: [self._weight[tile, word, ramp(start, lanes)] for word in words] for start in starts}
+            operands = {start: [each for word in loaded[start] for each in dot.operands(word)] for start in starts}
             at = [(token, start) for token in range(tokens) for start in starts]
             totals = dict.fromkeys(at, number(0, of("int32", lanes)))
             for part in range(2):
@@ -160,7 +160,7 @@ class FloatRows:
         self._weight = kernel.buffer("weight.w", (tiles, self._padded, TILE_ROWS), {"f16": "float16", "f32": "float32"}[facts.weight.kind])
 
     def declare_scratch(self) -> None:
-        blocks = ["ceildiv", self._facts.batch, self._tokens]
+        blocks: Expr = ["ceildiv", self._facts.batch, self._tokens]
         self._rows = self._kernel.scratch("x", (["mul", blocks, self._tokens], self._padded), "float32", write=True)
 
     def prepare(self, row: Scalar) -> None:
