@@ -32,8 +32,8 @@ from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
 # What kernels without a use for integer dot products are compiled for.
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
-# Rows of a projection's input for which a weight is unpacked once: as many as registers hold the sums of.
-BLOCK_ROWS = {VNNI: 8, AVX512: 8, AVX2: 8, DOTPROD: 4, NEON: 2}
+# Rows of a projection's input for which a weight is unpacked once, as many as registers hold the sums of; fewer for smaller batches.
+BLOCK_ROWS = {VNNI: (4, 8), AVX512: (4,), AVX2: (4,), DOTPROD: (4,), NEON: (2,)}
 
 # Queries that share a load of a key: the rows of a tile times the query heads of a kv head.
 TILE_QUERIES = 8
@@ -131,10 +131,11 @@ def projection_variants(step: Step, context: Context) -> Sequence[Variant]:
 
 
 def projection_rows(facts: Projection, activation: str | None, context: Context) -> list[Variant]:
-    """The kernels of one projection: for a single row, and for blocks of rows. Integer dot products are worth a level of their own."""
+    """The kernels of one projection, for a single row and for blocks of rows. Integer dot products are worth a level of their own."""
     rows = []
     for level in context.levels if facts.weight.scale_dtype else context.plain_levels:
-        for tokens, when in ((1, ["<=", facts.batch, 1]), (BLOCK_ROWS[level], None)):
+        for tokens in (1, *BLOCK_ROWS[level]):
+            when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
             build = partial(linear_tiles, facts=facts, tokens=tokens)
             rows.append(Variant(f"{facts.name}_tiles{tokens}", level, build, activation, when))
     return rows

@@ -53,9 +53,9 @@ def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int) -> Kernel:
 
 
 def vectors_at_once(isa: Isa, tokens: int) -> int:
-    """How many of a tile's vectors are summed at once: all of them, or as many as registers hold the sums of, twice, and the weights."""
+    """How many of a tile's vectors are summed at once: all, or as many as registers hold three sums of for each row, and weights."""
     vectors = TILE_ROWS // isa.lanes
-    while vectors > 1 and 2 * tokens * vectors + 8 > isa.registers:
+    while vectors > 1 and 3 * tokens * vectors + 8 > isa.registers:
         vectors //= 2
     return vectors
 

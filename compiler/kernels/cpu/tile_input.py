@@ -5,6 +5,8 @@ Rows are taken in blocks of ``tokens``. Rows beyond the last of the batch are wh
 
 from __future__ import annotations
 
+from itertools import product
+
 from tvm import tirx
 
 from ...expr import Expr
@@ -116,33 +118,33 @@ class IntegerRows:
                 for word in words:
                     kernel.prefetch(self._weight, (tile, word + GROUPS_AHEAD * self._words, 0))
                 kernel.prefetch(self._weight_scales, (tile, group + GROUPS_AHEAD, 0))
-            loaded = {start: [self._weight[tile, word, ramp(start, lanes)] for word in words] for start in starts}
-            operands = {start: [each for word in loaded[start] for each in dot.operands(word)] for start in starts}
             at = [(token, start) for token in range(tokens) for start in starts]
-            totals = dict.fromkeys(at, number(0, of("int32", lanes)))
-            for part in range(2):
-                if part:
-                    totals = {key: self._shifted(total, block, place + key[0]) for key, total in totals.items()}
-                states: dict[tuple[int, int], State] = {key: (total,) for key, total in totals.items()}
-                for quad in range(GROUP // 4):
-                    for token in range(tokens):
-                        x = reinterpret(self._codes[block, place + token, part * 8 + quad], "int32")
-                        for start in starts:
-                            states[token, start] = dot.add(states[token, start], operands[start][quad], x)
-                totals = {key: dot.finish(state) for key, state in states.items()}
+            offsets = [self._offset(block, place + token) for token in range(tokens)]
+            # The sums of the high and the low parts go side by side, so that a weight is needed once and waits in no register.
+            states: list[dict[tuple[int, int], State]] = [
+                {key: (number(0, of("int32", lanes)),) for key in at},
+                {key: (splat(offsets[key[0]], lanes),) for key in at},
+            ]
+            quads = GROUP // 4 // self._words
+            for number_of_word, word in enumerate(words):
+                operands = {start: dot.operands(self._weight[tile, word, ramp(start, lanes)]) for start in starts}
+                for i, token, part in product(range(quads), range(tokens), range(2)):
+                    column = (part * self._words + number_of_word) * quads + i
+                    x = reinterpret(self._codes[block, place + token, column], "int32")
+                    for start in starts:
+                        states[part][token, start] = dot.add(states[part][token, start], operands[start][i], x)
+            high, low = ({key: dot.finish(state) for key, state in each.items()} for each in states)
             for part, start in enumerate(starts):
                 scales = kernel.let("scales", cast(self._weight_scales[tile, group, ramp(start, lanes)], of("float32", lanes)))
                 for token in range(tokens):
-                    whole = cast(totals[token, start], of("float32", lanes))
+                    total = (high[token, start] << number(LOW_BITS, of("int32", lanes))) + low[token, start]
+                    whole = cast(total, of("float32", lanes))
                     index = token * len(starts) + part
                     sums[index] = fused(whole, scales * splat(self._scales[block, place + token], lanes), sums[index])
         return sums
 
-    def _shifted(self, total: Scalar, block: Scalar, place: Scalar) -> Scalar:
-        """What the sum of low parts begins with: that of the high parts in its place, and the offset."""
-        lanes = self._isa.lanes
-        shifted = total << number(LOW_BITS, of("int32", lanes))
-        return shifted + splat(reinterpret(self._offsets[block, place], "int32"), lanes) if self._dot.zero else shifted
+    def _offset(self, block: Scalar, place: Scalar) -> Scalar:
+        return reinterpret(self._offsets[block, place], "int32") if self._dot.zero else tirx.const(0, "int32")
 
 
 class FloatRows:
