@@ -1,7 +1,7 @@
 """Bundle: a folder of data that every runtime of its target can load. Read here, written by `compile.py`.
 
 manifest.json            everything a runtime must know; see `manifest.py`
-kernels/<name>.<suffix>  one readable source file a kernel
+kernels/<name>.<suffix>  one readable source file a kernel, or for CPUs one shared library
 weights/<number>.bin     shards: planes of packed weights, each at an offset that is a multiple of 256 bytes
 tokenizer.json           as it came with the checkpoint
 """

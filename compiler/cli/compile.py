@@ -31,7 +31,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or a name on its hub such as Qwen/Qwen3-0.6B")
     parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, required=True, help="the folder to make")
     parser.add_argument("--target", choices=TARGETS, default="webgpu", help="the kind of device (default: %(default)s)")
-    parser.add_argument("--arch", metavar="ARCH", help="what to compile kernels for, where the target asks (default: the target's)")
+    parser.add_argument(
+        "--arch",
+        metavar="ARCH",
+        help="what to compile kernels for, where the target asks: of cpu x86_64 or aarch64 (default: the target's)",
+    )
     parser.add_argument("--quantization", choices=quant.NAMES, default="q4f16", help="the weights' format (default: %(default)s)")
     parser.add_argument(
         "--context", type=int, metavar="N", help="the longest sequence in tokens (default: 4096, or what the model was trained for)"

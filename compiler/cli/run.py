@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default); 1 samples as the model was trained"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)")
-    parser.add_argument("--runner", choices=RUNNERS, default="webgpu", help="what computes (default: %(default)s)")
+    parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     prompt = encode(tokenizer, options.prompt, raw=options.raw)
     sampler = Sampler(options.temperature, options.seed)
     max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
-    runner = open_runner(options.runner, bundle, Limits())
+    runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits())
     timings, stream = Timings(), TextStream(tokenizer)
     token_ids, text = [], ""
     for token in generate(runner, prompt, max_tokens, sampler, timings):

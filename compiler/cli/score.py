@@ -32,14 +32,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="a .npy file: float32 (n, V), row i predicts token i + 1"
     )
-    parser.add_argument("--runner", choices=RUNNERS, default="webgpu", help="what computes (default: %(default)s)")
+    parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
     token_ids = parse_tokens(options.tokens)
     bundle = open_bundle(options.bundle)
-    runner = open_runner(options.runner, bundle, Limits(rows=PREFILL_CHUNK))
+    runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits(rows=PREFILL_CHUNK))
     blocks = []
     with progress_bars(quiet=options.json) as bars:
         bars.start()

@@ -19,6 +19,8 @@ from nearfar.compiler.errors import DeviceError
 ARGUMENT = np.dtype([("type", "<i4"), ("padding", "<u4"), ("value", "<i8")])
 LAUNCH = np.dtype([("function", "<u8"), ("arguments", "<u8"), ("count", "<i8")])
 INTEGER, POINTER = 1, 4
+# What kernels call of TVM's runtime.
+RUNTIME_FUNCTIONS = ("TVMBackendParallelLaunch",)
 # Turns that a thread waits for work before it sleeps. TVM's 300,000 would keep cores busy that others need.
 SPIN_COUNT = 20_000
 
@@ -36,15 +38,15 @@ class Library:
     """Raises DeviceError where TVM's runtime is not installed or the library cannot be loaded."""
 
     def __init__(self, path: Path) -> None:
-        load_runtime()
-        import tvm_ffi
-
+        runtime = load_runtime()
         try:
-            # TVM FFI's loader tells the library where the runtime's functions are.
-            self._module = tvm_ffi.load_module(str(path))
             self._library = ctypes.CDLL(str(path))
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             raise DeviceError(f"{path}: cannot be loaded: {error}") from error
+        # Libraries that TVM makes call its runtime through pointers, which whoever loads them sets.
+        for name in RUNTIME_FUNCTIONS:
+            place = ctypes.c_void_p.in_dll(self._library, f"__{name}")
+            place.value = ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value
         self._launch = self._library.nearfar_launch
         self._launch.argtypes = (ctypes.c_void_p, ctypes.c_int32)
         self._launch.restype = ctypes.c_int32
@@ -77,15 +79,21 @@ class Library:
         assert failed == 0, f"launch {failed - 1} of {len(launches.launches)} failed"
 
 
-def load_runtime() -> None:
-    """Load TVM's runtime library, for what kernels call. Raises DeviceError where it is not installed."""
-    import tvm_ffi  # noqa: F401, because the runtime needs its library
+def load_runtime() -> ctypes.CDLL:
+    """TVM FFI's library and TVM's runtime, 6 MB together, without their Python packages: those load torch where it is installed.
 
-    spec = find_spec("tvm")
-    library = Path(spec.origin).parent / "lib/libtvm_runtime.so" if spec is not None and spec.origin else None
-    if library is None or not library.is_file():
-        raise DeviceError("TVM's runtime library was not found; install apache-tvm")
-    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+    Raises DeviceError where they are not installed.
+    """
+    ctypes.CDLL(str(library_of("tvm_ffi", "libtvm_ffi.so")), ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library_of("tvm", "libtvm_runtime.so")), ctypes.RTLD_GLOBAL)
+
+
+def library_of(package: str, file: str) -> Path:
+    spec = find_spec(package)
+    path = Path(spec.origin).parent / "lib" / file if spec is not None and spec.origin else None
+    if path is None or not path.is_file():
+        raise DeviceError(f"{file} was not found; install apache-tvm")
+    return path
 
 
 def set_threads(count: int, environment: Mapping[str, str] = os.environ) -> None:

@@ -105,11 +105,12 @@ class CpuRunner:
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         row = self._arrays[name][slot]
-        copied = np.array(values, row.dtype)
-        self._worker.submit(np.copyto, row, copied)
+        assert values.shape == row.shape, (name, values.shape, row.shape)
+        self._worker.submit(np.copyto, row, values.astype(row.dtype))
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._worker.submit(self._copy_pages, list(pairs))
+        assert all(0 <= page < self._num_pages for pair in pairs for page in pair), pairs
+        self._worker.submit(self._copy_pages, tuple(pairs))
 
     def close(self) -> None:
         """Wait for what has been asked for, then give the memory back."""

@@ -5,27 +5,28 @@ one row; a greedy one is done when its chunks are put together. Of a row with a 
 chunk, and the last tasks choose by them, a row each.
 
 Top-k and top-p each search for their threshold in 11 passes: floats are ordered like unsigned integers (their bits, turned over where
-negative), and a pass fixes 3 bits of the threshold by adding up, for each of the 7 digits above 0, what lies at or above it. Counts are
-float32 too, exact to 2^24 columns.
+negative), and a pass fixes 3 bits of the threshold by adding up, for each of the 7 digits above 0, what lies at or above it. Blocks
+of columns that all lie below what is known of the threshold are passed over. Counts are float32 too, exact to 2^24 columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from ...sampling import COUNTS, Settings
 from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat
 from .builder import CpuKernelBuilder, Isa, ramp
 from .logits import CHUNK, LOWEST, Columns, chunk_of, first_largest, key_of, merge_chunks, num_chunks, sum_chunk
-from .math import exp, log, sum_of_lanes
+from .math import exp, largest_of_lanes, log, sum_of_lanes
 
 DIGIT_BITS = 3
 DIGITS = 2**DIGIT_BITS - 1
 PASSES = -(-32 // DIGIT_BITS)
 # Of a chunk: largest raw logit, sum of exp, largest adjusted logit, its column.
 PARTIALS = 4
-# Columns whose kept weights are added up before the draw is looked for among them.
-BLOCK = 1024
+# Columns that are passed over together where the largest of them is not kept.
+BLOCK = 128
 
 
 def sample(name: str, isa: Isa, columns: int) -> Kernel:
@@ -41,6 +42,7 @@ def sample(name: str, isa: Isa, columns: int) -> Kernel:
     logprobs = kernel.buffer("logprobs", ("R",), "float32", write=True)
     partials = kernel.scratch("partials", ("R", chunks, PARTIALS), "float32", write=True)
     weights = kernel.scratch("weights", ("R", chunks * CHUNK), "float32", write=True)
+    maxima = kernel.scratch("maxima", ("R", chunks * CHUNK // BLOCK), "float32", write=True)
 
     def settings_of(row: Scalar) -> Settings:
         return Settings(*(settings[row, index] for index in range(len(Settings._fields))))
@@ -83,10 +85,16 @@ def sample(name: str, isa: Isa, columns: int) -> Kernel:
         row, chunk = kernel.split(task, chunks, ("row", "chunk"))
         temperature = kernel.let("temperature", settings_of(row).temperature)
         with kernel.when(temperature > 0):
-            part, load = chunk_of(kernel, isa, chunk, columns), load_from(row)
-            with part.each() as (start, _, inside):
-                exponent = (load(start) - splat(partials[row, 0, 2], isa.lanes)) / splat(temperature, isa.lanes)
-                weights[row, ramp(start, isa.lanes)] = select(inside, exp(exponent), number(0, f"float32x{isa.lanes}"))
+            load, largest = load_from(row), kernel.let("largest", partials[row, 0, 2])
+            with kernel.loop("block", CHUNK // BLOCK) as place:
+                block = kernel.let("block", chunk * (CHUNK // BLOCK) + place)
+                highest = kernel.local("highest", 1, f"float32x{isa.lanes}", fill=LOWEST)
+                with block_of(kernel, isa, block, columns).each() as (start, _, inside):
+                    x = kernel.let("x", load(start))
+                    exponent = (x - splat(largest, isa.lanes)) / splat(temperature, isa.lanes)
+                    weights[row, ramp(start, isa.lanes)] = select(inside, exp(exponent), number(0, f"float32x{isa.lanes}"))
+                    highest[0] = maximum(highest[0], select(inside, x, number(LOWEST, f"float32x{isa.lanes}")))
+                maxima[row, block] = largest_of_lanes(highest[0])
 
     with kernel.tasks("row", "R") as row:
         # The largest logit is -LOWEST where one is not finite.
@@ -94,8 +102,7 @@ def sample(name: str, isa: Isa, columns: int) -> Kernel:
         token = kernel.local("token", 1, "int32")
         token[0] = cast(partials[row, 0, 3], "int32")
         with kernel.when(all_of(sound, settings_of(row).temperature > 0)):
-            everything = Columns(kernel, isa, kernel.size(0), kernel.size(columns))
-            draw = Draw(kernel, isa, everything, load_from(row), lambda index: weights[row, index])
+            draw = Draw(kernel, isa, columns, load_from(row), lambda index: weights[row, index], lambda block: maxima[row, block])
             draw.choose(settings_of(row), partials[row, 0, 2], token)
         y[row] = select(sound, token[0], -1)
         logprobs[row] = number(0, "float32")
@@ -109,13 +116,24 @@ def sample(name: str, isa: Isa, columns: int) -> Kernel:
     return kernel.finish()
 
 
+def block_of(kernel: KernelBuilder, isa: Isa, block: Scalar, columns: int) -> Columns:
+    first = kernel.let("first", block * BLOCK)
+    return Columns(kernel, isa, first, kernel.let("stop", minimum(first + BLOCK, columns)))
+
+
 class Draw:
-    """Choosing a token of one row by its weights."""
+    """Choosing a token of one row by its weights. ``maxima`` gives the largest logit of a block."""
 
     def __init__(
-        self, kernel: KernelBuilder, isa: Isa, columns: Columns, load: Callable[[Scalar], Scalar], weight: Callable[[Scalar], Scalar]
+        self,
+        kernel: KernelBuilder,
+        isa: Isa,
+        columns: int,
+        load: Callable[[Scalar], Scalar],
+        weight: Callable[[Scalar], Scalar],
+        maxima: Callable[[Scalar], Scalar],
     ) -> None:
-        self._kernel, self._isa, self._columns, self._load, self._weight = kernel, isa, columns, load, weight
+        self._kernel, self._isa, self._columns, self._load, self._weight, self._maxima = kernel, isa, columns, load, weight, maxima
         self._lowest = kernel.local("lowest", 1, "uint32", fill=0)
 
     def choose(self, setting: Settings, largest: Scalar, token: Array) -> None:
@@ -127,7 +145,7 @@ class Draw:
             self._search(lambda _: ones, setting.top_k, found)
             lowest[0] = found[0]
         with kernel.when(setting.top_p < 1):
-            self._sum(self._columns, goal)
+            self._sum(goal)
             self._search(self._kept, kernel.let("part", goal[0] * setting.top_p), found)
             lowest[0] = maximum(lowest[0], found[0])
         with kernel.when(setting.min_p > 0):
@@ -143,10 +161,18 @@ class Draw:
         keys = key_of(self._load(start), f"uint32x{lanes}")
         return select(keys >= splat(self._lowest[0], lanes), self._weight(ramp(start, lanes)), number(0, f"float32x{lanes}"))
 
-    def _sum(self, columns: Columns, total: Array) -> None:
+    @contextmanager
+    def _each(self, lowest: Scalar) -> Iterator[tuple[Scalar, Scalar]]:
+        """Vectors of the blocks in which any key reaches ``lowest``: their first columns, and which of their columns there are."""
+        kernel, count = self._kernel, -(-self._columns // BLOCK)
+        with kernel.loop("block", count) as block, kernel.when(key_of(self._maxima(block), "uint32") >= lowest), ExitStack() as stack:
+            start, _, inside = stack.enter_context(block_of(kernel, self._isa, block, self._columns).each())
+            yield start, inside
+
+    def _sum(self, total: Array) -> None:
         lanes = self._isa.lanes
         sums = self._kernel.local("sums", 1, f"float32x{lanes}", fill=0)
-        with columns.each() as (start, _, inside):
+        with self._each(self._lowest[0]) as (start, inside):
             sums[0] = sums[0] + select(inside, self._kept(start), number(0, f"float32x{lanes}"))
         total[0] = sum_of_lanes(sums[0])
 
@@ -162,7 +188,8 @@ class Draw:
             base = kernel.let("base", found[0] >> shift)
             for d in range(DIGITS):
                 sums[d] = 0
-            with self._columns.each() as (start, _, inside):
+            # Columns below what has been found are at or above no digit.
+            with self._each(found[0]) as (start, inside):
                 high = kernel.let("high", key_of(self._load(start), keys_dtype) >> splat(shift, lanes))
                 each = kernel.let("each", select(inside, weight(start), number(0, floats)))
                 for d in range(DIGITS):
@@ -174,30 +201,28 @@ class Draw:
 
     def _walk(self, setting: Settings, token: Array) -> None:
         """Find the first column at which the running sum of kept weights exceeds ``draw`` times their sum, by blocks first."""
-        kernel, columns = self._kernel, self._columns
-        count = int(columns.stop)
-        blocks = -(-count // BLOCK)
-        sums = kernel.local("block_sums", blocks, "float32")
+        kernel, lanes, count = self._kernel, self._isa.lanes, -(-self._columns // BLOCK)
+        zeros = number(0, f"float32x{lanes}")
+        block_sums = kernel.local("block_sums", count, "float32")
         total = kernel.local("total", 1, "float32", fill=0)
-        with kernel.loop("block", blocks) as number_of:
-            first = kernel.let("first", number_of * BLOCK)
-            part = Columns(kernel, self._isa, first, kernel.let("stop", minimum(first + BLOCK, count)))
-            each = kernel.local("each", 1, "float32")
-            self._sum(part, each)
-            sums[number_of] = each[0]
-            total[0] = total[0] + each[0]
+        with kernel.loop("block", count) as block:
+            block_sums[block] = 0
+            with kernel.when(key_of(self._maxima(block), "uint32") >= self._lowest[0]):
+                sums = kernel.local("sums", 1, f"float32x{lanes}", fill=0)
+                with block_of(kernel, self._isa, block, self._columns).each() as (start, _, inside):
+                    sums[0] = sums[0] + select(inside, self._kept(start), zeros)
+                block_sums[block] = sum_of_lanes(sums[0])
+                total[0] = total[0] + block_sums[block]
         goal = kernel.local("goal", 1, "float32")
         goal[0] = total[0] * setting.draw
         chosen = kernel.local("chosen", 1, "int32")
-        first_beyond(kernel, blocks, lambda i: sums[i], goal, chosen)
-        first = kernel.let("first", chosen[0] * BLOCK)
-        # The block's weights, kept ones and zeros.
+        first_beyond(kernel, count, lambda i: block_sums[i], goal, chosen)
         kept = kernel.local("kept", BLOCK, "float32")
-        lanes = self._isa.lanes
-        with Columns(kernel, self._isa, first, kernel.let("stop", minimum(first + BLOCK, count))).each() as (start, _, inside):
-            kept[ramp(start - first, lanes)] = select(inside, self._kept(start), number(0, f"float32x{lanes}"))
+        first = kernel.let("first", chosen[0] * BLOCK)
+        with block_of(kernel, self._isa, chosen[0], self._columns).each() as (start, _, inside):
+            kept[ramp(start - first, lanes)] = select(inside, self._kept(start), zeros)
         place = kernel.local("place", 1, "int32")
-        first_beyond(kernel, minimum(count - first, BLOCK), lambda i: kept[i], goal, place)
+        first_beyond(kernel, minimum(self._columns - first, BLOCK), lambda i: kept[i], goal, place)
         token[0] = first + place[0]
 
 

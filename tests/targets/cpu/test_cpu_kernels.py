@@ -54,3 +54,14 @@ def test_a_kernel_computes_its_op(name: str, level: str, kernels: dict[str, Kern
     checker = LoweredCase(name, (), {}, runs, case.dtype)
     for run in runs:
         checker.check(run, run_kernel(library, kernels[f"{name}_{level}"], run))
+
+
+@pytest.mark.parametrize("level", [level.name for level in LEVELS])
+def test_all_attention_kernels_compute_the_same_bits(level: str, kernels: dict[str, Kernel], library: Library) -> None:
+    for facts in ("6_24_float32_activation", "6_24_float32_q8", "3_66_float16_activation"):
+        forms = [name for name in CASES if name.endswith(facts) and "attention" in name]
+        for form in forms:
+            for run in CASES[form].runs():
+                found, expected = (run_kernel(library, kernels[f"{each}_{level}"], run)["y"] for each in (form, f"rope_attention_{facts}"))
+                assert found == expected, (form, run.dims)
+        assert len(forms) > 1

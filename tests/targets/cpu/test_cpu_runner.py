@@ -2,62 +2,192 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
-from tiny_models import ARCHITECTURES, CHECKPOINTS
-from tolerances import F32, INT15_MODEL, OF_ACTIVATION, relative_error
+from tiny_models import VOCAB_SIZE
+from tolerances import F16, F32, INT15_MODEL, OF_ACTIVATION, relative_error
 
-from nearfar.compiler import quant
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.reference import ReferenceRunner
-from nearfar.targets.cpu.runner import CpuRunner
+from nearfar.compiler.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, Settings
+from nearfar.compiler.target import open_runner
+from nearfar.targets.cpu.levels import features
+from nearfar.targets.cpu.runner import CpuRunner, default_threads
 
 CompileTiny = Callable[..., Path]
 ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
+# Past the end of a block of 256 keys.
+LONG = [(5 * i * i + 3 * i) % VOCAB_SIZE for i in range(300)]
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_logits_are_those_of_transformers_and_chunks_of_any_size_do_not_change_a_bit(
-    checkpoint: str,
-    compile_tiny: CompileTiny,
-    transformers_logits: Callable[[str], np.ndarray],
-    prompt_token_ids: list[int],
+@pytest.fixture(scope="module")
+def bundle(compile_tiny: CompileTiny) -> Bundle:
+    return open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", context=320))
+
+
+def test_logits_are_those_of_transformers_and_no_chunking_changes_a_bit(
+    compile_tiny: CompileTiny, transformers_logits: Callable[[str], np.ndarray], prompt_token_ids: list[int]
 ) -> None:
-    runner = CpuRunner(open_bundle(compile_tiny(checkpoint, "f32", target="cpu")), limits=ALL_ROWS)
+    runner = CpuRunner(open_bundle(compile_tiny("llama", "f32", target="cpu")), limits=ALL_ROWS)
     whole = whole_and_in_chunks(runner, prompt_token_ids, 75)
-    assert relative_error(whole, transformers_logits(checkpoint)) < F32
+    assert relative_error(whole, transformers_logits("llama")) < F32
     for chunk in (1, 7, 64):
         np.testing.assert_array_equal(whole_and_in_chunks(runner, prompt_token_ids, chunk), whole)
     runner.close()
 
 
-@pytest.mark.parametrize("checkpoint", ARCHITECTURES)
-@pytest.mark.parametrize("quantization", quant.NAMES[:-1])
-def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
-    checkpoint: str, quantization: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+@pytest.mark.parametrize(
+    ("checkpoint", "quantization", "options"),
+    [("qwen2", "q8f16", {"kv": "q8", "activations": ("float32",)}), ("qwen3", "q4f16", {"context": 320})],
+)
+def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_and_side_by_side(
+    checkpoint: str, quantization: str, options: dict[str, object], compile_tiny: CompileTiny
 ) -> None:
-    bundle = open_bundle(compile_tiny(checkpoint, quantization, target="cpu"))
-    for activation in quant.by_name(quantization).activations:
-        expected = whole_and_in_chunks(ReferenceRunner(bundle, activation=activation), prompt_token_ids, 75)
-        runner = CpuRunner(bundle, limits=ALL_ROWS, activation=activation)
-        found = whole_and_in_chunks(runner, prompt_token_ids, 75)
-        limit = max(OF_ACTIVATION[activation], INT15_MODEL if quantization.startswith("q") else 0)
-        assert relative_error(found, expected) < limit, activation
+    path = compile_tiny(checkpoint, quantization, target="cpu", **options)
+    for entry in open_bundle(path).manifest.activations:
+        runner = CpuRunner(open_bundle(path), limits=ALL_ROWS, activation=entry.dtype)
+        reference = ReferenceRunner(open_bundle(path), limits=Limits(sequences=8, pages=20), activation=entry.dtype)
+        limit = F16 if "kv" in options else max(OF_ACTIVATION[entry.dtype], INT15_MODEL)
+        together, alone, expected = ragged_logits(runner), sequences_alone(runner), sequences_alone(reference)
+        for mine, mine_alone, right in zip(together, alone, expected, strict=True):
+            np.testing.assert_array_equal(mine, mine_alone)
+            assert relative_error(mine, right) < limit, entry.dtype
         runner.close()
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_tiny: CompileTiny) -> None:
-    bundle = open_bundle(compile_tiny(checkpoint, "q4f16", target="cpu"))
-    runner = CpuRunner(bundle, limits=ALL_ROWS, activation="float32")
-    found = ragged_logits(runner)
-    reference = sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20)))
-    for mine, alone, expected in zip(found, sequences_alone(runner), reference, strict=True):
-        np.testing.assert_array_equal(mine, alone)
-        assert relative_error(mine, expected) < INT15_MODEL
+@pytest.mark.parametrize("allowed", [features(), {"avx2"}], ids=["best", "avx2"])
+def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_of_threads(allowed: set[str], bundle: Bundle) -> None:
+    limits = Limits(tokens=310, sequences=8, rows=300, pages=40)
+    runner = CpuRunner(bundle, limits=limits, allowed=allowed)
+    alone = whole_and_in_chunks(runner, LONG, 300)
+    for chunk in (7, 64):
+        np.testing.assert_array_equal(whole_and_in_chunks(runner, LONG, chunk), alone)
+    pages = list(range(20))
+    others = [Chunk([3, 1, 4][: 1 + i % 3], 0, [20 + i], [0]) for i in range(7)]
+    for start in range(0, 294, 98):
+        runner.forward(make_batch([*others[:2], Chunk(LONG[start : start + 98], start, pages, [97]), *others[2:]], 16))
+    for i in range(294, 300):
+        # Beside sequences of one token each that decode, and of several that prefill.
+        company = [Chunk([7], 0, [20 + j], [0]) for j in range(7)] if i % 2 else others
+        found = runner.forward(make_batch([*company, Chunk([LONG[i]], i, pages, [0])], 16)).logits[-1]
+        np.testing.assert_array_equal(found, alone[i])
     runner.close()
+    single = CpuRunner(bundle, limits=limits, allowed=allowed, threads=1)
+    np.testing.assert_array_equal(whole_and_in_chunks(single, LONG, 300), alone)
+    single.close()
+
+
+def test_penalties_bias_mask_and_tokens_fed_on_the_device_are_those_of_the_reference(bundle: Bundle) -> None:
+    rng = np.random.default_rng(2)
+    counts = (rng.integers(0, 3, VOCAB_SIZE) | IN_PROMPT * rng.integers(0, 2, VOCAB_SIZE)).astype(np.int32)
+    bias = rng.normal(size=VOCAB_SIZE).astype(np.float32)
+    mask = rng.integers(-(2**31), 2**31, -(-VOCAB_SIZE // 32)).astype(np.int32)
+    runners: list[Runner] = [
+        CpuRunner(bundle, limits=Limits(tokens=8, sequences=2, rows=2), activation="float32"),
+        ReferenceRunner(bundle, limits=Limits(sequences=2), activation="float32"),
+    ]
+    answers = []
+    for runner in runners:
+        for name, values in (("token_counts", counts), ("logit_bias", bias), ("token_mask", mask)):
+            runner.write_state(name, 1, values)
+        futures = []
+        for i, draw in enumerate(np.random.default_rng(3).random(8).tolist()):
+            settings = Settings(1.2, 50, 0.97, 0.01, draw, 1.4, 0.3, 0.5)
+            # Slot 0 is greedy and unadjusted beside it; from the second forward on, each takes its own token from its slot.
+            chunks = [
+                Chunk([-1 - slot] if i else [5 + slot], i, [slot], [0], settings if slot else GREEDY, slot, slot * (COUNTS | BIAS | MASK))
+                for slot in (1, 0)
+            ]
+            # All are on their way before the first answer is read.
+            futures.append(runner.submit(make_batch(chunks, 16, alternatives=i == 3)))
+        answers.append([future.result() for future in futures])
+        runner.close()
+    for mine, expected in zip(*answers, strict=True):
+        assert mine.next_token_ids.tolist() == expected.next_token_ids.tolist()
+        np.testing.assert_allclose(mine.token_logprobs, expected.token_logprobs, atol=1e-3)
+        assert mine.top_token_ids.tolist() == expected.top_token_ids.tolist()
+    assert [len(output.top_token_ids) for output in answers[0]] == [0, 0, 0, 2, 0, 0, 0, 0]
+
+
+def test_a_sequence_goes_on_in_copied_pages(bundle: Bundle) -> None:
+    runner = CpuRunner(bundle, limits=Limits(tokens=32, sequences=1, rows=1, pages=4))
+    runner.submit(make_batch([Chunk(list(range(1, 21)), 0, [0, 1], [19])], 16))
+    runner.copy_pages([(1, 3), (0, 2)])
+    first, second = (runner.submit(make_batch([Chunk([5], 20, pages, [0])], 16)).result() for pages in ([0, 1], [2, 3]))
+    assert first.token_logprobs == second.token_logprobs
+    runner.close()
+
+
+def test_embeddings_are_those_of_the_reference(compile_tiny: CompileTiny, prompt_token_ids: list[int]) -> None:
+    path = compile_tiny("embedding", "q4f16", target="cpu", activations=("float32",))
+    batch = make_batch([Chunk(prompt_token_ids, 0, list(range(5)), [74, 3])], 16)
+    runner, reference = CpuRunner(open_bundle(path), limits=ALL_ROWS), ReferenceRunner(open_bundle(path))
+    assert relative_error(runner.embed(batch), reference.embed(batch)) < INT15_MODEL
+    with pytest.raises(RequestError, match="makes embeddings and generates no text"):
+        runner.submit(batch)
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("dim", "chunks"),
+    [
+        ("S", [Chunk([1] * 9, 0, [0])]),
+        ("R", [Chunk([1] * 4, 0, [0], [0, 1, 2])]),
+        ("B", [Chunk([1], 0, [0]), Chunk([1], 0, [1]), Chunk([1], 0, [2])]),
+        ("T", [Chunk([1], 320, [0] * 21)]),
+    ],
+)
+def test_a_batch_beyond_the_limits_is_refused_at_once(dim: str, chunks: list[Chunk], bundle: Bundle) -> None:
+    runner = CpuRunner(bundle, limits=Limits(tokens=8, sequences=2, rows=2, pages=21))
+    with pytest.raises(RequestError, match=f"the batch has {dim} = "):
+        runner.submit(make_batch(chunks, 16))
+    runner.close()
+
+
+def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights(bundle: Bundle) -> None:
+    arguments = ["run", str(bundle.path), "hello", "--raw", "--max-tokens", "3", "--json"]
+    code = f"""if True:
+        import sys
+        from nearfar.compiler.cli import main
+        from nearfar.targets.cpu import runner
+        close, maps = runner.CpuRunner.close, []
+        runner.CpuRunner.close = lambda self: (maps.append(open("/proc/self/maps").read()), close(self))
+        assert main({arguments!r}) == 0
+        assert "weights/00000.bin" in maps[0] and "libtvm_runtime.so" in maps[0]
+        assert "libtvm_compiler.so" not in maps[0]
+        loaded = {{"tvm", "torch", "nearfar.compiler.kernels"}} & set(sys.modules)
+        assert not loaded, loaded
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert len(answer["token_ids"]) == 3
+    assert answer["device"].startswith(str(bundle.manifest.arch))
+
+
+def test_the_number_of_threads_is_the_users(monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
+    monkeypatch.setenv("NEARFAR_THREADS", "3")
+    runner = open_runner("cpu", bundle, Limits())
+    assert "3 threads" in runner.device
+    runner.close()
+    monkeypatch.delenv("NEARFAR_THREADS")
+    assert default_threads() >= 1
+    for wrong in ("0", "-1", "many"):
+        monkeypatch.setenv("NEARFAR_THREADS", wrong)
+        with pytest.raises(RequestError, match="must be a number of threads"):
+            default_threads()
+
+
+def test_an_activation_dtype_that_the_bundle_does_not_offer_is_refused(compile_tiny: CompileTiny) -> None:
+    path = compile_tiny("llama", "f32", target="cpu")
+    with pytest.raises(DeviceError, match="compiled for float32 activations, not for float16"):
+        CpuRunner(open_bundle(path), activation="float16")
