@@ -39,7 +39,7 @@ def lower_plan(
     chosen = by_name(arch)
     context = Context(plan, spec, quantization, activations, chosen.levels)
     rows = [variants_of(step, context) for step in plan.steps]
-    wanted = {variant.kernel_name: variant for row in rows for variant in row}
+    wanted = {each.kernel_name: each for row in rows for variant in row for each in variant.kernels}
     kernels: dict[Level, list[Kernel]] = {}
     # The last step is LLVM's work and the link, which take as long as all the rest.
     total = 2 * len(wanted)
@@ -108,7 +108,7 @@ def binding(role: str, access: str) -> BindingEntry:
 
 def entry(variant: Variant) -> VariantEntry:
     return VariantEntry(
-        kernels=[variant.kernel_name],
+        kernels=[each.kernel_name for each in variant.kernels],
         activation=variant.activation,  # type: ignore[arg-type]
         needs=list(variant.level.needs),
         when=variant.when,

@@ -21,9 +21,7 @@ State: TypeAlias = tuple[Scalar, ...]
 
 
 class IntegerDot(Protocol):
-    """``zero`` is the code that means 0, after `operands` has prepared it. A dot product has at most eight words."""
-
-    zero: int
+    """Dot products of at most eight words of four codes."""
 
     def operands(self, word: Scalar) -> list[Operand]:
         """The operands in a vector of words as they are stored, for one word of activations each."""
@@ -42,13 +40,17 @@ def integer_dot(kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> IntegerDo
     return ways.get(isa.name, PlainDot)(kernel, isa, fmt)
 
 
+def zero_of(isa: Isa, fmt: WeightFormat) -> int:
+    """The code that means 0 as this level multiplies it: `NeonDot` makes 8-bit codes signed."""
+    return 0 if isa.name == "dotprod" and fmt.kind == "q8" else fmt.zero
+
+
 class Dot:
     """What the ways have in common."""
 
     def __init__(self, kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> None:
         self._kernel, self._lanes, self._four_bits = kernel, isa.lanes, fmt.kind == "q4"
         self._word, self._integer = f"uint32x{isa.lanes}", f"int32x{isa.lanes}"
-        self.zero = fmt.zero
 
     def operands(self, word: Scalar) -> list[Operand]:
         loaded = self._kernel.let("word", word)
@@ -80,10 +82,6 @@ class VnniDot(Dot):
 
 class NeonDot(Dot):
     """Arm's dot product extension, which takes signed bytes: 8-bit codes are made signed by their highest bit."""
-
-    def __init__(self, kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> None:
-        super().__init__(kernel, isa, fmt)
-        self.zero = fmt.zero if self._four_bits else 0
 
     def operands(self, word: Scalar) -> list[Operand]:
         if self._four_bits:

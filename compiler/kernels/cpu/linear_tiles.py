@@ -1,11 +1,10 @@
 """linear and gated_linear over weights in tiles of 16 rows (`quant/layout.py`), for every weight format.
 
-x (batch, K), norm (K,), weight in planes (N/16, words, 16), bias, residual (batch, N) -> y (batch, N).
+Rows in scratch as `prepare_rows.py` leaves them, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y (batch, N).
 
-First the input's rows are prepared in scratch: normed, and for quantized weights as integers with a scale for every 32 columns
-(`tile_input.py`). Then one task is a tile, 16 outputs (of a gated projection, 16 of both halves) of all rows, ``tokens`` rows at a time, so
-that a weight comes from memory once and later from the cache. A vector holds 16 outputs of one row, or a part of them where vectors are
-shorter. Columns are added group after group, so a row's sums are the same whatever ``tokens`` is and whatever the other rows hold.
+One task: one tile, 16 outputs (of a gated projection, 16 of both halves) of all rows, ``tokens`` rows at a time, so that a weight comes
+from memory once and later from the cache. A vector holds 16 outputs of one row, or a part of them where vectors are shorter. Columns are
+added group after group, so a row's sums are the same whatever ``tokens`` is and whatever the other rows hold.
 """
 
 from __future__ import annotations
@@ -16,33 +15,21 @@ from ..projection import Projection
 from .builder import CpuKernelBuilder, Isa, pieces, ramp
 from .math import exp, lanes_of, take_lanes
 from .rows import each_vector
-from .tile_input import FloatRows, IntegerRows
-
-# Up to this many rows the calling thread prepares alone, which takes less time than to wake the others.
-ROWS_ALONE = 16
+from .tile_dots import FloatDots, IntegerDots
 
 
 def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int) -> Kernel:
     """Right for every batch; ``tokens`` 1 is for a single row."""
     kernel = CpuKernelBuilder(name)
-    rows = (IntegerRows if facts.weight.scale_dtype else FloatRows)(kernel, isa, facts, tokens)
+    dots = (IntegerDots if facts.weight.scale_dtype else FloatDots)(kernel, isa, facts, tokens)
     result = Result(kernel, facts)
-    rows.declare_scratch()
-    result.declare_scratch()
-
     batch = kernel.size(facts.batch)
-    with kernel.when(True if tokens == 1 else batch <= ROWS_ALONE), kernel.loop("row", batch) as row:
-        rows.prepare(row)
-    if tokens > 1:
-        with kernel.when(batch > ROWS_ALONE), kernel.tasks("row", facts.batch) as row:
-            rows.prepare(row)
-
     tiles = -(-result.outputs // TILE_ROWS)
     at_once = vectors_at_once(isa, tokens)
     with kernel.tasks("tile", tiles) as tile, kernel.loop("block", (batch + (tokens - 1)) // tokens) as block:
         for first in range(0, TILE_ROWS, at_once * isa.lanes):
             starts = [first + vector * isa.lanes for vector in range(at_once)]
-            sums = [rows.sums(tile + half * tiles, block, starts) for half in range(result.halves)]
+            sums = [dots.sums(tile + half * tiles, block, starts) for half in range(result.halves)]
             for token in range(tokens):
                 row = kernel.let("row", block * tokens + token)
                 with kernel.when(True if tokens == 1 else row < batch):
@@ -76,10 +63,8 @@ class Result:
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
         self._residual = kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
         self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
-
-    def declare_scratch(self) -> None:
         if self._apart:
-            self._sums = self._kernel.scratch("sums", (self._facts.batch, self.outputs), "float32", write=True)
+            self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)
 
     def store(self, row: Scalar, tile: Scalar, start: int, sums: list[Scalar]) -> None:
         """Finish a vector of results from ``start`` of a tile on, but for those beyond the last output; of a gated one from both halves."""

@@ -19,6 +19,7 @@ from nearfar.compiler.kernels.cpu.attention import attention_split, attention_ti
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
+from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
@@ -26,6 +27,7 @@ from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.ops import Array
 from nearfar.compiler.quant.layout import store_rows
+from nearfar.targets.cpu.levels import Level
 
 # Sequences around the end of a block of 256 keys: decoding, and prompts that cross it within a tile.
 LONG_BATCHES = (((255, 1), (256, 1), (511, 1), (3, 1)), ((250, 12), (0, 5), (257, 3)))
@@ -43,12 +45,17 @@ PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
 
 @dataclass(frozen=True)
 class CpuCase:
-    """``build`` makes the kernel, of the given name. ``dtype``: that of operands which a kernel rounds, where it does."""
+    """``build`` makes the kernel, of the given name, ``before`` one that runs first. ``dtype``: that of operands which a kernel rounds."""
 
     name: str
     build: Callable[[str, Isa], Kernel]
     runs: Callable[[], Sequence[Run]]
     dtype: str | None = None
+    before: Callable[[str, Isa], Kernel] | None = None
+
+    def kernels(self, level: Level) -> tuple[Kernel, ...]:
+        last = self.build(f"{self.name}_{level.name}", level.isa)
+        return (last,) if self.before is None else (self.before(f"{self.name}_{level.name}_before", level.isa), last)
 
 
 def all_cases() -> Iterator[CpuCase]:
@@ -57,7 +64,8 @@ def all_cases() -> Iterator[CpuCase]:
         facts = replace(facts, **options)  # type: ignore[arg-type]
         name = f"{facts.name}_{quantization}"
         build = partial(linear_tiles, facts=facts, tokens=4)
-        yield CpuCase(name, build, partial(projection_runs, name, facts, quantization), "int15" if facts.weight.scale_dtype else None)
+        dtype = "int15" if facts.weight.scale_dtype else None
+        yield CpuCase(name, build, partial(projection_runs, name, facts, quantization), dtype, partial(prepare_rows, facts=facts))
     for quantization, columns in (("q4f32", 37), ("q8f16", 37), ("f16", 96), ("f32", 72)):
         yield embed_case(quantization, 51, columns)
     yield embed_case("q4f16", 17, 72, first_row=20)

@@ -10,13 +10,13 @@ import pytest
 from cpu_cases import in_tiles
 from kernel_cases import EPS, FORMATS, projection_run
 from kernel_harness import Run
-from test_cpu_kernels import ARCH, run_kernel
+from test_cpu_kernels import ARCH, Kernels, run_kernels
 from tolerances import INT15, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
+from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.lower import lower_object
 from nearfar.compiler.ops import Array, gated_silu
@@ -64,19 +64,21 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def kernels() -> dict[str, Kernel]:
-    return {
-        f"{quantization}_{way.name}": linear_tiles(f"{quantization}_{way.name}", way.isa, facts, way.tokens)
-        for way in WAYS.values()
-        for quantization, facts in FACTS.items()
-    }
+def kernels() -> dict[str, Kernels]:
+    made: dict[str, Kernels] = {}
+    for way in WAYS.values():
+        for quantization, facts in FACTS.items():
+            name = f"{quantization}_{way.name}"
+            made[name] = (prepare_rows(f"{name}_before", way.isa, facts), linear_tiles(name, way.isa, facts, way.tokens))
+    return made
 
 
 @pytest.fixture(scope="module")
-def library(kernels: dict[str, Kernel], tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(kernels: dict[str, Kernels], tmp_path_factory: pytest.TempPathFactory) -> Library:
     objects = []
     for level in (AVX2, AVX512, VNNI):
-        mine = [kernels[f"{quantization}_{way.name}"] for way in WAYS.values() if way.level == level for quantization in FACTS]
+        names = [f"{quantization}_{way.name}" for way in WAYS.values() if way.level == level for quantization in FACTS]
+        mine = [kernel for name in names for kernel in kernels[name]]
         objects += [lower_object(mine, tvm_target(ARCH, level))] if mine else []
     file = tmp_path_factory.mktemp("linear") / "kernels.so"
     file.write_bytes(link(objects, ARCH.triple))
@@ -90,9 +92,9 @@ def made(quantization: str) -> Run:
     return projection_run(quantization, FACTS[quantization], quantization, SIZES[-1])
 
 
-def result(library: Library, kernel: Kernel, run: Run) -> Array:
+def result(library: Library, kernels: Kernels, run: Run) -> Array:
     (size,) = run.dims.values()
-    return np.frombuffer(run_kernel(library, kernel, in_tiles(run))["y"], np.float32).reshape(size, -1)
+    return np.frombuffer(run_kernels(library, kernels, in_tiles(run))["y"], np.float32).reshape(size, -1)
 
 
 def first_rows(run: Run, size: int) -> Run:
@@ -102,7 +104,7 @@ def first_rows(run: Run, size: int) -> Run:
 
 @pytest.mark.parametrize("quantization", FACTS)
 def test_a_row_is_the_same_to_the_last_bit_at_every_level_in_every_block_and_batch(
-    quantization: str, kernels: dict[str, Kernel], library: Library
+    quantization: str, kernels: dict[str, Kernels], library: Library
 ) -> None:
     run = made(quantization)
     expected = result(library, kernels[f"{quantization}_avx2_1"], run)
@@ -113,7 +115,7 @@ def test_a_row_is_the_same_to_the_last_bit_at_every_level_in_every_block_and_bat
 
 
 @pytest.mark.parametrize("quantization", ["q4f16", "q4f32", "q8f16"])
-def test_integers_are_exact(quantization: str, kernels: dict[str, Kernel], library: Library) -> None:
+def test_integers_are_exact(quantization: str, kernels: dict[str, Kernels], library: Library) -> None:
     run = made(quantization)
     expected = emulated(FACTS[quantization], quantization, run)
     # Both take float32; only sums are in another order.
@@ -122,7 +124,7 @@ def test_integers_are_exact(quantization: str, kernels: dict[str, Kernel], libra
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_largest_codes_do_not_overflow(way: str, kernels: dict[str, Kernel], library: Library) -> None:
+def test_the_largest_codes_do_not_overflow(way: str, kernels: dict[str, Kernels], library: Library) -> None:
     for quantization, largest in (("q4f32", 8.0), ("q8f16", 127.0)):
         facts = FACTS[quantization]
         fmt, run = quant.by_name(quantization), made(quantization)
@@ -140,7 +142,7 @@ def test_the_largest_codes_do_not_overflow(way: str, kernels: dict[str, Kernel],
 
 @pytest.mark.parametrize("quantization", FACTS)
 def test_a_row_of_zeros_and_one_that_is_not_finite_stay_by_themselves(
-    quantization: str, kernels: dict[str, Kernel], library: Library
+    quantization: str, kernels: dict[str, Kernels], library: Library
 ) -> None:
     run = made(quantization)
     for way in WAYS:
