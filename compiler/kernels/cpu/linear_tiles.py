@@ -2,20 +2,23 @@
 
 Rows in scratch as `prepare_rows.py` leaves them, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y (batch, N).
 
-One task: one tile, 16 outputs (of a gated projection, 16 of both halves) of all rows, ``tokens`` rows at a time, so that a weight comes
-from memory once and later from the cache. A vector holds 16 outputs of one row, or a part of them where vectors are shorter. Columns are
-added group after group, so a row's sums are the same whatever ``tokens`` is and whatever the other rows hold.
+One task: one tile, 16 outputs (of a gated projection, 16 of both halves) of as many rows as a cache holds, ``tokens`` of them at a time.
+A vector holds 16 outputs of one row, or a part of them where vectors are shorter. Columns are added group after group, so a row's sums are
+the same whatever ``tokens`` is and whatever the other rows hold.
 """
 
 from __future__ import annotations
 
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, Kernel, Scalar, cast, number
+from ..builder import Array, Kernel, Scalar, cast, minimum, number
 from ..projection import Projection
-from .builder import CpuKernelBuilder, Isa, pieces, ramp
+from .builder import CpuKernelBuilder, Isa, pieces, ramp, round_up_quotient
 from .math import exp, lanes_of, take_lanes
 from .rows import each_vector
 from .tile_dots import FloatDots, IntegerDots
+
+# Bytes of prepared rows that every tile of weights meets before the next rows come: half of what a core's cache holds.
+ROWS_BYTES = 256 << 10
 
 
 def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int) -> Kernel:
@@ -26,7 +29,14 @@ def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int) -> Kernel:
     batch = kernel.size(facts.batch)
     tiles = -(-result.outputs // TILE_ROWS)
     at_once = vectors_at_once(isa, tokens)
-    with kernel.tasks("tile", tiles) as tile, kernel.loop("block", (batch + (tokens - 1)) // tokens) as block:
+    blocks = kernel.let("blocks", round_up_quotient(batch, tokens))
+    at_once_blocks = max(1, ROWS_BYTES // (tokens * dots.row_bytes))
+    with (
+        kernel.loop("part", round_up_quotient(blocks, at_once_blocks)) as part,
+        kernel.tasks("tile", tiles) as tile,
+        kernel.loop("place", minimum(at_once_blocks, blocks - part * at_once_blocks)) as place,
+    ):
+        block = kernel.let("block", part * at_once_blocks + place)
         for first in range(0, TILE_ROWS, at_once * isa.lanes):
             starts = [first + vector * isa.lanes for vector in range(at_once)]
             sums = [dots.sums(tile + half * tiles, block, starts) for half in range(result.halves)]

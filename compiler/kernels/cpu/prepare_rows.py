@@ -1,10 +1,11 @@
 """The first kernel of a projection: the rows of its input, normed where they are to be, in scratch as the second one wants them.
 
 x (batch, K), norm (K,) -> for quantized weights, integers: a code for every element, one scale for every group of 32 columns.
-    codes (batch, groups, 2, 8) words of four signed bytes: an element is (high * 128 + low) * scale, the high parts lie first
+    codes (batch, groups + 1, 2, 8) words of four signed bytes: an element is (high * 128 + low) * scale, the high parts lie first. The last
+        group is not used: without it, rows of 2,048 columns would all compete for the same few lines of a cache
     scales (batch, groups), largest magnitude / 127 / 128; of a normed row times 1 / rms, so that codes are of x * norm alone
     offsets (batch, groups) int32: what the code that means 0 adds to a group's dot product, negated
-For other weights: x (batch, K), with zeros behind each row up to whole groups.
+For other weights: x (batch, K), with zeros behind each row up to whole groups, and a vector that is not used.
 
 One task: one row. All levels of instruction sets compute the same bits.
 """
@@ -55,7 +56,7 @@ class IntegerRows:
     def __init__(self, kernel: CpuKernelBuilder, facts: Projection, x: Array, norm: Array | None) -> None:
         self._kernel, self._facts, self._x, self._norm = kernel, facts, x, norm
         groups = -(-facts.columns // GROUP)
-        self._codes = kernel.scratch("codes", (facts.batch, groups, GROUP // 2), "float32", write=True)
+        self._codes = kernel.scratch("codes", (facts.batch, groups + 1, GROUP // 2), "float32", write=True)
         self._scales = kernel.scratch("scales", (facts.batch, groups), "float32", write=True)
         self._offsets = kernel.scratch("offsets", (facts.batch, groups), "float32", write=True)
 
@@ -111,7 +112,7 @@ class FloatRows:
     def __init__(self, kernel: CpuKernelBuilder, facts: Projection, x: Array, norm: Array | None) -> None:
         self._kernel, self._facts, self._x, self._norm = kernel, facts, x, norm
         self._padded = -(-facts.columns // GROUP) * GROUP
-        self._rows = kernel.scratch("x", (facts.batch, self._padded), "float32", write=True)
+        self._rows = kernel.scratch("x", (facts.batch, self._padded + LANES), "float32", write=True)
 
     def prepare(self, row: Scalar) -> None:
         kernel, facts = self._kernel, self._facts

@@ -17,7 +17,7 @@ from ..projection import Projection
 from .builder import CpuKernelBuilder, Isa, of, ramp
 from .integer_dot import State, integer_dot, zero_of
 from .math import fused
-from .prepare_rows import LOW_BITS
+from .prepare_rows import LANES, LOW_BITS
 
 # Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be computed.
 GROUPS_AHEAD = 16
@@ -34,8 +34,9 @@ class IntegerDots:
         self._weight = kernel.buffer("weight.q", (tiles, groups * self._words, TILE_ROWS), "uint32")
         self._weight_scales = kernel.buffer("weight.s", (tiles, groups, TILE_ROWS), facts.weight.scale_dtype)
         self._dot = integer_dot(kernel, isa, facts.weight)
+        self.row_bytes = groups * GROUP * 2
         rows = whole_blocks(facts, tokens)
-        self._codes = kernel.scratch("codes", (rows, groups, GROUP // 2), "float32")
+        self._codes = kernel.scratch("codes", (rows, groups + 1, GROUP // 2), "float32")
         self._scales = kernel.scratch("scales", (rows, groups), "float32")
         self._offsets = kernel.scratch("offsets", (rows, groups), "float32") if zero_of(isa, facts.weight) else None
 
@@ -86,7 +87,8 @@ class FloatDots:
         self._columns = -(-facts.columns // GROUP) * GROUP
         tiles = -(-facts.weight_rows // TILE_ROWS)
         self._weight = kernel.buffer("weight.w", (tiles, self._columns, TILE_ROWS), {"f16": "float16", "f32": "float32"}[facts.weight.kind])
-        self._rows = kernel.scratch("x", (whole_blocks(facts, tokens), self._columns), "float32")
+        self.row_bytes = self._columns * 4
+        self._rows = kernel.scratch("x", (whole_blocks(facts, tokens), self._columns + LANES), "float32")
 
     def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
         """See `IntegerDots.sums`."""
