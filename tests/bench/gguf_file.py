@@ -1,4 +1,4 @@
-"""A random checkpoint of `checkpoints.py` as a GGUF file of 4-bit weights, for llama.cpp to run the same model. Needs the package gguf."""
+"""A bundle's weights as a GGUF file, for llama.cpp to run the same model. Needs the package gguf."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import gguf
 import numpy as np
 from checkpoints import Shapes
 
-from nearfar.compiler.formats import load
+from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.ops import Array
 
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -29,8 +30,11 @@ NAMES = {
 }
 
 
-def write_gguf(shapes: Shapes, checkpoint: Path, path: Path) -> Path:
-    """Matrices as Q4_0, the embedding too, vectors as float32; no tokenizer. Only of Qwen3 models. Returns the path."""
+def write_gguf(shapes: Shapes, bundle: Bundle, path: Path) -> Path:
+    """The matrices of a q4f16 bundle as Q4_0 with the same codes and scales, vectors as float32; no tokenizer. Only of Qwen3 models.
+
+    Returns the path.
+    """
     config: dict[str, Any] = shapes.config
     assert config["model_type"] == "qwen3", shapes.name
     writer = gguf.GGUFWriter(str(path), "qwen3")
@@ -47,18 +51,45 @@ def write_gguf(shapes: Shapes, checkpoint: Path, path: Path) -> Path:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_tokenizer_model("none")
-    for name, tensor in load(str(checkpoint)).tensors.items():
-        values = np.asarray(tensor.rows(0, tensor.shape[0]), np.float32)
-        if values.ndim == 1:
-            writer.add_tensor(gguf_name(name), values)
-        else:
-            packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_0)
-            writer.add_tensor(gguf_name(name), packed, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+    for name, entry in bundle.manifest.weights.items():
+        first = 0
+        for part, rows in parts(name, config):
+            stop = entry.shape[0] if rows is None else first + rows
+            if entry.quantization is None:
+                writer.add_tensor(gguf_name(part), bundle.weight(name, first, stop))
+            else:
+                packed = q4_0(bundle.plane(name, "q", first, stop), bundle.plane(name, "s", first, stop))
+                writer.add_tensor(gguf_name(part), packed, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+            first = stop
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def parts(name: str, config: dict[str, Any]) -> list[tuple[str, int | None]]:
+    """A fused weight's parts by their names in a checkpoint, and the rows of each; None for all."""
+    width = config["head_dim"] * config["num_attention_heads"]
+    kv_width = config["head_dim"] * config["num_key_value_heads"]
+    fused = {
+        "qkv_proj": (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width)),
+        "qk_norm": (("q_norm", config["head_dim"]), ("k_norm", config["head_dim"])),
+        "gate_up_proj": (("gate_proj", config["intermediate_size"]), ("up_proj", config["intermediate_size"])),
+    }
+    for whole, each in fused.items():
+        if whole in name:
+            return [(name.replace(whole, part), rows) for part, rows in each]
+    return [(name, None)]
+
+
+def q4_0(codes: Array, scales: Array) -> Array:
+    """Rows of Q4_0: of each group its float16 scale, then 16 bytes of elements i and i + 16."""
+    packed = codes.view(np.uint8).reshape(len(codes), -1, 4)
+    groups = np.concatenate([packed & 15, packed >> 4], axis=-1).reshape(len(codes), -1, 32)
+    halves = groups[..., :16] | groups[..., 16:] << 4
+    blocks = np.concatenate([scales[..., None].view(np.uint8), halves], axis=-1)
+    return blocks.reshape(len(codes), -1)
 
 
 def gguf_name(name: str) -> str:
