@@ -3,6 +3,7 @@
 # make web    the TypeScript runtime and its page
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
+# make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
 # make bench-web-counts  what a decoded token asks of the browser, as one line of JSON
 # make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
@@ -20,7 +21,7 @@ SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu demo-model chromium vulkan clean
+.PHONY: demo test check web bench bench-kernels bench-cpu bench-web bench-web-counts bench-web-gpu demo-model chromium vulkan clean
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -42,6 +43,9 @@ bench: .venv/.dev web/dist/.built
 
 bench-kernels: .venv/.dev web/node_modules/.installed
 	$(BIN)/python tests/bench/bench_kernels.py
+
+bench-cpu: .venv/.dev
+	$(BIN)/python tests/bench/bench_cpu.py
 
 bench-web: .venv/.dev web/dist/.built | chromium
 	$(BIN)/python tests/bench/bench_web.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
