@@ -5,6 +5,7 @@
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      what the Python engine itself costs a step
+# make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
 # make bench-web-counts  what a decoded token asks of the browser, as one line of JSON
 # make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
@@ -24,7 +25,7 @@ SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine demo-model chromium vulkan clean serve
+.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu demo-model chromium vulkan clean serve
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -52,6 +53,9 @@ bench-kernels: .venv/.dev web/node_modules/.installed
 
 bench-engine: .venv/.dev
 	$(BIN)/python tests/bench/bench_engine.py
+
+bench-cpu: .venv/.dev
+	$(BIN)/python tests/bench/bench_cpu.py
 
 bench-web: .venv/.dev web/dist/.built | chromium
 	$(BIN)/python tests/bench/bench_web.py $(if $(BUNDLE),--bundle '$(BUNDLE)')

@@ -28,6 +28,7 @@ from .formats.checkpoint import TokenizerFiles
 from .manifest import FORMAT_VERSION, MANIFEST_FILE, FileEntry, Manifest
 from .ops import Array
 from .quant.base import FloatArray
+from .quant.layout import rows_per_tile, stored_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,17 @@ class Bundle:
     manifest: Manifest
 
     def plane(self, weight: str, plane: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows [start, stop) of one plane of a weight, in its stored dtype."""
-        entry = next(entry for entry in self.manifest.weights[weight].planes if entry.name == plane)
+        """Rows [start, stop) of one plane of a weight, in its stored dtype, whatever their layout."""
+        whole = self.manifest.weights[weight]
+        entry = next(entry for entry in whole.planes if entry.name == plane)
         file = self.path / self.manifest.shards[entry.shard].file
-        rows, *columns = entry.shape
-        row = math.prod(columns)
-        count = (rows if stop is None else stop) - start
-        offset = entry.offset + start * row * np.dtype(entry.dtype).itemsize
-        return np.fromfile(file, entry.dtype, count * row, offset=offset).reshape(count, *columns)
+        stop = whole.shape[0] if stop is None else stop
+        tile = rows_per_tile(whole.layout)
+        first, last = start // tile, -(-stop // tile)
+        size = math.prod(entry.shape[1:])
+        offset = entry.offset + first * size * np.dtype(entry.dtype).itemsize
+        stored = np.fromfile(file, entry.dtype, (last - first) * size, offset=offset).reshape(last - first, *entry.shape[1:])
+        return stored_rows(whole.layout, stored)[start - first * tile : stop - first * tile]
 
     def weight(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
         """Rows [start, stop) of a weight as the float32 that their stored form means: (N, K), or (N,) for a vector."""

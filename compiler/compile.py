@@ -98,7 +98,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
         check_tuning(tuning, lowered.variants)
         kernels = write_kernels(lowered, folder)
         weights, shards = write_weights(
-            checkpoint, plan.weights, quantization, folder, lambda done, total: progress("weights", done, total)
+            checkpoint, plan.weights, quantization, folder, lambda done, total: progress("weights", done, total), target.LAYOUT
         )
         shutil.copyfile(checkpoint.tokenizer.tokenizer_json, folder / "tokenizer.json")
         manifest = Manifest(

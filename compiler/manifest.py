@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from .expr import Condition, Expr
+from .quant.layout import Layout
 from .spec import EmbeddingSpec, ModelSpec
 
 FORMAT_VERSION = 1
@@ -41,10 +42,15 @@ class PlaneEntry(Entry):
 
 
 class WeightEntry(Entry):
-    """A weight. ``quantization`` is None for vectors, which are one float32 plane "w"."""
+    """A weight. ``quantization`` is None for vectors, which are one float32 plane "w".
+
+    ``layout`` is how its planes (N, W) lie in memory. "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows with the same
+    element of all rows side by side, rows beyond N being zeros.
+    """
 
     shape: list[int]
     quantization: str | None
+    layout: Layout
     planes: list[PlaneEntry]
 
 

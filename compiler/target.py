@@ -18,6 +18,7 @@ from .expr import Expr
 from .manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from .plan import Plan
 from .quant import Quantization
+from .quant.layout import Layout
 from .reference import ReferenceRunner
 from .spec import ModelSpec
 
@@ -59,6 +60,8 @@ class Target(Protocol):
     MAX_BINDING_BYTES: int
     # Whether its bundles can take LoRA adapters.
     TAKES_LORA: bool
+    # How its kernels read matrices.
+    LAYOUT: Layout
 
     def lower_plan(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from .graph import Parameter
 from .manifest import FileEntry, PlaneEntry, WeightEntry
 from .quant import PlaneLayout, Quantization
 from .quant.base import FloatArray, require_finite
+from .quant.layout import Layout, rows_per_tile, store_rows, stored_shape
 
 # Shards of this size load in parallel and resume in small steps; a plane is never cut, so a large one has a shard of its own.
 SHARD_BYTES = 32 << 20
@@ -65,23 +67,25 @@ class Placed:
     entry: WeightEntry
 
 
-def place_weights(parameters: Mapping[str, Parameter], quantization: Quantization) -> list[Placed]:
+def place_weights(parameters: Mapping[str, Parameter], quantization: Quantization, layout: Layout) -> list[Placed]:
     """Give every plane a shard and an offset, in the order of the parameters."""
     placed = []
     shard, end = 0, 0
     for parameter in parameters.values():
         vector = parameter.columns is None
         layouts = (PlaneLayout("w", "float32", 1),) if parameter.columns is None else quantization.planes(parameter.columns)
+        own: Layout = "rows" if vector else layout
         planes = []
-        for layout in layouts:
-            size = parameter.rows * layout.row_bytes
+        for each in layouts:
+            shape = [parameter.rows] if vector else stored_shape(own, parameter.rows, each.columns)
+            size = math.prod(shape) * np.dtype(each.dtype).itemsize
             if end and end + size > SHARD_BYTES:
                 shard, end = shard + 1, 0
-            shape = [parameter.rows] if vector else [parameter.rows, layout.columns]
-            planes.append(PlaneEntry(name=layout.name, dtype=layout.dtype, shape=shape, shard=shard, offset=end, size=size))  # type: ignore[arg-type]
+            planes.append(PlaneEntry(name=each.name, dtype=each.dtype, shape=shape, shard=shard, offset=end, size=size))  # type: ignore[arg-type]
             end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
         name = None if vector else quantization.name
-        placed.append(Placed(parameter, layouts, WeightEntry(shape=list(parameter.shape), quantization=name, planes=planes)))
+        entry = WeightEntry(shape=list(parameter.shape), quantization=name, layout=own, planes=planes)
+        placed.append(Placed(parameter, layouts, entry))
     return placed
 
 
@@ -91,12 +95,13 @@ def write_weights(
     quantization: Quantization,
     folder: Path,
     progress: Callable[[int, int], None],
+    layout: Layout = "rows",
 ) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
-    """Pack all parameters into shards below ``folder``. ``progress`` is told elements done and in all.
+    """Pack all parameters into shards below ``folder``, matrices in ``layout``. ``progress`` is told elements done and in all.
 
     Raises CheckpointError or QuantizationError, naming the tensor.
     """
-    placed = place_weights(parameters, quantization)
+    placed = place_weights(parameters, quantization, layout)
     count = placed[-1].entry.planes[-1].shard + 1
     files = [f"weights/{number:05d}.bin" for number in range(count)]
     (folder / "weights").mkdir()
@@ -106,12 +111,12 @@ def write_weights(
     try:
         shards = [(folder / file).open("wb") for file in files]
         with ThreadPoolExecutor(PACKING_THREADS) as pool:
-            jobs = ((weight, start, stop) for weight in placed for start, stop in blocks(weight.parameter))
-            for weight, start, planes in in_order(pool, jobs, checkpoint, quantization):
-                for layout, plane in zip(weight.layouts, weight.entry.planes, strict=True):
-                    shards[plane.shard].seek(plane.offset + start * layout.row_bytes)
-                    shards[plane.shard].write(planes[layout.name].tobytes())
-                done += len(next(iter(planes.values()))) * (weight.parameter.columns or 1)
+            jobs = ((weight, start, stop) for weight in placed for start, stop in blocks(weight.parameter, weight.entry.layout))
+            for weight, start, stop, planes in in_order(pool, jobs, checkpoint, quantization):
+                for each, plane in zip(weight.layouts, weight.entry.planes, strict=True):
+                    shards[plane.shard].seek(plane.offset + start * each.row_bytes)
+                    shards[plane.shard].write(planes[each.name].tobytes())
+                done += (stop - start) * (weight.parameter.columns or 1)
                 progress(done, total)
     finally:
         for shard in shards:
@@ -119,9 +124,10 @@ def write_weights(
     return {weight.parameter.name: weight.entry for weight in placed}, [file_entry(folder, file) for file in files]
 
 
-def blocks(parameter: Parameter) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of at most BLOCK_ELEMENTS elements."""
-    step = max(1, BLOCK_ELEMENTS // (parameter.columns or 1))
+def blocks(parameter: Parameter, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of at most BLOCK_ELEMENTS elements, but of a whole tile at least."""
+    tile = rows_per_tile(layout)
+    step = max(1, BLOCK_ELEMENTS // ((parameter.columns or 1) * tile)) * tile
     for start in range(0, parameter.rows, step):
         yield start, min(start + step, parameter.rows)
 
@@ -131,25 +137,27 @@ Planes = Mapping[str, np.ndarray]
 
 def in_order(
     pool: ThreadPoolExecutor, jobs: Iterator[tuple[Placed, int, int]], checkpoint: Checkpoint, quantization: Quantization
-) -> Iterator[tuple[Placed, int, Planes]]:
+) -> Iterator[tuple[Placed, int, int, Planes]]:
     """Read and pack blocks on the pool's threads, two ahead of the writer for each thread and no more, and give them back in order."""
     pending = []
-    for weight, start, stop in jobs:
-        pending.append((weight, start, pool.submit(read_and_pack, checkpoint, weight.parameter, start, stop, quantization)))
+    for job in jobs:
+        pending.append((job, pool.submit(read_and_pack, checkpoint, *job, quantization)))
         if len(pending) > 2 * PACKING_THREADS:
-            first, row, future = pending.pop(0)
-            yield first, row, future.result()
-    for first, row, future in pending:
-        yield first, row, future.result()
+            first, future = pending.pop(0)
+            yield *first, future.result()
+    for first, future in pending:
+        yield *first, future.result()
 
 
-def read_and_pack(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: int, quantization: Quantization) -> Planes:
+def read_and_pack(checkpoint: Checkpoint, weight: Placed, start: int, stop: int, quantization: Quantization) -> Planes:
+    """Rows [start, stop) of every plane, as they are stored."""
+    parameter = weight.parameter
     try:
         rows = read_rows(checkpoint, parameter, start, stop)
         if parameter.columns is None:
             require_finite(rows)
             return {"w": rows}
-        return quantization.pack(rows)
+        return {name: store_rows(weight.entry.layout, plane) for name, plane in quantization.pack(rows).items()}
     except QuantizationError as error:
         names = ", ".join(source.tensor for source in parameter.sources)
         raise QuantizationError(f"{checkpoint.path}: {names}: {error.message}", tensor=names) from error

@@ -11,6 +11,7 @@ from nearfar.compiler.lower import OBJECT_PREFIX, lower_object
 from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from nearfar.compiler.plan import Plan
 from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
 
@@ -21,6 +22,7 @@ from .variants import Context, Variant, variants_of
 # Indices within a buffer are 32-bit, with a sign.
 MAX_BINDING_BYTES = (2 << 30) - 1
 TAKES_LORA = True
+LAYOUT: Layout = "tiles16"
 
 
 def lower_plan(
@@ -38,7 +40,7 @@ def lower_plan(
     chosen = by_name(arch)
     context = Context(plan, spec, quantization, activations, chosen.levels)
     rows = [variants_of(step, context) for step in plan.steps]
-    wanted = {variant.kernel_name: variant for row in rows for variant in row}
+    wanted = {each.kernel_name: each for row in rows for variant in row for each in variant.kernels}
     kernels: dict[Level, list[Kernel]] = {}
     # The last step is LLVM's work and the link, which take as long as all the rest.
     total = 2 * len(wanted)
@@ -107,7 +109,7 @@ def binding(role: str, access: str) -> BindingEntry:
 
 def entry(variant: Variant) -> VariantEntry:
     return VariantEntry(
-        kernels=[variant.kernel_name],
+        kernels=[each.kernel_name for each in variant.kernels],
         activation=variant.activation,  # type: ignore[arg-type]
         needs=list(variant.level.needs),
         when=variant.when,

@@ -17,8 +17,9 @@ from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.embed import embed
-from nearfar.compiler.kernels.cpu.linear_float import linear_float
+from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.lora import add_lora, gate_halves
+from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows, prepared_name
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
@@ -29,10 +30,14 @@ from nearfar.compiler.plan import Plan, Step
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec
 
-from .levels import AVX2, AVX512, NEON, Level
+from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
 # What kernels without a use for integer dot products are compiled for.
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
+# Rows of a projection's input for which a weight is unpacked once, as many as registers hold the sums of; fewer for smaller batches.
+BLOCK_ROWS = {VNNI: (4, 8), AVX512: (4,), AVX2: (4,), DOTPROD: (4,), NEON: (2,)}
+# Integer dot products give nothing to the kernel before.
+PREPARING = {VNNI: AVX512, DOTPROD: NEON}
 
 # Queries that share a load of a key: the rows of a tile times the query heads of a kv head.
 TILE_QUERIES = 8
@@ -48,13 +53,22 @@ Build: TypeAlias = Callable[[str, Isa], Kernel]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once. The level adds its name and its needs."""
+    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once. The level adds its name and its needs.
+
+    ``before``: whose kernel runs first.
+    """
 
     name: str
     level: Level
     build: Build
     activation: str | None = None
     when: Condition = None
+    before: Variant | None = None
+
+    @property
+    def kernels(self) -> tuple[Variant, ...]:
+        """Those whose kernels run, in their order."""
+        return (self,) if self.before is None else (self.before, self)
 
     @property
     def kernel_name(self) -> str:
@@ -131,8 +145,15 @@ def projection_variants(step: Step, context: Context) -> Sequence[Variant]:
 
 
 def projection_rows(facts: Projection, activation: str | None, context: Context) -> list[Variant]:
-    """The kernels of one projection."""
-    return plain(context, f"{facts.name}_float", lambda name, isa: linear_float(name, isa, facts), activation)
+    """The kernels of one projection, for a single row and for blocks of rows. Integer dot products are worth a level of their own."""
+    rows = []
+    for level in context.levels if facts.weight.scale_dtype else context.plain_levels:
+        for tokens in (1, *BLOCK_ROWS[level]):
+            when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
+            build = partial(linear_tiles, facts=facts, tokens=tokens)
+            before = Variant(prepared_name(facts), PREPARING.get(level, level), partial(prepare_rows, facts=facts))
+            rows.append(Variant(f"{facts.name}_tiles{tokens}", level, build, activation, when, before))
+    return rows
 
 
 def add_lora_variants(step: Step, context: Context) -> Sequence[Variant]:

@@ -10,6 +10,7 @@ from nearfar.compiler.expr import Expr
 from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from nearfar.compiler.plan import Plan
 from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
 from nearfar.targets.webgpu.variants import Context, Variant
@@ -21,6 +22,7 @@ from .variants import variants_of
 # Kernels index with 32-bit integers, and the smallest element is a word.
 MAX_BINDING_BYTES = 8 << 30
 TAKES_LORA = True
+LAYOUT: Layout = "rows"
 # What --activations may name beside the weights' own: every GPU that kernels run on has it.
 EXTRA_ACTIVATIONS = ("bfloat16",)
 # Kernels are compiled in so many files at once, each of which becomes a module.

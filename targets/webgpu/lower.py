@@ -13,6 +13,7 @@ from nearfar.compiler.lower import lower
 from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from nearfar.compiler.plan import Plan
 from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
 
@@ -22,6 +23,7 @@ from .variants import MAX_SHARED_BYTES, Context, Variant, variants_of
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
 TAKES_LORA = False
+LAYOUT: Layout = "rows"
 MAX_STORAGE_BUFFERS = 8
 MAX_THREADS = 256
 

@@ -15,6 +15,7 @@ from nearfar.compiler.formats import Checkpoint, load
 from nearfar.compiler.formats.checkpoint import Tensor
 from nearfar.compiler.graph import Parameter, Source
 from nearfar.compiler.ops import Array
+from nearfar.compiler.quant import layout
 
 # What the fused weights of a layer are made of.
 PARTS = {
@@ -87,6 +88,40 @@ def test_small_shards_and_blocks_hold_the_same_weights(
     for name, weight in whole.manifest.weights.items():
         for plane in weight.planes:
             np.testing.assert_array_equal(split.plane(name, plane.name), whole.plane(name, plane.name))
+
+
+@pytest.mark.parametrize("quantization", quant.NAMES)
+def test_a_plane_of_tiles_gives_its_rows_back(quantization: str) -> None:
+    for rows in (1, 16, 37):
+        matrix = np.random.default_rng(rows).standard_normal((rows, 70)).astype(np.float32)
+        for plane in quant.by_name(quantization).pack(matrix).values():
+            stored = layout.store_rows("tiles16", plane)
+            assert list(stored.shape) == layout.stored_shape("tiles16", *plane.shape)
+            np.testing.assert_array_equal(stored[rows // 16 - (rows % 16 == 0), 1, (rows - 1) % 16], plane[rows - 1, 1])
+            found = layout.stored_rows("tiles16", stored)
+            np.testing.assert_array_equal(found[:rows], plane)
+            assert not found[rows:].any()
+
+
+def test_any_rows_of_a_weight_in_tiles_can_be_read(
+    compile_tiny: Callable[..., Path], tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 3_000)
+    checkpoint = load(str(tiny_checkpoints["qwen2"]))
+    fmt = quant.by_name("q4f16")
+    table = "model.embed_tokens.weight"
+    parameters = {
+        name: Parameter(name, (Source(name, 0, rows),), columns)
+        for name, rows, columns in ((table, 509, 72), ("model.norm.weight", 72, None))
+    }
+    entries, shards = weights.write_weights(checkpoint, parameters, fmt, tmp_path, lambda *_: None, "tiles16")
+    manifest = open_bundle(compile_tiny("qwen2", "q4f16")).manifest.model_copy(update={"weights": entries, "shards": shards})
+    bundle = Bundle(tmp_path, manifest)
+    check_layout(bundle)
+    expected = fmt.unpack(fmt.pack(checkpoint.tensors[table].rows(0, 509)), 72)
+    for start, stop in ((0, 509), (0, 16), (5, 7), (15, 33), (508, 509)):
+        np.testing.assert_array_equal(bundle.weight(table, start, stop), expected[start:stop])
+    assert bundle.weight("model.norm.weight").shape == (72,)
 
 
 def test_no_tensor_is_asked_for_more_than_a_block(

@@ -198,7 +198,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
       top_logprobs: kernel("top_logprobs", ["logits", "ids", "logprobs"], { uniforms: ["W", ["sub", "W", 1]], grid: ["W", 1], workgroup_size: 1 }),
     },
     weights: {
-      table: { shape: [8, 8], quantization: null, planes: [{ name: "w", dtype: "float32", shape: [8, 8], shard: 0, offset: 0, size: 256 }] },
+      table: { shape: [8, 8], quantization: null, layout: "rows", planes: [{ name: "w", dtype: "float32", shape: [8, 8], shard: 0, offset: 0, size: 256 }] },
     },
     shards: [file("weights/00000.bin")],
     tokenizer: { file: "tokenizer.json", chat_template: "{% for m in messages %}{{ m.content }}{% endfor %}", ...NO_SPECIAL_TOKENS },

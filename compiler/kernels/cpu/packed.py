@@ -1,11 +1,11 @@
-"""Reading packed weights in a CPU kernel, a group of 32 weights of a row at a time; see `quant/` for the layouts."""
+"""Single rows of a packed matrix in tiles of 16 rows, a group of 32 weights at a time; see `quant/` for formats and layout."""
 
 from __future__ import annotations
 
 from ...quant.base import GROUP
-from ..builder import KernelBuilder, Scalar, cast, number, splat
+from ...quant.layout import TILE_ROWS
+from ..builder import Array, KernelBuilder, Scalar, cast, number, reinterpret, splat, vector
 from ..packed import WeightFormat
-from .builder import ramp
 from .math import join, take_lanes
 
 
@@ -15,28 +15,33 @@ class PackedRows:
     def __init__(self, kernel: KernelBuilder, role: str, rows: int, columns: int, fmt: WeightFormat, lanes: int) -> None:
         self._kernel, self._format, self._lanes = kernel, fmt, lanes
         self.groups = groups = -(-columns // GROUP)
+        tiles = -(-rows // TILE_ROWS)
         if fmt.kind in ("q4", "q8"):
-            self._codes = kernel.buffer(f"{role}.q", (rows, groups * (16 if fmt.kind == "q4" else 32)), "uint8")
+            self._codes = kernel.buffer(f"{role}.q", (tiles, groups * (4 if fmt.kind == "q4" else 8), TILE_ROWS), "uint32")
         else:
-            self._codes = kernel.buffer(f"{role}.w", (rows, groups * GROUP), "float16" if fmt.kind == "f16" else "float32")
-        self._scales = kernel.buffer(f"{role}.s", (rows, groups), fmt.scale_dtype) if fmt.scale_dtype else None
+            dtype = "float16" if fmt.kind == "f16" else "float32"
+            self._codes = kernel.buffer(f"{role}.w", (tiles, groups * GROUP, TILE_ROWS), dtype)
+        self._scales = kernel.buffer(f"{role}.s", (tiles, groups, TILE_ROWS), fmt.scale_dtype) if fmt.scale_dtype else None
 
     def group(self, row: Scalar, group: Scalar) -> list[Scalar]:
         """The 32 weights of a group as float32 vectors."""
         lanes, starts = self._lanes, range(0, GROUP, self._lanes)
         if self._scales is None:
-            return [cast(self._codes[row, ramp(group * GROUP + start, lanes)], f"float32x{lanes}") for start in starts]
-        scale = splat(self._kernel.let("scale", cast(self._scales[row, group], "float32")), lanes)
+            return [cast(self._elements(self._codes, row, group * GROUP + start, lanes), f"float32x{lanes}") for start in starts]
+        scale = splat(cast(self._elements(self._scales, row, group, 1), "float32"), lanes)
         zero = number(self._format.zero, f"float32x{lanes}")
         if self._format.kind == "q8":
-            codes = [self._codes[row, ramp(group * GROUP + start, lanes)] for start in starts]
+            codes = reinterpret(self._elements(self._codes, row, group * 8, 8), "uint8x32")
         else:
-            codes = self._nibbles(row, group)
-        return [(cast(cast(part, f"int32x{lanes}"), f"float32x{lanes}") - zero) * scale for part in codes]
+            # Byte 4w + b of a group holds element 8w + b in its low nibble and element 8w + b + 4 in its high one.
+            packed = self._kernel.let("packed", reinterpret(self._elements(self._codes, row, group * 4, 4), "uint8x16"))
+            low, high = packed & number(15, "uint8x16"), packed >> number(4, "uint8x16")
+            codes = join(low, high, lanes=[4 * (e // 8) + e % 4 + 16 * (e % 8 // 4) for e in range(GROUP)])
+        whole = self._kernel.let("codes", codes)
+        parts = (take_lanes(whole, range(start, start + lanes)) for start in starts)
+        return [(cast(cast(part, f"int32x{lanes}"), f"float32x{lanes}") - zero) * scale for part in parts]
 
-    def _nibbles(self, row: Scalar, group: Scalar) -> list[Scalar]:
-        """Byte 4w + b of a group holds element 8w + b in its low nibble and element 8w + b + 4 in its high one."""
-        packed = self._kernel.let("packed", self._codes[row, ramp(group * 16, 16)])
-        low, high = packed & number(15, "uint8x16"), packed >> number(4, "uint8x16")
-        both = self._kernel.let("codes", join(low, high, lanes=[4 * (e // 8) + e % 4 + 16 * (e % 8 // 4) for e in range(GROUP)]))
-        return [take_lanes(both, range(start, start + self._lanes)) for start in range(0, GROUP, self._lanes)]
+    def _elements(self, plane: Array, row: Scalar, first: Scalar, count: int) -> Scalar:
+        """A row's elements of a plane, which lie apart."""
+        found = [plane[row // TILE_ROWS, first + i, row % TILE_ROWS] for i in range(count)]
+        return vector(*found) if count > 1 else found[0]

@@ -18,13 +18,16 @@ from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.embed import embed
-from nearfar.compiler.kernels.cpu.linear_float import linear_float
+from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
+from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.ops import Array
+from nearfar.compiler.quant.layout import store_rows
+from nearfar.targets.cpu.levels import Level
 
 # Sequences around the end of a block of 256 keys: decoding, and prompts that cross it within a tile.
 LONG_BATCHES = (((255, 1), (256, 1), (511, 1), (3, 1)), ((250, 12), (0, 5), (257, 3)))
@@ -42,12 +45,17 @@ PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
 
 @dataclass(frozen=True)
 class CpuCase:
-    """``build`` makes the kernel, of the given name. ``dtype``: that of operands which a kernel rounds, where it does."""
+    """``build`` makes the kernel, of the given name, ``before`` one that runs first. ``dtype``: that of operands which a kernel rounds."""
 
     name: str
     build: Callable[[str, Isa], Kernel]
     runs: Callable[[], Sequence[Run]]
     dtype: str | None = None
+    before: Callable[[str, Isa], Kernel] | None = None
+
+    def kernels(self, level: Level) -> tuple[Kernel, ...]:
+        last = self.build(f"{self.name}_{level.name}", level.isa)
+        return (last,) if self.before is None else (self.before(f"{self.name}_{level.name}_before", level.isa), last)
 
 
 def all_cases() -> Iterator[CpuCase]:
@@ -55,7 +63,9 @@ def all_cases() -> Iterator[CpuCase]:
         facts = Projection("S", columns, outputs, shared.FORMATS[quantization], "float32", "float32")
         facts = replace(facts, **options)  # type: ignore[arg-type]
         name = f"{facts.name}_{quantization}"
-        yield CpuCase(name, partial(linear_float, facts=facts), partial(projection_runs, name, facts, quantization))
+        build = partial(linear_tiles, facts=facts, tokens=4)
+        dtype = "int15" if facts.weight.scale_dtype else None
+        yield CpuCase(name, build, partial(projection_runs, name, facts, quantization), dtype, partial(prepare_rows, facts=facts))
     for quantization, columns in (("q4f32", 37), ("q8f16", 37), ("f16", 96), ("f32", 72)):
         yield embed_case(quantization, 51, columns)
     yield embed_case("q4f16", 17, 72, first_row=20)
@@ -76,14 +86,20 @@ def all_cases() -> Iterator[CpuCase]:
 
 
 def projection_runs(name: str, facts: Projection, quantization: str) -> list[Run]:
-    return [shared.projection_run(name, facts, quantization, size) for size in (1, 4, 9)]
+    return [in_tiles(shared.projection_run(name, facts, quantization, size)) for size in (1, 4, 9)]
+
+
+def in_tiles(run: Run) -> Run:
+    """A run with its matrix in tiles of 16 rows, as CPU kernels read it."""
+    arrays = {role: store_rows("tiles16", a) if role.startswith(("weight.", "table.")) else a for role, a in run.arrays.items()}
+    return replace(run, arrays=arrays)
 
 
 def embed_case(quantization: str, rows: int, columns: int, first_row: int | None = None) -> CpuCase:
     split, fmt = first_row is not None, shared.FORMATS[quantization]
     case = shared.embed_case(quantization, rows, columns, first_row)
     build = partial(embed, rows=rows, columns=columns, fmt=fmt, first_row=first_row or 0, split=split)
-    return CpuCase(case.name, build, case.runs)
+    return CpuCase(case.name, build, lambda: list(map(in_tiles, case.runs())))
 
 
 def attention_cases() -> Iterator[CpuCase]:

@@ -197,6 +197,8 @@ const KERNEL = entry<KernelEntry>({
 const WEIGHT = entry<WeightEntry>({
   shape: list(int),
   quantization: nullable(text),
+  // WebGPU's kernels read no other.
+  layout: oneOf("rows"),
   planes: list(
     entry<PlaneEntry>({ name: text, dtype: oneOf("float32", "float16", "uint32"), shape: list(int), shard: int, offset: int, size: int }),
   ),

@@ -63,10 +63,11 @@ export interface PlaneEntry {
   readonly size: number;
 }
 
-/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". */
+/** A weight. ``quantization`` is None for vectors, which are one float32 plane "w". ``layout`` is how its planes (N, W) lie in memory. "rows": row after row. "tiles16": (ceil(N/16), W, 16), tiles of 16 rows with the same element of all rows side by side, rows beyond N being zeros. */
 export interface WeightEntry {
   readonly shape: readonly number[];
   readonly quantization: string | null;
+  readonly layout: "rows" | "tiles16";
   readonly planes: readonly PlaneEntry[];
 }
 

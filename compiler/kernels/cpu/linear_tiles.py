@@ -1,0 +1,123 @@
+"""linear and gated_linear over weights in tiles of 16 rows (`quant/layout.py`), for every weight format.
+
+Rows in scratch as `prepare_rows.py` leaves them, weight in planes (N/16, words, 16), bias, residual (batch, N) -> y (batch, N).
+
+One task: one tile, 16 outputs (of a gated projection, 16 of both halves) of as many rows as a cache holds, ``tokens`` of them at a time.
+A vector holds 16 outputs of one row, or a part of them where vectors are shorter. Columns are added group after group, so a row's sums are
+the same whatever ``tokens`` is and whatever the other rows hold.
+"""
+
+from __future__ import annotations
+
+from ...quant.layout import TILE_ROWS
+from ..builder import Array, Kernel, Scalar, cast, minimum, number
+from ..projection import Projection
+from .builder import CpuKernelBuilder, Isa, pieces, ramp, round_up_quotient
+from .math import exp, lanes_of, take_lanes
+from .rows import each_vector
+from .tile_dots import FloatDots, IntegerDots
+
+# Bytes of prepared rows that every tile of weights meets before the next rows come: half of what a core's cache holds.
+ROWS_BYTES = 256 << 10
+
+
+def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int) -> Kernel:
+    """Right for every batch; ``tokens`` 1 is for a single row."""
+    kernel = CpuKernelBuilder(name)
+    dots = (IntegerDots if facts.weight.scale_dtype else FloatDots)(kernel, isa, facts, tokens)
+    result = Result(kernel, facts)
+    batch = kernel.size(facts.batch)
+    tiles = -(-result.outputs // TILE_ROWS)
+    at_once = vectors_at_once(isa, tokens)
+    blocks = kernel.let("blocks", round_up_quotient(batch, tokens))
+    at_once_blocks = max(1, ROWS_BYTES // (tokens * dots.row_bytes))
+    with (
+        kernel.loop("part", round_up_quotient(blocks, at_once_blocks)) as part,
+        kernel.tasks("tile", tiles) as tile,
+        kernel.loop("place", minimum(at_once_blocks, blocks - part * at_once_blocks)) as place,
+    ):
+        block = kernel.let("block", part * at_once_blocks + place)
+        for first in range(0, TILE_ROWS, at_once * isa.lanes):
+            starts = [first + vector * isa.lanes for vector in range(at_once)]
+            sums = [dots.sums(tile + half * tiles, block, starts) for half in range(result.halves)]
+            for token in range(tokens):
+                row = kernel.let("row", block * tokens + token)
+                with kernel.when(True if tokens == 1 else row < batch):
+                    for vector, start in enumerate(starts):
+                        result.store(row, tile, start, [each[token * at_once + vector] for each in sums])
+    result.gate(isa)
+    return kernel.finish()
+
+
+def vectors_at_once(isa: Isa, tokens: int) -> int:
+    """How many of a tile's vectors are summed at once: all, or as many as registers hold three sums of for each row, and weights."""
+    vectors = TILE_ROWS // isa.lanes
+    while vectors > 1 and 3 * tokens * vectors + 8 > isa.registers:
+        vectors //= 2
+    return vectors
+
+
+class Result:
+    """What becomes of dot products: the arguments bias, residual and y of a projection.
+
+    Where a gated projection's halves are no whole tiles, all its dot products go to scratch first. ``outputs`` are what tiles cover, of
+    each of ``halves``.
+    """
+
+    def __init__(self, kernel: CpuKernelBuilder, facts: Projection) -> None:
+        self._kernel, self._facts = kernel, facts
+        self._apart = facts.gated and facts.outputs % TILE_ROWS != 0
+        self.halves = 2 if facts.gated and not self._apart else 1
+        self.outputs = facts.weight_rows // self.halves
+        bias_length = facts.weight_rows if facts.gated else facts.total_width
+        self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
+        self._residual = kernel.buffer("residual", (facts.batch, facts.total_width), "float32") if facts.residual else None
+        self._y: Array = kernel.buffer("y", (facts.batch, facts.total_width), facts.y_dtype, write=True)
+        if self._apart:
+            self._sums = kernel.scratch("sums", (facts.batch, self.outputs), "float32", write=True)
+
+    def store(self, row: Scalar, tile: Scalar, start: int, sums: list[Scalar]) -> None:
+        """Finish a vector of results from ``start`` of a tile on, but for those beyond the last output; of a gated one from both halves."""
+        kernel, lanes = self._kernel, lanes_of(sums[0])
+        whole, rest = divmod(self.outputs, TILE_ROWS)
+        values = [kernel.let("sum", each) for each in sums]
+        with kernel.when(True if rest == 0 else tile < whole):
+            self._finish(row, kernel.let("output", tile * TILE_ROWS + start), values)
+        if rest > start:
+            with kernel.when(tile == whole):
+                for offset, width in pieces(min(lanes, rest - start), lanes):
+                    part = [take_lanes(each, range(offset, offset + width)) for each in values]
+                    self._finish(row, whole * TILE_ROWS + start + offset, part)
+
+    def gate(self, isa: Isa) -> None:
+        """Finish what went to scratch."""
+        if self._apart:
+            with self._kernel.tasks("row", self._facts.batch) as row:
+
+                def gate_part(start: Scalar, lanes: int) -> None:
+                    both = [self._sums[row, ramp(start + half, lanes)] for half in (0, self._facts.outputs)]
+                    self._store(row, start, [self._kernel.let("sum", each) for each in both])
+
+                each_vector(self._kernel, self._facts.outputs, isa.lanes, gate_part)
+
+    def _finish(self, row: Scalar, output: Scalar | int, sums: list[Scalar]) -> None:
+        if self._apart:
+            self._sums[row, ramp(output, lanes_of(sums[0]))] = sums[0]
+        else:
+            self._store(row, output, sums)
+
+    def _store(self, row: Scalar, output: Scalar | int, sums: list[Scalar]) -> None:
+        facts, lanes = self._facts, lanes_of(sums[0])
+        here = ramp(output + facts.offset, lanes)
+        if facts.gated:
+            gate, up = sums
+            if self._bias is not None:
+                gate, up = gate + self._bias[ramp(output, lanes)], up + self._bias[ramp(output + facts.outputs, lanes)]
+            value = gate / (number(1, str(gate.ty)) + exp(-gate)) * up
+        else:
+            (value,) = sums
+            if self._bias is not None:
+                value = value + self._bias[here]
+        if self._residual is not None:
+            value = value + self._residual[row, here]
+        self._y[row, here] = cast(value, str(value.ty).replace("float32", facts.y_dtype))

@@ -1,0 +1,112 @@
+"""Dot products of prepared rows (`prepare_rows.py`) with the 16 rows of a tile of weights: integers for quantized weights, or floats.
+
+Rows are taken in blocks of ``tokens``. Rows beyond the last of the batch are whatever scratch holds; nobody looks at their sums.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from tvm import tirx
+
+from ...expr import Expr
+from ...quant.base import GROUP
+from ...quant.layout import TILE_ROWS
+from ..builder import Array, Scalar, cast, number, reinterpret, splat
+from ..projection import Projection
+from .builder import CpuKernelBuilder, Isa, of, ramp
+from .integer_dot import State, integer_dot, zero_of
+from .math import fused
+from .prepare_rows import LANES, LOW_BITS
+
+# Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be computed.
+GROUPS_AHEAD = 16
+
+
+class IntegerDots:
+    """A dot product is the sum over groups of scale * weight scale * (codes . weight codes + offset), the integers being exact."""
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
+        self._kernel, self._isa, self._tokens = kernel, isa, tokens
+        self._groups = groups = -(-facts.columns // GROUP)
+        self._words = {"q4": 4, "q8": 8}[facts.weight.kind]
+        tiles = -(-facts.weight_rows // TILE_ROWS)
+        self._weight = kernel.buffer("weight.q", (tiles, groups * self._words, TILE_ROWS), "uint32")
+        self._weight_scales = kernel.buffer("weight.s", (tiles, groups, TILE_ROWS), facts.weight.scale_dtype)
+        self._dot = integer_dot(kernel, isa, facts.weight)
+        self.row_bytes = groups * GROUP * 2
+        rows = whole_blocks(facts, tokens)
+        self._codes = kernel.scratch("codes", (rows, groups + 1, GROUP // 2), "float32")
+        self._scales = kernel.scratch("scales", (rows, groups), "float32")
+        self._offsets = kernel.scratch("offsets", (rows, groups), "float32") if zero_of(isa, facts.weight) else None
+
+    def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
+        """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row, of the next, ..."""
+        kernel, dot, lanes, tokens = self._kernel, self._dot, self._isa.lanes, self._tokens
+        floats, integers = of("float32", lanes), of("int32", lanes)
+        rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
+        at = list(product(range(tokens), starts))
+        quads = GROUP // 4 // self._words
+        sums = kernel.local("sums", len(at), floats, fill=0)
+        with kernel.loop("group", self._groups) as group:
+            words = [group * self._words + word for word in range(self._words)]
+            if starts[0] == 0:
+                for each in words:
+                    kernel.prefetch(self._weight, (tile, each + GROUPS_AHEAD * self._words, 0))
+                kernel.prefetch(self._weight_scales, (tile, group + GROUPS_AHEAD, 0))
+            # The sums of high and low parts go side by side, so that a weight is needed once and waits in no register.
+            states: list[dict[tuple[int, int], State]] = [
+                {key: (number(0, integers),) for key in at},
+                {(token, start): (splat(self._offset(rows[token], group), lanes),) for token, start in at},
+            ]
+            for word, index in enumerate(words):
+                operands = {start: dot.operands(self._weight[tile, index, ramp(start, lanes)]) for start in starts}
+                for quad, token, part in product(range(quads), range(tokens), range(2)):
+                    x = reinterpret(self._codes[rows[token], group, (part * self._words + word) * quads + quad], "int32")
+                    for start in starts:
+                        states[part][token, start] = dot.add(states[part][token, start], operands[start][quad], x)
+            scales = {start: kernel.let("scales", cast(self._weight_scales[tile, group, ramp(start, lanes)], floats)) for start in starts}
+            for place, (token, start) in enumerate(at):
+                high, low = (dot.finish(part[token, start]) for part in states)
+                total = cast((high << number(LOW_BITS, integers)) + low, floats)
+                sums[place] = fused(total, scales[start] * splat(self._scales[rows[token], group], lanes), sums[place])
+        return sums
+
+    def _offset(self, row: Scalar, group: Scalar) -> Scalar:
+        return tirx.const(0, "int32") if self._offsets is None else reinterpret(self._offsets[row, group], "int32")
+
+
+class FloatDots:
+    """A dot product is one chain over the columns."""
+
+    # Columns in a turn of the loop.
+    UNROLL = 8
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
+        self._kernel, self._isa, self._tokens = kernel, isa, tokens
+        self._columns = -(-facts.columns // GROUP) * GROUP
+        tiles = -(-facts.weight_rows // TILE_ROWS)
+        self._weight = kernel.buffer("weight.w", (tiles, self._columns, TILE_ROWS), {"f16": "float16", "f32": "float32"}[facts.weight.kind])
+        self.row_bytes = self._columns * 4
+        self._rows = kernel.scratch("x", (whole_blocks(facts, tokens), self._columns + LANES), "float32")
+
+    def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
+        """See `IntegerDots.sums`."""
+        kernel, lanes, tokens = self._kernel, self._isa.lanes, self._tokens
+        sums = kernel.local("sums", tokens * len(starts), of("float32", lanes), fill=0)
+        with kernel.loop("step", self._columns // self.UNROLL) as step:
+            for i in range(self.UNROLL):
+                column = step * self.UNROLL + i
+                loaded = (self._weight[tile, column, ramp(start, lanes)] for start in starts)
+                weights = [kernel.let("weights", cast(each, of("float32", lanes))) for each in loaded]
+                for token in range(tokens):
+                    x = splat(self._rows[block * tokens + token, column], lanes)
+                    for part, each in enumerate(weights):
+                        place = token * len(starts) + part
+                        sums[place] = fused(each, x, sums[place])
+        return sums
+
+
+def whole_blocks(facts: Projection, tokens: int) -> Expr:
+    """The rows of a batch and those behind it that fill a block."""
+    return ["mul", ["ceildiv", facts.batch, tokens], tokens]

@@ -1,0 +1,145 @@
+"""Qwen3-0.6B's shapes with random 4-bit weights on this machine's CPU: tokens a second, and the same model in llama.cpp.
+
+``make bench-cpu`` runs it, prints a table and writes ``build/bench/cpu.json``. llama.cpp takes part where llama-cpp-python and gguf are
+installed; both run the same codes and scales, and each phase is measured in turn. Forwards alone are measured: ours choose the next token,
+llama.cpp's end with the logits. How fast the same threads read memory is measured behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from bench_compile import ROOT, machine
+from checkpoints import QWEN3_0_6B, write_checkpoint
+from rich.console import Console
+from rich.table import Table
+
+from nearfar.compiler.batch import Chunk, Limits, make_batch
+from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.targets.cpu.library import set_threads
+from nearfar.targets.cpu.runner import CpuRunner, default_threads
+
+SEQUENCES = 8
+PROMPT = 512
+CONTEXT = 640
+# (what, sequences, tokens of context before, new tokens of each)
+PHASES = (
+    ("decode, 16 tokens of context", 1, 16, 1),
+    ("decode, 511 tokens of context", 1, 511, 1),
+    (f"decode, {SEQUENCES} sequences, 16 tokens of context", SEQUENCES, 16, 1),
+    (f"prefill of {PROMPT} tokens", 1, 0, PROMPT),
+)
+
+
+class Engine(Protocol):
+    def prepare(self, sequences: int, context: int) -> None:
+        """Fill the caches of some sequences."""
+
+    def step(self, sequences: int, context: int, tokens: int) -> None:
+        """Forward new tokens of each sequence behind its context."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where the checkpoint, the bundle and the GGUF go")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    bundle = make_bundle(options.folder)
+    set_threads(options.threads)
+    engines: dict[str, Engine] = {"nearfar": Ours(bundle, options.threads)}
+    if find_spec("llama_cpp") and find_spec("gguf"):
+        from gguf_file import write_gguf
+        from llama_engine import LlamaEngine
+
+        file = options.folder / f"{QWEN3_0_6B.name}.gguf"
+        if not file.exists():
+            write_gguf(QWEN3_0_6B, bundle, file)
+        engines["llama.cpp"] = LlamaEngine(file, SEQUENCES, CONTEXT, PROMPT, options.threads)
+    results = [measure(engines, *phase, options.rounds) for phase in PHASES]
+    weight_bytes = sum(plane.size for weight in bundle.manifest.weights.values() for plane in weight.planes)
+    rate = read_rate(bundle, options.threads)
+    answer = {"machine": machine(), "threads": options.threads, "bytes_read_per_second": rate, "results": results}
+    (options.folder / "cpu.json").write_text(json.dumps(answer, indent=2))
+    table = Table(title=f"{QWEN3_0_6B.name}, q4f16, {options.threads} threads, {machine()}; a loop reads {rate / 1e9:.0f} GB/s")
+    for column in ("", *(f"{name}, tokens/s" for name in engines), "ratio"):
+        table.add_column(column, justify="right" if column else "left")
+    for (what, *_), rates in zip(PHASES, results, strict=True):
+        ratio = f"{rates['nearfar'] / rates['llama.cpp']:.2f}" if "llama.cpp" in rates else ""
+        table.add_row(what, *(f"{each:.1f}" for each in rates.values()), ratio)
+    Console(width=150).print(table)
+    print(f"decode of one sequence reads weights at {results[0]['nearfar'] * weight_bytes / 1e9:.0f} GB/s")
+
+
+def make_bundle(folder: Path) -> Bundle:
+    checkpoint, path = folder / QWEN3_0_6B.name, folder / f"{QWEN3_0_6B.name}-cpu"
+    if not (checkpoint / "model.safetensors").exists():
+        write_checkpoint(QWEN3_0_6B, checkpoint)
+    compile_model(str(checkpoint), path, CompileOptions(target="cpu", context=CONTEXT, self_test=False, force=True))
+    return open_bundle(path)
+
+
+def measure(engines: dict[str, Engine], what: str, sequences: int, context: int, tokens: int, rounds: int) -> dict[str, float]:
+    """Tokens a second of each engine: medians of steps, in rounds that take turns."""
+    print(what, flush=True)
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(rounds):
+        for name, engine in engines.items():
+            engine.prepare(sequences, context)
+            for _ in range(1 if tokens > 1 else 10):
+                seconds[name].append(timed(lambda step=engine.step: step(sequences, context, tokens)))  # type: ignore[misc]
+    return {name: sequences * tokens / statistics.median(each) for name, each in seconds.items()}
+
+
+def timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+class Ours:
+    def __init__(self, bundle: Bundle, threads: int) -> None:
+        pages = CONTEXT // bundle.manifest.page_size
+        limits = Limits(tokens=PROMPT, sequences=SEQUENCES, rows=SEQUENCES, pages=SEQUENCES * pages)
+        self._runner = CpuRunner(bundle, limits=limits, threads=threads)
+        self._pages = [list(range(i * pages, (i + 1) * pages)) for i in range(SEQUENCES)]
+
+    def prepare(self, sequences: int, context: int) -> None:
+        for sequence in range(sequences if context else 0):
+            self._forward([sequence], 0, context)
+
+    def step(self, sequences: int, context: int, tokens: int) -> None:
+        self._forward(range(sequences), context, tokens)
+
+    def _forward(self, sequences: range | list[int], start: int, tokens: int) -> None:
+        page_size = self._runner.manifest.page_size
+        used = -(-(start + tokens) // page_size)
+        chunks = [Chunk(token_ids(i, start, tokens), start, self._pages[i][:used], [tokens - 1]) for i in sequences]
+        self._runner.forward(make_batch(chunks, page_size))
+
+
+def token_ids(sequence: int, start: int, tokens: int) -> list[int]:
+    return [(7 * i + 131 * sequence) % 150_000 for i in range(start, start + tokens)]
+
+
+def read_rate(bundle: Bundle, threads: int) -> float:
+    """Bytes a second at which threads of numpy read the largest shard, the fastest of a few passes."""
+    entry = max(bundle.manifest.shards, key=lambda shard: shard.size)
+    data = np.fromfile(bundle.path / entry.file, np.uint64, entry.size // 8)
+    with ThreadPoolExecutor(threads) as pool:
+        parts = np.array_split(data, threads)
+        return data.nbytes / min(timed(lambda: list(pool.map(np.max, parts))) for _ in range(9))
+
+
+if __name__ == "__main__":
+    main()

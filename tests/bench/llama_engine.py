@@ -1,0 +1,50 @@
+"""llama.cpp as an engine of `bench_cpu.py`, through llama-cpp-python's C interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import llama_cpp
+
+# It tells much, and on the standard output.
+SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)  # noqa: ARG005
+
+
+class LlamaEngine:
+    def __init__(self, file: Path, sequences: int, context: int, batch: int, threads: int) -> None:
+        llama_cpp.llama_log_set(SILENT, None)
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
+        assert self._model, file
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx, settings.n_seq_max = sequences * context, sequences
+        settings.n_batch = settings.n_ubatch = batch
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.kv_unified = True
+        self._context = llama_cpp.llama_init_from_model(self._model, settings)
+        assert self._context
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(batch, 0, 1)
+
+    def prepare(self, sequences: int, context: int) -> None:
+        llama_cpp.llama_memory_clear(self._memory, True)
+        for sequence in range(sequences if context else 0):
+            self._decode([sequence], 0, context)
+
+    def step(self, sequences: int, context: int, tokens: int) -> None:
+        for sequence in range(sequences):
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence, context, -1)
+        self._decode(range(sequences), context, tokens)
+
+    def _decode(self, sequences: range | list[int], start: int, tokens: int) -> None:
+        batch, place = self._batch, 0
+        for sequence in sequences:
+            for position in range(start, start + tokens):
+                batch.token[place] = (7 * position + 131 * sequence) % 150_000
+                batch.pos[place], batch.n_seq_id[place], batch.seq_id[place][0] = position, 1, sequence
+                batch.logits[place] = position == start + tokens - 1
+                place += 1
+        batch.n_tokens = place
+        assert llama_cpp.llama_decode(self._context, batch) == 0
+        # Waits for what is still being computed.
+        assert llama_cpp.llama_get_logits_ith(self._context, -1)
