@@ -26,7 +26,6 @@ from rich.table import Table
 from nearfar.compiler.batch import Chunk, Limits, make_batch
 from nearfar.compiler.bundle import Bundle, open_bundle
 from nearfar.compiler.compile import CompileOptions, compile_model
-from nearfar.targets.cpu.library import set_threads
 from nearfar.targets.cpu.runner import CpuRunner, default_threads
 
 SEQUENCES = 8
@@ -56,7 +55,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     bundle = make_bundle(options.folder)
-    set_threads(options.threads)
     engines: dict[str, Engine] = {"nearfar": Ours(bundle, options.threads)}
     if find_spec("llama_cpp") and find_spec("gguf"):
         from gguf_file import write_gguf

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from tvm import tirx
-
 from ..builder import KernelBuilder, Scalar, cast, number, reinterpret, splat
 from ..packed import WeightFormat
 from .builder import Isa
+from .math import intrinsic
 
 # What is multiplied with the same four activations: a word of codes a lane, or two where codes are multiplied in halves.
 Operand: TypeAlias = tuple[Scalar, ...]
@@ -77,7 +76,7 @@ class VnniDot(Dot):
 
     def add(self, state: State, operand: Operand, x: Scalar) -> State:
         arguments = state[0], self._bytes(operand[0], "uint8"), self._everywhere(x)
-        return (self._kernel.let("dot", tirx.call_llvm_pure_intrin(self._integer, "llvm.x86.avx512.vpdpbusd.512", *arguments)),)
+        return (self._kernel.let("dot", intrinsic(self._integer, "x86.avx512.vpdpbusd.512", *arguments)),)
 
 
 class NeonDot(Dot):
@@ -90,7 +89,7 @@ class NeonDot(Dot):
 
     def add(self, state: State, operand: Operand, x: Scalar) -> State:
         arguments = state[0], self._bytes(operand[0]), self._everywhere(x)
-        return (self._kernel.let("dot", tirx.call_llvm_pure_intrin(self._integer, "llvm.aarch64.neon.sdot.v4i32.v16i8", *arguments)),)
+        return (self._kernel.let("dot", intrinsic(self._integer, "aarch64.neon.sdot.v4i32.v16i8", *arguments)),)
 
 
 class PairDot(Dot):
@@ -104,7 +103,7 @@ class PairDot(Dot):
         super().__init__(kernel, isa, fmt)
         self._shorts = f"int16x{2 * isa.lanes}"
         names = {8: ("avx2.pmadd.ub.sw", "avx2.pmadd.wd"), 16: ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")}
-        self._multiply, self._add_pairs = (f"llvm.x86.{name}" for name in names[isa.lanes])
+        self._multiply, self._add_pairs = (f"x86.{name}" for name in names[isa.lanes])
 
     def operands(self, word: Scalar) -> list[Operand]:
         return super().operands(word) if self._four_bits else [tuple(self._halves(self._kernel.let("word", word)))]
@@ -112,14 +111,14 @@ class PairDot(Dot):
     def add(self, state: State, operand: Operand, x: Scalar) -> State:
         activations = self._kernel.let("x", self._everywhere(x))
         total, *pairs = state
-        products = [tirx.call_llvm_pure_intrin(self._shorts, self._multiply, self._bytes(codes), activations) for codes in operand]
+        products = [intrinsic(self._shorts, self._multiply, self._bytes(codes), activations) for codes in operand]
         sums = [pair + product for pair, product in zip(pairs, products, strict=True)] if pairs else products
         return (total, *(self._kernel.let("pairs", each) for each in sums))
 
     def finish(self, state: State) -> Scalar:
         total, *sums = state
         for factor, pairs in zip((1, 16), sums, strict=False):
-            total = total + tirx.call_llvm_pure_intrin(self._integer, self._add_pairs, pairs, number(factor, self._shorts))
+            total = total + intrinsic(self._integer, self._add_pairs, pairs, number(factor, self._shorts))
         return total
 
 

@@ -28,6 +28,11 @@ def fused(a: Scalar, b: Scalar, c: Scalar) -> Scalar:
     return tirx.call_llvm_pure_intrin(str(a.ty), "llvm.fma", a, b, c)
 
 
+def intrinsic(dtype: str, name: str, *arguments: Scalar) -> Scalar:
+    """A call of LLVM's "llvm." and ``name``, without effects, whose result is of the given dtype."""
+    return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *arguments)
+
+
 def lanes_of(x: Scalar) -> int:
     return int(str(x.ty).partition("x")[2] or 1)
 

@@ -12,13 +12,11 @@ One task: one row. All levels of instruction sets compute the same bits.
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from ...quant.base import GROUP
-from ..builder import Array, Kernel, Scalar, cast, number, reinterpret, select, splat
+from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select, splat, vector
 from ..projection import Projection
 from .builder import CpuKernelBuilder, Isa, of, pieces, ramp
-from .math import rounded
+from .math import intrinsic, rounded
 from .rows import each_vector, norm_row, rms_factor
 
 # Up to this many rows the calling thread prepares alone, which takes less time than to wake the others.
@@ -82,14 +80,14 @@ class IntegerRows:
     def _padded(self, row: Scalar, start: int) -> Scalar:
         """A vector of columns, zeros beyond the last."""
         columns = [self._normed(row, start + i, 1) if start + i < self._facts.columns else number(0, "float32") for i in range(LANES)]
-        return tirx.Shuffle(columns, [tirx.const(i, "int32") for i in range(LANES)])
+        return vector(*columns)
 
     def _quantize(self, row: Scalar, group: Scalar | int, parts: list[Scalar], factor: Scalar | None) -> None:
         kernel, words, integers = self._kernel, of("uint32", LANES), of("int32", LANES)
         parts = [kernel.let("x", part) for part in parts]
         # Magnitudes are in the order of their bits; NaN is above all of them, so the scale becomes NaN, and so does every sum.
         bits = [reinterpret(part, words) & number(0x7FFFFFFF, words) for part in parts]
-        highest = kernel.let("highest", tirx.call_llvm_pure_intrin("uint32", "llvm.vector.reduce.umax", tirx.max(*bits)))
+        highest = kernel.let("highest", intrinsic("uint32", "vector.reduce.umax", maximum(*bits)))
         largest = kernel.let("largest", reinterpret(highest, "float32"))
         inverse = kernel.let("inverse", select(largest > 0, number(LARGEST, "float32") / largest, number(0, "float32")))
         all_codes = []
@@ -102,7 +100,7 @@ class IntegerRows:
             all_codes.append(codes)
         scale = largest * number(1 / LARGEST, "float32")
         self._scales[row, group] = scale if factor is None else scale * factor
-        total = tirx.call_llvm_pure_intrin("int32", "llvm.vector.reduce.add", all_codes[0] + all_codes[1])
+        total = intrinsic("int32", "vector.reduce.add", all_codes[0] + all_codes[1])
         self._offsets[row, group] = reinterpret(total * -self._facts.weight.zero, "float32")
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from itertools import product
 
-from tvm import tirx
-
 from ...expr import Expr
 from ...quant.base import GROUP
 from ...quant.layout import TILE_ROWS
@@ -73,7 +71,7 @@ class IntegerDots:
         return sums
 
     def _offset(self, row: Scalar, group: Scalar) -> Scalar:
-        return tirx.const(0, "int32") if self._offsets is None else reinterpret(self._offsets[row, group], "int32")
+        return number(0, "int32") if self._offsets is None else reinterpret(self._offsets[row, group], "int32")
 
 
 class FloatDots:

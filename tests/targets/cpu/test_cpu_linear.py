@@ -22,7 +22,7 @@ from nearfar.compiler.lower import lower_object
 from nearfar.compiler.ops import Array, gated_silu
 from nearfar.compiler.quant.base import GROUP
 from nearfar.targets.cpu.levels import AVX2, AVX512, VNNI, Level, features
-from nearfar.targets.cpu.library import Library, set_threads
+from nearfar.targets.cpu.library import Library
 from nearfar.targets.cpu.link import link
 from nearfar.targets.cpu.lower import tvm_target
 
@@ -82,8 +82,9 @@ def library(kernels: dict[str, Kernels], tmp_path_factory: pytest.TempPathFactor
         objects += [lower_object(mine, tvm_target(ARCH, level))] if mine else []
     file = tmp_path_factory.mktemp("linear") / "kernels.so"
     file.write_bytes(link(objects, ARCH.triple))
-    set_threads(2)
-    return Library(file)
+    library = Library(file)
+    library.start_threads(2)
+    return library
 
 
 @cache
