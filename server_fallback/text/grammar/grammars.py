@@ -24,7 +24,7 @@ from .source import GrammarSource
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, TokenizerInfo
 
-COMPILE_SECONDS = 20.0
+COMPILE_SECONDS = 30.0
 # Loading xgrammar takes two seconds, and much longer where the machine is busy.
 START_SECONDS = 120.0
 MAX_KEPT = 128
