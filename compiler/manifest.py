@@ -103,7 +103,8 @@ class BindingEntry(Entry):
 class KernelEntry(Entry):
     """One kernel. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``.
 
-    ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x.
+    ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. Of a CPU's
+    shared library ``entry`` is a function of TVM FFI's calling convention: addresses of the bindings, then the uniforms.
     """
 
     file: str
@@ -118,7 +119,7 @@ class KernelEntry(Entry):
 class VariantEntry(Entry):
     """One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an
     alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the
-    device ("subgroups") and of its shading language ("subgroup_id").
+    device ("subgroups", "avx512") and of its shading language ("subgroup_id").
     """
 
     kernels: list[str]

@@ -1,17 +1,23 @@
-/* The one function of a bundle's library that is no kernel: it calls the kernels of a batch, one after the other.
+/* What a bundle's library has beside kernels. Python calls nearfar_launch once a batch and lets others run meanwhile.
 
-   Python calls it once a batch and lets others run meanwhile. Kernels take their arguments as TVM FFI's 16-byte values. */
+   Kernels take their arguments as TVM FFI's 16-byte values. */
 #include <stdint.h>
 
 typedef struct { int32_t type; uint32_t padding; int64_t value; } argument;
 typedef int (*kernel)(void *self, const argument *arguments, int32_t count, argument *result);
 typedef struct { kernel function; const argument *arguments; int64_t count; } launch;
 
-/* Zero, or the number from one on of the launch that failed; TVM FFI keeps the reason. */
+/* Call the kernels of a batch, one after the other. Zero, or the number from one on of the launch that failed; TVM FFI keeps the reason. */
 int32_t nearfar_launch(const launch *launches, int32_t count) {
   for (int32_t i = 0; i < count; i++) {
     argument result = {0, 0, 0};
     if (launches[i].function(0, launches[i].arguments, (int32_t)launches[i].count, &result) != 0) return i + 1;
   }
+  return 0;
+}
+
+/* A task that does nothing, with which a thread's pool is made. */
+int nearfar_idle(int task, void *environment, void *data) {
+  (void)task, (void)environment, (void)data;
   return 0;
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +38,7 @@ class Library:
     """Raises DeviceError where TVM's runtime is not installed or the library cannot be loaded."""
 
     def __init__(self, path: Path) -> None:
-        runtime = load_runtime()
+        self._runtime = load_runtime()
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -46,10 +46,30 @@ class Library:
         # Libraries that TVM makes call its runtime through pointers, which whoever loads them sets.
         for name in RUNTIME_FUNCTIONS:
             place = ctypes.c_void_p.in_dll(self._library, f"__{name}")
-            place.value = ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value
+            place.value = ctypes.cast(getattr(self._runtime, name), ctypes.c_void_p).value
         self._launch = self._library.nearfar_launch
         self._launch.argtypes = (ctypes.c_void_p, ctypes.c_int32)
         self._launch.restype = ctypes.c_int32
+
+    def start_threads(self, count: int) -> None:
+        """Make the calling thread's pool, of ``count`` threads with itself. Its kernels run on those until the thread ends.
+
+        TVM's runtime reads from the process's environment how many. Threads are left where the system puts them: bound to cores, those of
+        two processes would meet on the same ones.
+        """
+        wanted = {"TVM_NUM_THREADS": str(count), "TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": str(SPIN_COUNT)}
+        # What the user has set stays, but for the number, which is the runner's to say.
+        changed = {name: value for name, value in wanted.items() if name == "TVM_NUM_THREADS" or name not in os.environ}
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
+        try:
+            self._runtime.TVMBackendParallelLaunch(self._library.nearfar_idle, None, 0)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
     def address(self, symbol: str) -> int:
         """Where a kernel is."""
@@ -94,15 +114,3 @@ def library_of(package: str, file: str) -> Path:
     if path is None or not path.is_file():
         raise DeviceError(f"{file} was not found; install apache-tvm")
     return path
-
-
-def set_threads(count: int, environment: Mapping[str, str] = os.environ) -> None:
-    """How many threads the pools of TVM's runtime will have, each of which is made when its first kernel runs.
-
-    The runtime reads it from the process's environment. Threads are left where the system puts them: bound to cores, those of two processes
-    would meet on the same ones.
-    """
-    os.environ["TVM_NUM_THREADS"] = str(count)
-    for name, value in (("TVM_BIND_THREADS", "0"), ("TVM_THREAD_POOL_SPIN_COUNT", str(SPIN_COUNT))):
-        if name not in environment:
-            os.environ[name] = value

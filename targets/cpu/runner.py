@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,12 @@ from nearfar.compiler.rope import rope_table
 from nearfar.compiler.variant import choose_variant
 
 from .levels import features, require
-from .library import Launches, Library, set_threads
+from .library import Launches, Library
 
 # Vectors may reach behind the last element of a buffer; and they load faster where a cache line begins.
 ALIGNMENT = 64
 THREADS_VARIABLE = "NEARFAR_THREADS"
+PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 def open_runner(bundle: Bundle, limits: Limits) -> CpuRunner:
@@ -70,8 +72,8 @@ class CpuRunner:
         self._prepared: dict[tuple[str, ...], tuple[Launches, npt.NDArray[np.intp]]] = {}
         # The distinct sizes that kernels take: dims.
         self._sizes = sorted({str(size) for kernel in self._manifest.kernels.values() for size in kernel.uniforms})
-        set_threads(self.threads)
         self._worker = ThreadPoolExecutor(1, "nearfar-cpu")
+        self._worker.submit(self._library.start_threads, self.threads).result()
 
     @property
     def manifest(self) -> Manifest:
@@ -218,13 +220,20 @@ def choose_activation(bundle: Bundle, wanted: str | None) -> str:
 
 
 def default_threads() -> int:
-    """What NEARFAR_THREADS says, or the processors that this process may use. Raises RequestError for no positive number."""
+    """What NEARFAR_THREADS says, or the cores that this process may use. Raises RequestError for no positive number."""
     text = os.environ.get(THREADS_VARIABLE, "")
     if not text:
-        return len(os.sched_getaffinity(0))
+        # Two threads of one core share its vector units, so each core gets one.
+        return len({core_of(processor) for processor in os.sched_getaffinity(0)})
     if not text.isdecimal() or int(text) < 1:
         raise RequestError(f"{THREADS_VARIABLE}={text}: must be a number of threads, 1 or more")
     return int(text)
+
+
+def core_of(processor: int) -> str:
+    """A name that a core's processors have in common."""
+    siblings = PROCESSORS / f"cpu{processor}/topology/thread_siblings_list"
+    return siblings.read_text() if siblings.is_file() else str(processor)
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

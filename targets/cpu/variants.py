@@ -37,8 +37,9 @@ PLAIN_LEVELS = (AVX512, AVX2, NEON)
 TILE_QUERIES = 8
 # Sequences of fewer new tokens would leave most rows of a tile to others.
 MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
-# One new token of every sequence, with too few sequences to give every thread of a large machine a head, and more than a block of keys.
-FEW_LONG: Condition = ["and", ["==", "S", "B"], ["and", ["<=", "S", 8], [">", "T", 512]]]
+# One new token of every sequence, with too few sequences to give every thread of a large machine a head, and a few blocks of keys.
+LONG = 512
+FEW_LONG: Condition = ["and", ["==", "S", "B"], ["and", ["<=", "S", 8], [">", "T", LONG]]]
 
 # Makes a kernel of a name for an instruction set.
 Build: TypeAlias = Callable[[str, Isa], Kernel]
@@ -141,7 +142,8 @@ def rope_attention_variants(step: Step, context: Context) -> Sequence[Variant]:
         heads, head_dim = context.spec.num_heads, context.spec.head_dim
         kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")
         facts = Heads(heads, kv_heads, head_dim, page_size, positions, activation, eps, kv)
-        variants += plain(context, f"attention_split{suffix(facts)}", partial(attention_split, heads=facts), activation, FEW_LONG)
+        if positions > LONG:
+            variants += plain(context, f"attention_split{suffix(facts)}", partial(attention_split, heads=facts), activation, FEW_LONG)
         rows = max(1, TILE_QUERIES // facts.group)
         if rows > 1:
             build = partial(attention_tile, heads=facts, rows=rows)

@@ -11,7 +11,7 @@ from nearfar.compiler.expr import evaluate
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.lower import OBJECT_PREFIX, lower_object
 from nearfar.targets.cpu.levels import by_name, features
-from nearfar.targets.cpu.library import Library, set_threads
+from nearfar.targets.cpu.library import Library
 from nearfar.targets.cpu.link import link
 from nearfar.targets.cpu.lower import tvm_target
 from nearfar.targets.cpu.runner import aligned
@@ -32,8 +32,9 @@ def library(kernels: dict[str, Kernel], tmp_path_factory: pytest.TempPathFactory
     objects = [lower_object([kernels[f"{name}_{level.name}"] for name in CASES], tvm_target(ARCH, level)) for level in LEVELS]
     file = tmp_path_factory.mktemp("kernels") / "kernels.so"
     file.write_bytes(link(objects, ARCH.triple))
-    set_threads(2)
-    return Library(file)
+    library = Library(file)
+    library.start_threads(2)
+    return library
 
 
 def run_kernel(library: Library, kernel: Kernel, run: Run) -> dict[str, bytes]:

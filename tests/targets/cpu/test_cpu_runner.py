@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,17 +176,45 @@ def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights(bundle:
     assert answer["device"].startswith(str(bundle.manifest.arch))
 
 
-def test_the_number_of_threads_is_the_users(monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
+def test_the_number_of_threads_is_the_users_or_that_of_the_cores(monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
     monkeypatch.setenv("NEARFAR_THREADS", "3")
     runner = open_runner("cpu", bundle, Limits())
     assert "3 threads" in runner.device
     runner.close()
     monkeypatch.delenv("NEARFAR_THREADS")
-    assert default_threads() >= 1
+    assert 1 <= default_threads() <= len(os.sched_getaffinity(0))
+    for processor in range(8):
+        topology = tmp_path / f"cpu{processor}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{processor % 4},{processor % 4 + 4}\n")
+    monkeypatch.setattr("nearfar.targets.cpu.runner.PROCESSORS", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 4, 7})
+    assert default_threads() == 3
     for wrong in ("0", "-1", "many"):
         monkeypatch.setenv("NEARFAR_THREADS", wrong)
         with pytest.raises(RequestError, match="must be a number of threads"):
             default_threads()
+
+
+def test_each_runner_has_its_own_threads_until_it_is_closed(bundle: Bundle) -> None:
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before, environment = count(), dict(os.environ)
+    runners = [CpuRunner(bundle, threads=threads) for threads in (3, 1)]
+    # Each has a worker, which is the first of its threads.
+    assert count() == before + 4
+    for runner in runners:
+        runner.forward(make_batch([Chunk([5, 6], 0, [0], [1])], 16))
+    assert count() == before + 4
+    for runner in runners:
+        runner.close()
+    # Python has done with a thread a little before the system has.
+    deadline = time.monotonic() + 10
+    while count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert count() == before
+    assert dict(os.environ) == environment
 
 
 def test_an_activation_dtype_that_the_bundle_does_not_offer_is_refused(compile_tiny: CompileTiny) -> None:

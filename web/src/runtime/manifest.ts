@@ -109,7 +109,7 @@ export interface BindingEntry {
   readonly access: "read" | "write";
 }
 
-/** One kernel. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. */
+/** One kernel. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. Of a CPU's shared library ``entry`` is a function of TVM FFI's calling convention: addresses of the bindings, then the uniforms. */
 export interface KernelEntry {
   readonly file: string;
   readonly sha256: string;
@@ -120,7 +120,7 @@ export interface KernelEntry {
   readonly workgroup_size: number;
 }
 
-/** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the device ("subgroups") and of its shading language ("subgroup_id"). */
+/** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
   readonly activation: "float32" | "float16" | null;
