@@ -14,7 +14,7 @@ from ..schema.chat import ChatCompletionRequest, GrammarFormat, RegexFormat
 from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionRequest
 
-# "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, TensorRT-LLM, LMDeploy, Triton). "vllm": vLLM and SGLang.
+# "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, SGLang, TensorRT-LLM, LMDeploy, Triton). "vllm": vLLM 0.12 or newer.
 Dialect = Literal["openai", "vllm", "nearfar"]
 DIALECTS: tuple[Dialect, ...] = ("openai", "vllm", "nearfar")
 

@@ -82,6 +82,8 @@ class Upstream:
     @asynccontextmanager
     async def _sent(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> AsyncIterator[httpx.Response]:
         """The answer to a request, once its head is there and good. The circuit is told how it went."""
+        if self.client.is_closed:
+            raise Unavailable("this model is being unloaded; try again later")
         headers = {name: call.headers[name] for name in PASSED_ON if name in call.headers} | {"X-Request-Id": call.request_id}
         if call.deadline is not None:
             # Ours takes it; the others learn of the deadline when we hang up.

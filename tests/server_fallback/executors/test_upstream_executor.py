@@ -307,6 +307,23 @@ def test_closing_an_answer_hangs_up() -> None:
     with_upstream(check, server)
 
 
+def test_a_closed_executor_ends_what_runs_and_takes_no_more() -> None:
+    server = FakeOpenAI(lambda _: Reply(chunks=said(*"abcdefgh" * 9), seconds_between=0.02))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        running = asyncio.create_task(ask(executor))
+        while not executor.state().running or not server.asked:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        await executor.close()
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(running, 5)
+        with pytest.raises(Unavailable, match="is being unloaded"):
+            await ask(executor)
+
+    with_upstream(check, server)
+
+
 def test_completions_embeddings_and_tokens() -> None:
     part = {"id": "c", "created": 1, "choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}
     embedding = {
