@@ -7,6 +7,7 @@
 # make bench-web-counts  what a decoded token asks of the browser, as one line of JSON
 # make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
+# make bench-decode-context  a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds
 # make demo-model   train the demo model again (about 15 minutes on one core)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -21,7 +22,7 @@ SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda demo-model chromium vulkan clean
+.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context demo-model chromium vulkan clean
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -57,6 +58,9 @@ bench-web-gpu: .venv/.dev web/dist/.built
 
 bench-cuda: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
+
+bench-decode-context: .venv/.dev | vulkan
+	$(BIN)/python tests/bench/bench_decode_context.py
 
 demo-model: .venv/.dev
 	$(BIN)/python -m nearfar.compiler.demo.train

@@ -199,8 +199,9 @@ class Manifest(Entry):
     ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes.
 
     ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys,
-    then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: of each row D int8 codes, four a word, the first lowest, then the bits of
-    their float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them.
+    then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the
+    first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values
+    on; all steps share them.
     ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and
     activation dtype. ``embedding`` is None where the model generates text.
     """

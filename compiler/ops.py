@@ -5,7 +5,7 @@ All arithmetic is float32; where a value is stored as float16, the executor roun
 
 A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]`` belong to sequence b,
 by ascending position. New keys and values go to pages first, then attention reads pages, causal by position. ``kv`` is
-(P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" it is (P, 2, K, page, D/4 + 1) uint32: see `quantize_rows`.
+(P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" it is (P, 2, K, page, D/4 + 1) uint32: see `page_rows`.
 """
 
 from __future__ import annotations
@@ -214,7 +214,12 @@ def append_kv(inputs: Mapping[str, Array], attrs: Attrs) -> None:
     page, place_in_page = np.divmod(slots, kv.shape[3])
     for plane, role in enumerate(("k", "v")):
         rows = inputs[role].reshape(len(slots), kv.shape[2], -1)
-        kv[page, plane, :, place_in_page] = quantize_rows(rows) if attrs.get("kv") == "q8" else rows
+        if attrs.get("kv") == "q8":
+            codes, scales = page_rows(kv)
+            words = quantize_rows(rows)
+            codes[page, plane, :, place_in_page], scales[page, plane, :, place_in_page] = words[..., :-1], words[..., -1]
+        else:
+            kv[page, plane, :, place_in_page] = rows
 
 
 def quantize_rows(rows: Array) -> Array:
@@ -234,6 +239,23 @@ def dequantize_rows(words: Array) -> Array:
     codes = np.ascontiguousarray(words[..., :-1]).view("<i1")
     rows: Array = codes * np.ascontiguousarray(words[..., -1:]).view(np.float32)
     return rows
+
+
+def page_rows(kv: Array) -> tuple[Array, Array]:
+    """The words of codes (P, 2, K, page, D/4) and of scales (P, 2, K, page) in pages of 8-bit integers, as views of them.
+
+    For each page, plane and kv head the codes of all rows come first, so that rows begin at multiples of their size, then all scales.
+    """
+    page_size, words = kv.shape[-2:]
+    flat = kv.reshape(*kv.shape[:-2], page_size * words)
+    codes, scales = flat[..., : page_size * (words - 1)], flat[..., page_size * (words - 1) :]
+    return codes.reshape(*kv.shape[:-2], page_size, words - 1), scales
+
+
+def dequantize_pages(kv: Array) -> Array:
+    """Pages of 8-bit integers as float32 (P, 2, K, page, D)."""
+    codes, scales = page_rows(kv)
+    return dequantize_rows(np.concatenate([codes, scales[..., None]], axis=-1))
 
 
 def head_dim_of(kv: tuple[Any, ...], attrs: Attrs) -> int:
@@ -266,7 +288,7 @@ def attention(inputs: Mapping[str, Array], attrs: Attrs) -> Array:
         length = int(positions[rows].max()) + 1
         first = inputs["page_indptr"][sequence]
         pages = kv[inputs["page_ids"][first : first - (-length // page_size)]]
-        pages = dequantize_rows(pages) if attrs.get("kv") == "q8" else pages.astype(np.float32)
+        pages = dequantize_pages(pages) if attrs.get("kv") == "q8" else pages.astype(np.float32)
         keys, values = pages.transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
         scores = np.einsum("skgd,ktd->skgt", queries[rows], keys)
         hidden = np.arange(length)[None, :] > positions[rows][:, None]

@@ -2,15 +2,17 @@
 
 Pages are (P, 2, K, page, D): of a page first the keys, then the values; of each the kv heads one after the other, so that what one
 workgroup reads of a page is one piece. Kernels read and write them in vectors of 4 elements, or of 2 where D is no multiple of 4. Pages of
-8-bit integers hold a word for a vector of 4, and behind the words of a row its scale: see `ops.quantize_rows`.
+8-bit integers hold a word for a vector of 4, and behind the words of all rows of a page and kv head their scales: see `ops.page_rows`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 
-from .builder import KernelBuilder, Scalar, cast, extern, lane_of, magnitude, maximum, number, reinterpret, select, splat
+from .builder import KernelBuilder, Scalar, cast, extern, lane_of, magnitude, maximum, number, reinterpret, select, splat, vector
+from .packed import float_bytes, halves, spread_bytes
 
 # Stands for minus infinity, which WGSL may not be asked to compute with. exp(LOWEST - x) is 0 for every x that a score can have.
 LOWEST = -3.0e38
@@ -56,54 +58,112 @@ class Heads:
     def stored_dtype(self) -> str:
         return f"{self.activation}x{self.lanes}"
 
+    @property
+    def block_vectors(self) -> int:
+        """Vectors in 16 bytes of a page, or in fewer where a head's do not fill so many."""
+        if self.kv == "q8":
+            return math.gcd(self.vectors, 4)
+        return 2 if self.activation == "float16" and self.head_dim % 8 == 0 else 1
+
 
 class Pages:
-    """A layer's keys (plane 0) and values (plane 1) as the argument "kv"."""
+    """A layer's keys (plane 0) and values (plane 1) as the argument "kv".
 
-    def __init__(self, kernel: KernelBuilder, heads: Heads, *, write: bool) -> None:
+    ``blocks`` binds them as blocks of up to 16 bytes, as many vectors as `Heads.block_vectors` says, for kernels that read and write whole
+    blocks (`block`, `store_block`); else kernels read and write single vectors (`load`, `store`).
+    """
+
+    def __init__(self, kernel: KernelBuilder, heads: Heads, *, write: bool, blocks: bool = False) -> None:
         self._kernel, self._heads = kernel, heads
         self._quantized = heads.kv == "q8"
-        last, dtype = (heads.vectors + 1, "uint32") if self._quantized else (heads.vectors, heads.stored_dtype)
-        self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, heads.page_size, last), dtype, write=write)
+        self._block_vectors = heads.block_vectors if blocks else 1
+        shape: tuple[int, ...]
+        if self._quantized:
+            # Codes of all rows of a page, then their scales.
+            shape = (heads.page_size * (heads.vectors + 1) // self._block_vectors,)
+            dtype = vector_of("uint32", self._block_vectors)
+        elif self._block_vectors > 1:
+            shape, dtype = (heads.page_size * heads.vectors // self._block_vectors,), vector_of("uint32", 2 * self._block_vectors)
+        else:
+            shape, dtype = (heads.page_size * heads.vectors,), heads.stored_dtype
+        self._kv = kernel.buffer("kv", ("P", 2, heads.num_kv_heads, *shape), dtype, write=write)
+        self._block_dtype = dtype
 
     @property
     def quantized(self) -> bool:
         """Whether rows have scales."""
         return self._quantized
 
+    @property
+    def block_dtype(self) -> str:
+        return self._block_dtype
+
     def load(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, vector: Scalar) -> Scalar:
         """A vector as float32."""
-        unscaled = self.load_unscaled(page, plane, kv_head, place, vector)
-        return unscaled * splat(self.scale(page, plane, kv_head, place)) if self._quantized else unscaled
+        (stored,) = self.vectors_of(self.block(page, plane, kv_head, place, vector))
+        return stored * splat(self.scale(page, plane, kv_head, place)) if self._quantized else stored
 
-    def load_unscaled(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, vector: Scalar) -> Scalar:
-        """A vector that `scale` makes right where pages are quantized, as float32."""
-        stored = self._kv[page, plane, kv_head, place, vector]
-        return extern("float32x4", "unpack4x8snorm", stored) if self._quantized else cast(stored, self._heads.vector_dtype)
+    def block(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, block: Scalar) -> Scalar:
+        """A block of a row as it lies in memory."""
+        return self._kv[page, plane, kv_head, place * (self._heads.vectors // self._block_vectors) + block]
+
+    def vectors_of(self, block: Scalar) -> list[Scalar]:
+        """The vectors of a loaded block as float32, which `scale` makes right where pages are quantized."""
+        if self._quantized:
+            words = [block] if self._block_vectors == 1 else [lane_of(block, lane) for lane in range(self._block_vectors)]
+            return [float_codes(word) for word in words]
+        if self._block_vectors == 1:
+            return [cast(block, self._heads.vector_dtype)]
+        return list(halves(block))
 
     def scale(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar) -> Scalar:
         """What to multiply a row's vectors with. Only of quantized pages."""
-        # unpack4x8snorm has divided the codes by 127.
-        return reinterpret(self._kv[page, plane, kv_head, place, self._heads.vectors], "float32") * number(127, "float32")
+        index = self._heads.page_size * self._heads.vectors + place
+        if self._block_vectors == 1:
+            return reinterpret(self._kv[page, plane, kv_head, index], "float32")
+        lanes = self._block_vectors
+        words = self._kernel.let("scales", self._kv[page, plane, kv_head, index // lanes])
+        word = lane_of(words, lanes - 1)
+        for lane in reversed(range(lanes - 1)):
+            word = select(index % lanes == lane, lane_of(words, lane), word)
+        return reinterpret(word, "float32")
 
-    def quantize(self, value: Scalar, largest: Scalar) -> Scalar:
-        """A vector as the page gives it back: of quantized pages by its row's largest magnitude, of others rounded to their dtype."""
-        if not self._quantized:
-            return cast(cast(value, self._heads.stored_dtype), self._heads.vector_dtype)
-        return codes(value, largest) * splat(largest / number(127, "float32"))
+    def pack(self, vectors: list[Scalar], largest: Scalar) -> Scalar:
+        """A block of these vectors; of quantized pages by their row's largest magnitude."""
+        assert len(vectors) == self._block_vectors, vectors
+        if self._quantized:
+            words = [extern("uint32", "pack4x8snorm", codes(each, largest) * splat(number(1 / 127, "float32"))) for each in vectors]
+        elif self._block_vectors == 1:
+            return cast(vectors[0], self._heads.stored_dtype)
+        else:
+            words = [packed_halves(each, lane) for each in vectors for lane in (0, 2)]
+        return vector(*words) if len(words) > 1 else words[0]
+
+    def rounded(self, vectors: list[Scalar], largest: Scalar) -> list[Scalar]:
+        """Vectors as the page gives them back."""
+        scale = splat(scale_of(largest), self._heads.lanes) if self._quantized else None
+        return [each * scale if self._quantized else each for each in self.vectors_of(self.pack(vectors, largest))]
 
     def store(
-        self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, vector: Scalar, value: Scalar, largest: Scalar
+        self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, block: Scalar, vectors: list[Scalar], largest: Scalar
     ) -> None:
-        """Write a vector; of quantized pages, the thread of the first one writes the row's scale. ``largest`` as in `quantize`."""
+        """Write a block of vectors; of quantized pages, the thread of the first one writes the row's scale. ``largest`` as in `pack`."""
+        heads, lanes = self._heads, self._block_vectors
+        self._kv[page, plane, kv_head, place * (heads.vectors // lanes) + block] = self.pack(vectors, largest)
         if not self._quantized:
-            self._kv[page, plane, kv_head, place, vector] = cast(value, self._heads.stored_dtype)
             return
-        packed = extern("uint32", "pack4x8snorm", codes(value, largest) * splat(number(1 / 127, "float32")))
-        self._kv[page, plane, kv_head, place, vector] = packed
-        with self._kernel.when(vector == 0):
-            scale = reinterpret(largest / number(127, "float32"), "uint32")
-            self._kv[page, plane, kv_head, place, self._heads.vectors] = scale
+        with self._kernel.when(block == 0):
+            index = heads.page_size * heads.vectors + place
+            scale = reinterpret(scale_of(largest), "uint32")
+            if lanes > 1:
+                # The scales of rows before this one are in the same block.
+                kept = self._kernel.let("scales", self._kv[page, plane, kv_head, index // lanes])
+                scale = vector(*(select(index % lanes == lane, scale, lane_of(kept, lane)) for lane in range(lanes)))
+            self._kv[page, plane, kv_head, index // lanes] = scale
+
+
+def scale_of(largest: Scalar) -> Scalar:
+    return largest / number(127, "float32")
 
 
 def codes(value: Scalar, largest: Scalar) -> Scalar:
@@ -115,3 +175,18 @@ def codes(value: Scalar, largest: Scalar) -> Scalar:
 def largest_lane(value: Scalar, lanes: int) -> Scalar:
     """The largest magnitude in a vector."""
     return reduce(maximum, (magnitude(lane_of(value, lane)) for lane in range(lanes)))
+
+
+def float_codes(word: Scalar) -> Scalar:
+    """The four int8 codes of a word, as float32."""
+    # With the highest bit turned a code is a byte, 128 larger; `float_bytes` adds 256.
+    return float_bytes(spread_bytes(word ^ number(0x80808080, "uint32"))) - number(384, "float32x4")
+
+
+def packed_halves(value: Scalar, lane: int) -> Scalar:
+    """Two lanes of a vector, from ``lane`` on, as float16 in a word."""
+    return extern("uint32", "pack2x16float", vector(lane_of(value, lane), lane_of(value, lane + 1)))
+
+
+def vector_of(dtype: str, lanes: int) -> str:
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"

@@ -60,5 +60,5 @@ def rope_append(name: str, heads: Heads) -> Kernel:
             plane = select(head < keys_end, 0, 1)
             kv_head = head - heads.num_heads - plane * heads.num_kv_heads
             largest = places[0] if pages.quantized else None
-            pages.store(slot // heads.page_size, plane, kv_head, slot % heads.page_size, thread, value[0], largest)
+            pages.store(slot // heads.page_size, plane, kv_head, slot % heads.page_size, thread, [value[0]], largest)
     return kernel.finish()

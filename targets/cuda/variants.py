@@ -131,10 +131,10 @@ def decode_variants(facts: Heads) -> list[Variant]:
 def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
     """As many of a kv head's query heads a workgroup as fit, up to eight; of these the most threads, then the largest tile."""
     for heads in range(min(facts.group, 8), 0, -1):
-        for threads, tile in ((256, 256), (256, 128), (128, 128), (64, 64)):
-            options = DecodeOptions(heads, threads, tile, key_lanes=8 if facts.kv == "q8" else 4, split=split)
+        for threads, tile in ((128, 256), (128, 128), (64, 64), (256, 256)):
+            options = DecodeOptions(heads, threads, tile, split)
             divides = facts.group % heads == 0 and (split or tile) % tile == 0
-            if divides and facts.vectors <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
+            if divides and options.parts(facts) <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
                 return options
     return None
 

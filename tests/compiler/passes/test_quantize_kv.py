@@ -12,7 +12,7 @@ from tolerances import KV_Q8, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
-from nearfar.compiler.ops import dequantize_rows
+from nearfar.compiler.ops import dequantize_pages
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.plan import make_plan
 from nearfar.compiler.spec import ModelSpec
@@ -32,6 +32,6 @@ def test_quantized_pages_hold_nearly_the_same_keys_and_values(spec: ModelSpec, s
     assert pages == ["layers.0.kv"]
     for name in pages:
         # Of one layer, what is stored does not depend on what was read; it is half a step of 1 / 127 away.
-        assert relative_error(dequantize_rows(found.states[name]), expected.states[name]) < 0.6 / 127
+        assert relative_error(dequantize_pages(found.states[name]), expected.states[name]) < 0.6 / 127
     logits = [np.concatenate([outputs["logits"] for outputs in result.outputs]) for result in (found, expected)]
     assert relative_error(*logits) < KV_Q8

@@ -39,7 +39,7 @@ from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
-from nearfar.compiler.ops import OPS, Array, quantize_rows
+from nearfar.compiler.ops import OPS, Array, append_kv
 from nearfar.compiler.rope import rope_table
 from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 
@@ -413,15 +413,16 @@ MAX_POSITIONS = 160
 
 
 def attention_cases() -> Iterator[Case]:
-    small, uneven = DecodeOptions(1, 64, 16), DecodeOptions(1, 128, 32, 4)
+    small, uneven = DecodeOptions(1, 64, 64), DecodeOptions(1, 32, 64)
     for activation in ("float32", "float16"):
         for index, (num_heads, num_kv_heads, head_dim, norm) in enumerate(HEADS if activation == "float32" else HEADS[::2]):
             facts = Heads(num_heads, num_kv_heads, head_dim, 16, MAX_POSITIONS, activation, EPS if norm else None)
             yield attention_case("plain", facts)
             yield attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128))
-            options = replace((small, uneven)[index % 2], heads=facts.group)
+            options = small if index % 2 == 0 or facts.vectors > uneven.threads else uneven
+            options = replace(options, heads=facts.group)
             yield attention_case("decode", facts, decode=options)
-            yield attention_case("split", facts, decode=replace(options, split=2 * options.tile))
+            yield attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2)))
     for activation, num_heads, num_kv_heads, head_dim, norm in (
         ("float32", 6, 3, 24, True),
         ("float32", 4, 2, 64, False),
@@ -430,27 +431,27 @@ def attention_cases() -> Iterator[Case]:
         facts = Heads(num_heads, num_kv_heads, head_dim, 16, MAX_POSITIONS, activation, EPS if norm else None, "q8")
         yield attention_case("plain", facts)
         yield attention_case("tile", facts, tile=TileOptions(16))
-        yield attention_case("decode", facts, decode=replace(small, heads=facts.group, key_lanes=8))
-        yield attention_case("split", facts, decode=replace(uneven, heads=facts.group, split=32))
+        yield attention_case("decode", facts, decode=replace(small, heads=facts.group))
+        yield attention_case("split", facts, decode=replace(uneven, heads=facts.group, tile=32, split=32))
     facts = Heads(16, 2, 64, 16, MAX_POSITIONS, "float32", None)
-    # A kv head's query heads in two workgroups, of which one writes; keys by one thread each and by eight; the options of real models.
-    yield attention_case("decode", facts, decode=DecodeOptions(4, 128, 32, 4))
-    yield attention_case("split", facts, decode=DecodeOptions(4, 64, 64, 1, split=64))
-    yield attention_case("split", facts, decode=DecodeOptions(2, 256, 32, 8, split=32))
-    yield attention_case("decode", facts, decode=DecodeOptions(8, 256, 128))
+    # A kv head's query heads in two workgroups, of which one writes; one key a thread and four; the options of real models.
+    yield attention_case("decode", facts, decode=DecodeOptions(4, 64, 256))
+    yield attention_case("split", facts, decode=DecodeOptions(4, 64, 64, split=64))
+    yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
+    yield attention_case("decode", facts, decode=DecodeOptions(8, 128, 256))
     yield attention_case("tile", facts, tile=TileOptions(32, 16))
     # More vectors than threads of the plain kernel, in twos and in fours, and other page sizes.
     for num_heads, head_dim, page_size in ((1, 134, 8), (2, 272, 32)):
         facts = Heads(num_heads, 1, head_dim, page_size, MAX_POSITIONS, "float32", None)
         yield attention_case("plain", facts)
         yield attention_case("tile", facts, tile=TileOptions(8))
-        yield attention_case("split", facts, decode=DecodeOptions(1, 128, 32, split=32))
+        yield attention_case("split", facts, decode=DecodeOptions(1, 128, 128, split=128))
 
 
 def attention_case(kind: str, facts: Heads, decode: DecodeOptions | None = None, tile: TileOptions | None = None) -> Case:
     name = f"attention_{kind}_{facts.num_heads}_{facts.num_kv_heads}_{facts.head_dim}_{facts.page_size}_{facts.activation}_{facts.kv}"
     if decode is not None:
-        name += f"_{decode.heads}_{decode.threads}x{decode.tile}x{decode.key_lanes}"
+        name += f"_{decode.heads}_{decode.threads}x{decode.tile}"
 
     def build() -> list[Kernel]:
         if decode is not None:
@@ -477,8 +478,9 @@ def attention_run(facts: Heads, sequences: Sequence[tuple[int, int]]) -> Run:
     for index, (start, new) in enumerate(sequences):
         own = pages[sum(counts[:index]) : sum(counts[: index + 1])]
         for position in range(start):
-            row = rng.normal(size=(2, num_kv_heads, head_dim))
-            kv[own[position // page_size], :, :, position % page_size] = quantize_rows(row) if facts.kv == "q8" else row
+            k, v = rng.normal(size=(2, 1, num_kv_heads * head_dim))
+            slots = np.array([own[position // page_size] * page_size + position % page_size])
+            append_kv({"k": k, "v": v, "kv": kv, "slots": slots}, {"kv": facts.kv})
         chunks.append(Chunk([0] * new, start, [int(page) for page in own]))
     batch = make_batch(chunks, page_size)
     # Scores of some spread, so that the largest one changes from tile to tile.
