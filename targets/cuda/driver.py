@@ -98,7 +98,7 @@ class NvidiaDriver:
         except (ImportError, RuntimeError) as error:
             raise DeviceError(
                 f"CUDA cannot be used here ({error}); it needs an NVIDIA GPU with its driver and pip install 'nearfar[cuda]'; "
-                "bundles of --target cpu run everywhere"
+                "or use --runner numpy"
             ) from error
         self._device = self._check(driver.cuDeviceGet(0))
         self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))

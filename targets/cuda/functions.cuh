@@ -15,7 +15,7 @@ __device__ __forceinline__ float high_half(uint word) { return low_half(word >> 
 // --- WGSL's functions (W3C, WGSL, built-in functions); of those that give vectors one for each lane ---
 __device__ __forceinline__ float unpack2x16float_x(uint word) { return low_half(word); }
 __device__ __forceinline__ float unpack2x16float_y(uint word) { return high_half(word); }
-__device__ __forceinline__ uint pack2x16float(float2 value) { return (uint)half(value.x).bits | ((uint)half(value.y).bits << 16); }
+__device__ __forceinline__ uint pack2x16float(float2 value) { return pair_f16(value.x, value.y); }
 // -128 counts as -127.
 __device__ __forceinline__ float snorm(uint byte) { return fmaxf((float)(signed char)byte * (1.0f / 127.0f), -1.0f); }
 __device__ __forceinline__ float unpack4x8snorm_x(uint word) { return snorm(word & 255u); }

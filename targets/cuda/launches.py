@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,13 +36,20 @@ class Launches:
         self._arguments: dict[tuple[int, str], Arguments] = {}
 
     def launch(self, dims: Mapping[str, int]) -> None:
-        """Launch every step. Steps of many layers share their variants and kernels, so each is looked at once."""
+        """Launch every step."""
+        # Steps of many layers share their variants, so each list is looked at once.
         chosen: dict[str, list[str]] = {}
-        sized: dict[str, Sized] = {}
-        for index, step in enumerate(self._manifest.plan.steps):
+        for step in self._manifest.plan.steps:
             if step.variants not in chosen:
                 chosen[step.variants] = choose_variant(self._manifest, step, self._activation, (), dims).kernels
-            for name in chosen[step.variants]:
+        self.launch_steps([(index, chosen[step.variants]) for index, step in enumerate(self._manifest.plan.steps)], dims)
+
+    def launch_steps(self, steps: Iterable[tuple[int, Sequence[str]]], dims: Mapping[str, int]) -> None:
+        """Launch some steps by their numbers, each by kernels of a variant that its list has for these dims."""
+        sized: dict[str, Sized] = {}
+        for index, kernels in steps:
+            step = self._manifest.plan.steps[index]
+            for name in kernels:
                 if name not in sized:
                     sized[name] = self._sized(name, dims)
                 function, grid, threads, scalars = sized[name]

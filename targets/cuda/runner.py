@@ -34,12 +34,12 @@ SAMPLED = ("next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch on its way: what happens when it is done, where its outputs come to, and who is told."""
+    """A batch on its way: where its outputs come to, what is made of them, and who is told."""
 
     event: Any
     staging: Staging
     outputs: dict[str, Array]
-    finish: Callable[[dict[str, Array]], None]
+    result: Callable[[dict[str, Array]], Any]
     future: Future[Any]
 
 
@@ -144,6 +144,8 @@ class CudaRunner:
             if value > self._most[dim]:
                 raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")
         future: Future[Any] = Future()
+        # What is on its way cannot be cancelled.
+        future.set_running_or_notify_cancel()
         staging = self._free.get()
         try:
             bucket = bucket_of(dims, self._sizes, self._manifest.context)
@@ -156,11 +158,11 @@ class CudaRunner:
                 self._driver.replay(self._graph(bucket, dims))
             outputs = self._download_outputs(staging.outputs, dims)
             event = self._driver.record()
-        except DeviceError as error:
+        except Exception as error:
             self._free.put(staging)
             future.set_exception(error)
-            return future
-        self._sent.put(Sent(event, staging, outputs, lambda arrays: future.set_result(result(arrays, dims)), future))
+        else:
+            self._sent.put(Sent(event, staging, outputs, lambda arrays: result(arrays, dims), future))
         return future
 
     def _graph(self, bucket: Bucket, dims: dict[str, int]) -> Any:
@@ -176,11 +178,12 @@ class CudaRunner:
         while (sent := self._sent.get()) is not None:
             try:
                 self._driver.wait(sent.event)
-                arrays = {name: array.copy() for name, array in sent.outputs.items()}
-            except DeviceError as error:
+                result = sent.result({name: array.copy() for name, array in sent.outputs.items()})
+            # Whatever it is, the caller is told, and this thread goes on.
+            except Exception as error:
                 sent.future.set_exception(error)
             else:
-                sent.finish(arrays)
+                sent.future.set_result(result)
             finally:
                 self._free.put(sent.staging)
 

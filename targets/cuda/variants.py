@@ -151,7 +151,7 @@ def decode_variants(facts: Heads) -> list[Variant]:
 def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
     """As many of a kv head's query heads a workgroup as fit, up to eight; of these the largest tile, with two keys a thread."""
     for heads in range(min(facts.group, 8), 0, -1):
-        for threads, tile in ((128, 256), (64, 128), (64, 64), (256, 256)):
+        for threads, tile in ((128, 256), (128, 128), (64, 64), (256, 256)):
             options = DecodeOptions(heads, threads, tile, split)
             divides = facts.group % heads == 0 and (split or tile) % tile == 0
             if divides and options.parts(facts) <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:

@@ -1,4 +1,4 @@
-"""A bundle on this machine's NVIDIA GPU: time to load, decoding alone as a share of the copy speed, and many sequences at once.
+"""A bundle on this machine's NVIDIA GPU: the time of every kernel, time to load, decoding alone, and many sequences.
 
 ``make bench-cuda`` runs it, prints a table and writes ``build/bench/cuda.json``. Without ``--bundle`` it compiles a random checkpoint with
 the shapes of Qwen3-0.6B for that GPU. The many sequences are nano-vllm's workload: 256 prompts of 100 to 1,024 tokens, and as many new
@@ -23,15 +23,20 @@ from rich.table import Table
 from nearfar.compiler.batch import Chunk, Limits, Output, make_batch
 from nearfar.compiler.bundle import Bundle, open_bundle
 from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.expr import holds
 from nearfar.compiler.report import make_report
 from nearfar.compiler.sampling import Settings
 from nearfar.targets.cuda.driver import Driver, NvidiaDriver
+from nearfar.targets.cuda.launches import Launches
+from nearfar.targets.cuda.memory import DeviceMemory
 from nearfar.targets.cuda.runner import CudaRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of one prefill step.
 PREFILL_TOKENS = 8192
 MANY = (100, 1024)
+# Sequences and new tokens of each.
+KERNEL_BATCHES = ((1, 1), (2, 1), (8, 1), (32, 1), (64, 1), (256, 1), (1, 256), (16, 256))
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,15 @@ class Request:
     pages: list[int]
 
 
+@dataclass(frozen=True)
+class KernelTime:
+    sequences: int
+    new_tokens: int
+    op: str
+    variant: str
+    microseconds: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bundle", type=Path, help="a bundle of your own (default: random weights with the shapes of Qwen3-0.6B)")
@@ -69,9 +83,13 @@ def main() -> None:
     options = parser.parse_args()
     driver = NvidiaDriver()
     bundle = open_bundle(options.bundle or compiled(options.folder, driver.arch))
-    result = measure(bundle, driver, options.sequences, MANY, activation=options.activation)
+    activation = options.activation or bundle.manifest.activations[0].dtype
+    times = kernel_times(bundle, driver, activation, KERNEL_BATCHES, 20)
+    driver.close()
+    print_times(times)
+    result = measure(bundle, NvidiaDriver(), options.sequences, MANY, activation=activation)
     options.folder.mkdir(parents=True, exist_ok=True)
-    (options.folder / "cuda.json").write_text(json.dumps(asdict(result), indent=2))
+    (options.folder / "cuda.json").write_text(json.dumps({"kernels": [asdict(each) for each in times], **asdict(result)}, indent=2))
     print_result(bundle.manifest.model, result)
 
 
@@ -97,7 +115,8 @@ def measure(
     """``lengths``: the shortest and longest prompt, and likewise for new tokens. Closes the driver."""
     page_size = bundle.manifest.page_size
     sequences = workload(count, lengths, page_size)
-    pages = sum(len(sequence.pages) for sequence in sequences)
+    alone = bundle.manifest.pages_for(lengths[0] + steps)
+    pages = max(alone, sum(len(sequence.pages) for sequence in sequences))
     speed = copy_speed(driver, copies, 1 << 20 if copies == 1 else 1 << 30)
     started = time.perf_counter()
     limits = Limits(tokens=max(prefill_tokens, count), sequences=count, rows=count, pages=pages)
@@ -157,7 +176,7 @@ def copy_speed(driver: Driver, copies: int, size: int) -> float:
 def decode_alone(runner: CudaRunner, context: int, steps: int) -> float:
     """Seconds of one greedy token of one sequence, its ids staying on the device."""
     manifest = runner.manifest
-    pages = list(range(manifest.pages_for(context + 2 * steps)))[: runner.num_pages]
+    pages = range(manifest.pages_for(context + steps))
     runner.forward(make_batch([Chunk(list(range(1, context + 1)), 0, pages, [context - 1], slot=0)], manifest.page_size))
 
     def run(start: int) -> None:
@@ -198,6 +217,57 @@ def run_many(runner: CudaRunner, sequences: Sequence[Request]) -> tuple[float, f
         last = runner.submit(make_batch(chunks, page_size))
     last.result()
     return time.perf_counter() - started, first
+
+
+def kernel_times(bundle: Bundle, driver: Driver, activation: str, batches: Sequence[tuple[int, int]], repeats: int) -> list[KernelTime]:
+    """The time of every variant that fits, of each kind of step, for batches of so many sequences with so many new tokens each.
+
+    All steps of a kind run one after the other, so that of a real model no cache still holds a step's weights.
+    """
+    manifest = bundle.manifest
+    context = 256
+    pages = manifest.pages_for(context)
+    sequences, tokens = max(count for count, _ in batches), max(count * new for count, new in batches)
+    most = {
+        "S": tokens, "B": sequences, "R": sequences, "P": sequences * pages, "T": context, "L": sequences * pages, "N": sequences,
+        "A": sequences, "W": sequences,
+    }  # fmt: skip
+    memory = DeviceMemory(driver, bundle, activation, most)
+    launches = Launches(driver, manifest, bundle.path, activation, memory.addresses)
+    staging = driver.allocate_pinned(memory.arena_bytes)
+    kinds: dict[str, list[int]] = {}
+    for index, step in enumerate(manifest.plan.steps):
+        kinds.setdefault(step.variants, []).append(index)
+    times = []
+    for count, new in batches:
+        chunks = [Chunk([1] * new, context - new, range(i * pages, (i + 1) * pages), [new - 1], slot=i) for i in range(count)]
+        batch = make_batch(chunks, manifest.page_size)
+        # With adjusted logits and the likeliest tokens, so that their kernels run.
+        dims = {**batch.dims(most["P"], most["N"]), "A": count, "W": count}
+        memory.upload_batch(batch, staging)
+        for kind, indices in kinds.items():
+            for row in manifest.variants[kind]:
+                if row.activation not in (None, activation) or not holds(row.when, dims):
+                    continue
+                steps = [(index, row.kernels) for index in indices]
+                launches.launch_steps(steps, dims)
+                driver.wait(driver.record())
+                started = time.perf_counter()
+                for _ in range(repeats):
+                    launches.launch_steps(steps, dims)
+                driver.wait(driver.record())
+                seconds = (time.perf_counter() - started) / repeats / len(steps)
+                times.append(KernelTime(count, new, manifest.plan.steps[indices[0]].op, " + ".join(row.kernels), seconds * 1e6))
+    return times
+
+
+def print_times(times: Sequence[KernelTime]) -> None:
+    table = Table(title="kernels, in microseconds a step, launches included", title_justify="left")
+    for column in ("sequences", "new tokens", "op", "variant", "us"):
+        table.add_column(column)
+    for each in times:
+        table.add_row(str(each.sequences), str(each.new_tokens), each.op, each.variant, f"{each.microseconds:.1f}")
+    Console(width=200).print(table)
 
 
 def print_result(model: str, result: Result) -> None:

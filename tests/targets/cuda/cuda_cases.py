@@ -53,7 +53,7 @@ def cuda_cases() -> Iterator[Case]:
     yield attention_mma_case(Heads(1, 1, 32, 16, 160, "float16", None, "q8"))
     facts = Heads(4, 2, 64, 16, 160, "bfloat16", EPS)
     yield attention_case("tile", facts, tile=TileOptions(16))
-    yield attention_case("split", facts, decode=DecodeOptions(2, 64, 64, split=64))
+    yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
 
 
 def attention_mma_case(facts: Heads) -> Case:

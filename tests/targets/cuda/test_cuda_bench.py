@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench_cuda import measure, print_result
+from bench_cuda import kernel_times, measure, print_result, print_times
 from emulated_driver import EmulatedDriver
 
 from nearfar.compiler.bundle import open_bundle
@@ -19,3 +19,15 @@ def test_the_benchmark_runs_to_its_end(cuda_bundle: Path, emulated_cuda: Path) -
     # Decoding runs in graphs, one for each bucket of sequences.
     assert driver.captured >= 3
     print_result("tiny", result)
+
+
+def test_every_kernel_that_fits_is_timed(cuda_bundle: Path, emulated_cuda: Path) -> None:
+    driver = EmulatedDriver(emulated_cuda)
+    bundle = open_bundle(cuda_bundle)
+    times = kernel_times(bundle, driver, "float16", ((1, 1), (1, 33)), 1)
+    driver.close()
+    names = {time.variant for time in times}
+    assert {time.op for time in times} == {step.op for step in bundle.manifest.plan.steps}
+    assert any("rows16" in name for name in names)
+    assert any(name.startswith("attention_decode") for name in names)
+    print_times(times)

@@ -15,6 +15,8 @@ from emulated_driver import EmulatedDriver
 
 from nearfar.compiler.batch import Chunk, Limits, make_batch
 from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.errors import DeviceError
+from nearfar.targets.cuda.driver import NvidiaDriver
 from nearfar.targets.cuda.runner import CudaRunner
 
 SCRIPT = """
@@ -70,6 +72,12 @@ def test_a_bundle_runs_through_nvidias_bindings_and_without_a_compiler(
     assert found["tokens"] == tokens
     np.testing.assert_array_equal(np.array(found["logits"], np.float32), output.logits)
     runner.close()
+
+
+def test_without_the_bindings_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(DeviceError, match=r"needs an NVIDIA GPU with its driver and pip install 'nearfar\[cuda\]'"):
+        NvidiaDriver()
 
 
 def test_where_there_is_no_driver_the_error_says_what_is_missing(cuda_bundle: Path) -> None:

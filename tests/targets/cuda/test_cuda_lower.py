@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle import open_bundle
 from nearfar.compiler.compile import CompileOptions, compile_model
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.plan import make_plan
 from nearfar.compiler.spec import ModelSpec, RopeSpec
@@ -69,6 +70,12 @@ def test_what_nvrtc_does_not_know_is_refused_with_what_it_does() -> None:
     for arch in ("sm_75", "sm_91x", "gfx942", "90"):
         with pytest.raises(RequestError, match=r"--arch .*known: sm_80, "):
             check_arch(arch)
+
+
+def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(ToolError, match=r"needs NVRTC, which was not found .*pip install 'nearfar\[cuda\]'"):
+        check_arch("sm_90")
 
 
 def test_other_architectures_compile() -> None:

@@ -131,6 +131,12 @@ def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(compile_tin
         assert relative_error(mine[0], mine[1]) > F32
 
 
+def test_what_is_on_its_way_cannot_be_cancelled(runner: CudaRunner) -> None:
+    futures = [runner.submit(make_batch([Chunk([1], 0, [0], [0])], 16)) for _ in range(6)]
+    assert not any(future.cancel() for future in futures)
+    assert len({int(future.result().next_token_ids[0]) for future in futures}) == 1
+
+
 def test_a_failure_on_the_device_is_the_futures_and_the_runner_can_be_closed(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
     runner = CudaRunner(open_bundle(cuda_bundle), limits=Limits(tokens=8, pages=2), driver=driver)
