@@ -22,6 +22,10 @@ from nearfar.targets.cpu.variants import PLAIN_LEVELS
 CASES = {case.name: case for case in all_cases()}
 ARCH = by_name(None)
 LEVELS = [level for level in ARCH.levels if level in PLAIN_LEVELS and set(level.needs) <= features()]
+# The best level runs all cases. Others differ in the lanes of a vector alone, so a few cases of every kind do; projections have tests of
+# their own at all levels.
+FEW = ("attention", "embed_q4f32", "rms_norm_37", "sample_8200", "adjust_logits_37", "top_logprobs_8200")
+ON = [(name, level) for level in LEVELS for name in CASES if level is LEVELS[0] or any(each in name for each in FEW)]
 
 # Those that compute an op, in their order.
 Kernels: TypeAlias = tuple[Kernel, ...]
@@ -29,13 +33,14 @@ Kernels: TypeAlias = tuple[Kernel, ...]
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, Kernels]:
-    return {f"{name}_{level.name}": case.kernels(level) for level in LEVELS for name, case in CASES.items()}
+    return {f"{name}_{level.name}": CASES[name].kernels(level) for name, level in ON}
 
 
 @pytest.fixture(scope="module")
 def library(kernels: dict[str, Kernels], tmp_path_factory: pytest.TempPathFactory) -> Library:
     objects = [
-        lower_object([kernel for name in CASES for kernel in kernels[f"{name}_{level.name}"]], tvm_target(ARCH, level)) for level in LEVELS
+        lower_object([kernel for name, on in ON if on is level for kernel in kernels[f"{name}_{level.name}"]], tvm_target(ARCH, level))
+        for level in LEVELS
     ]
     file = tmp_path_factory.mktemp("kernels") / "kernels.so"
     file.write_bytes(link(objects, ARCH.triple))
@@ -61,8 +66,7 @@ def run_kernels(library: Library, kernels: Kernels, run: Run) -> dict[str, bytes
     return in_the_order_of_ops({role: arrays[role] for role in written})
 
 
-@pytest.mark.parametrize("level", [level.name for level in LEVELS])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "level"), [(name, level.name) for name, level in ON])
 def test_a_kernel_computes_its_op(name: str, level: str, kernels: dict[str, Kernels], library: Library) -> None:
     case: CpuCase = CASES[name]
     runs = tuple(case.runs())
