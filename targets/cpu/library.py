@@ -97,8 +97,8 @@ class Library:
     def run(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> None:
         """Run all, with other Python threads running meanwhile. ``scalars`` are the values at the launches' places."""
         launches.arguments["value"][launches.scalars] = scalars
-        # At every launch the runtime looks up how many threads a new pool would have, half of the processors where nobody says so. Is that one,
-        # kernels run on the calling thread alone, whatever its pool has.
+        # At every launch the runtime looks up how many threads a new pool would have: half of the processors, where nobody says otherwise.
+        # Where that is one, kernels run on the calling thread alone, whatever its pool has.
         if os.environ.get(NUM_THREADS) != self._threads:
             os.environ[NUM_THREADS] = self._threads
         failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
