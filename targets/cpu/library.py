@@ -23,6 +23,7 @@ INTEGER, POINTER = 1, 4
 RUNTIME_FUNCTIONS = ("TVMBackendParallelLaunch",)
 # Turns that a thread waits for work before it sleeps. TVM's 300,000 would keep cores busy that others need.
 SPIN_COUNT = 20_000
+NUM_THREADS = "TVM_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,10 @@ class Library:
         TVM's runtime reads from the process's environment how many. Threads are left where the system puts them: bound to cores, those of
         two processes would meet on the same ones.
         """
-        wanted = {"TVM_NUM_THREADS": str(count), "TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": str(SPIN_COUNT)}
-        # What the user has set stays, but for the number, which is the runner's to say.
-        changed = {name: value for name, value in wanted.items() if name == "TVM_NUM_THREADS" or name not in os.environ}
+        self._threads = os.environ[NUM_THREADS] = str(count)
+        wanted = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": str(SPIN_COUNT)}
+        # What the user has set stays.
+        changed = {name: value for name, value in wanted.items() if name not in os.environ}
         before = {name: os.environ.get(name) for name in changed}
         os.environ.update(changed)
         try:
@@ -95,6 +97,10 @@ class Library:
     def run(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> None:
         """Run all, with other Python threads running meanwhile. ``scalars`` are the values at the launches' places."""
         launches.arguments["value"][launches.scalars] = scalars
+        # At every launch the runtime looks up how many threads a new pool would have: half of the processors, where nobody says otherwise.
+        # Where that is one, kernels run on the calling thread alone, whatever its pool has.
+        if os.environ.get(NUM_THREADS) != self._threads:
+            os.environ[NUM_THREADS] = self._threads
         failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
         assert failed == 0, f"launch {failed - 1} of {len(launches.launches)} failed"
 

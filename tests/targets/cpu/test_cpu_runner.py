@@ -197,25 +197,52 @@ def test_the_number_of_threads_is_the_users_or_that_of_the_cores(monkeypatch: py
 
 
 def test_each_runner_has_its_own_threads_until_it_is_closed(bundle: Bundle) -> None:
-    def others(known: set[str]) -> set[str]:
-        """Threads of this process that were not there before; some of those may end meanwhile."""
-        return {task.name for task in Path("/proc/self/task").iterdir()} - known
+    # In a process of its own, for threads of runners that other tests have closed may not be gone yet.
+    code = f"""if True:
+        import os, time
+        from pathlib import Path
+        from nearfar.compiler.batch import Chunk, make_batch
+        from nearfar.compiler.bundle import open_bundle
+        from nearfar.targets.cpu.runner import CpuRunner
 
-    before, environment = others(set()), dict(os.environ)
-    runners = [CpuRunner(bundle, threads=threads) for threads in (3, 1)]
-    # Each has a worker, which is the first of its threads.
-    assert len(others(before)) == 4
-    for runner in runners:
-        runner.forward(make_batch([Chunk([5, 6], 0, [0], [1])], 16))
-    assert len(others(before)) == 4
-    for runner in runners:
-        runner.close()
-    # Python has done with a thread a little before the system has.
-    deadline = time.monotonic() + 10
-    while others(before) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not others(before)
-    assert dict(os.environ) == environment
+        def count():
+            return len(list(Path("/proc/self/task").iterdir()))
+
+        bundle = open_bundle(Path({str(bundle.path)!r}))
+        before, environment = count(), dict(os.environ)
+        runners = [CpuRunner(bundle, threads=threads) for threads in (3, 1)]
+        # Each has a worker, which is the first of its threads.
+        assert count() == before + 4, count()
+        for runner in runners:
+            runner.forward(make_batch([Chunk([5, 6], 0, [0], [1])], 16))
+        assert count() == before + 4, count()
+        for runner in runners:
+            runner.close()
+        # Python has done with a thread a little before the system has.
+        deadline = time.monotonic() + 10
+        while count() > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert count() == before, count()
+        changed = {{name for name, _ in environment.items() ^ os.environ.items()}}
+        assert changed <= {{"TVM_NUM_THREADS"}}, changed
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernels_run_on_all_threads_of_a_runner(bundle: Bundle) -> None:
+    tasks = Path("/proc/self/task")
+    before = set(tasks.iterdir())
+    runner = CpuRunner(bundle, limits=ALL_ROWS, threads=2)
+    mine = [task / "schedstat" for task in tasks.iterdir() if task not in before]
+    assert len(mine) == 2
+    # They wait awake for a while, then asleep.
+    time.sleep(0.2)
+    start = [int(file.read_text().split()[0]) for file in mine]
+    runner.forward(make_batch([Chunk(list(range(60)), 0, list(range(4)), [59])], 16))
+    nanoseconds = [int(file.read_text().split()[0]) - first for file, first in zip(mine, start, strict=True)]
+    assert min(nanoseconds) > 0, nanoseconds
+    runner.close()
 
 
 def test_an_activation_dtype_that_the_bundle_does_not_offer_is_refused(compile_tiny: CompileTiny) -> None:
