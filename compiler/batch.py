@@ -5,7 +5,7 @@ All arrays are int32, the settings float32. S new tokens of B sequences lie one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import Protocol
@@ -59,6 +59,13 @@ class Batch:
             "A": rows if self.sample_slots[:, 1].any() else 0,
             "W": rows if self.alternatives else 0,
         }
+
+
+def require_within(dims: Mapping[str, int], most: Mapping[str, int]) -> None:
+    """Raise RequestError for a batch that is larger than a runner was made for."""
+    for dim, value in dims.items():
+        if value > most[dim]:
+            raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {most[dim]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,21 @@
-"""Which of a step's variants runs: the rule of every runtime."""
+"""Which activation dtype and which of a step's variants run: the rules of every runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
+from .errors import DeviceError
 from .expr import holds
 from .manifest import Manifest, StepEntry, VariantEntry
+
+
+def choose_activation(manifest: Manifest, wanted: str | None, path: Path) -> str:
+    """The first activation dtype that a bundle offers, or the wanted one, on a target whose devices can run all. Raises DeviceError."""
+    offered = [entry.dtype for entry in manifest.activations]
+    if wanted is not None and wanted not in offered:
+        raise DeviceError(f"{path}: was compiled for {', '.join(offered)} activations, not for {wanted}")
+    return wanted or offered[0]
 
 
 def choose_variant(

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import reduce
+from collections.abc import Callable
 
-from nearfar.compiler.expr import Expr
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.lower import OBJECT_PREFIX, lower_object
-from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
+from nearfar.compiler.manifest import ActivationEntry, VariantEntry
 from nearfar.compiler.plan import Plan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
+from nearfar.targets.lowered import binding, scratch_of
 
 from .levels import Arch, Level, by_name
 from .link import link
-from .variants import Context, Variant, variants_of
+from .variants import CpuContext, Variant, variants_of
 
 # Indices within a buffer are 32-bit, with a sign.
 MAX_BINDING_BYTES = (2 << 30) - 1
@@ -38,7 +37,7 @@ def lower_plan(
     Raises ToolError where there is no linker.
     """
     chosen = by_name(arch)
-    context = Context(plan, spec, quantization, activations, chosen.levels)
+    context = CpuContext(plan, spec, quantization, activations, chosen.levels)
     rows = [variants_of(step, context) for step in plan.steps]
     wanted = {each.kernel_name: each for row in rows for variant in row for each in variant.kernels}
     kernels: dict[Level, list[Kernel]] = {}
@@ -86,25 +85,6 @@ def source_of(kernel: Kernel, file: str) -> KernelSource:
         grid=kernel.grid,
         workgroup_size=kernel.workgroup_size,
     )
-
-
-def scratch_of(kernels: Iterable[Kernel]) -> dict[str, BufferEntry]:
-    """The scratch buffers of all kernels, each as large as the largest use of it."""
-    sizes: dict[str, list[Expr]] = {}
-    for kernel in kernels:
-        for name, elements in kernel.scratch.items():
-            known = sizes.setdefault(name, [])
-            known += [] if elements in known else [elements]
-    return {name: BufferEntry(shape=[reduce(largest, each)], dtype="float32") for name, each in sizes.items()}
-
-
-def largest(one: Expr, other: Expr) -> Expr:
-    return ["max", one, other]
-
-
-def binding(role: str, access: str) -> BindingEntry:
-    name, _, plane = role.partition(".")
-    return BindingEntry(role=name, plane=plane or None, access=access)  # type: ignore[arg-type]
 
 
 def entry(variant: Variant) -> VariantEntry:

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task
+from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
 from nearfar.compiler.bundle import Bundle
 from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.expr import evaluate
 from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry
 from nearfar.compiler.rope import rope_table
-from nearfar.compiler.variant import choose_variant
+from nearfar.compiler.variant import choose_activation, choose_variant
 
 from .levels import features, require
 from .library import Launches, Library
@@ -55,7 +55,7 @@ class CpuRunner:
         found = features()
         require(self._manifest.arch, found)
         self._features = found if allowed is None else found & set(allowed)
-        self.activation = choose_activation(bundle, activation)
+        self.activation = choose_activation(self._manifest, activation, bundle.path)
         limits = limits or Limits()
         self._num_pages = limits.pages or self._manifest.pages_for(self._manifest.context)
         self.limits = replace(limits, pages=self._num_pages)
@@ -123,9 +123,7 @@ class CpuRunner:
     def _dims(self, batch: Batch) -> dict[str, int]:
         """A batch's dims. Raises RequestError for those beyond the limits."""
         dims = batch.dims(self._num_pages, self._most["N"], self._most["M"])
-        for dim, value in dims.items():
-            if value > self._most[dim]:
-                raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")
+        require_within(dims, self._most)
         return dims
 
     # --- memory ----------------------------------------------------------------------------------------------------------------
@@ -209,14 +207,6 @@ class CpuRunner:
         for name in self._manifest.page_states():
             for source, destination in pairs:
                 self._arrays[name][destination] = self._arrays[name][source]
-
-
-def choose_activation(bundle: Bundle, wanted: str | None) -> str:
-    """The first activation dtype that the bundle offers, or the wanted one. Raises DeviceError."""
-    offered = [entry.dtype for entry in bundle.manifest.activations]
-    if wanted is not None and wanted not in offered:
-        raise DeviceError(f"{bundle.path}: was compiled for {', '.join(offered)} activations, not for {wanted}")
-    return wanted or offered[0]
 
 
 def default_threads() -> int:

@@ -23,12 +23,10 @@ from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows, prepared_nam
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
-from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.plan import Plan, Step
-from nearfar.compiler.quant import Quantization
-from nearfar.compiler.spec import ModelSpec
+from nearfar.compiler.plan import Step
+from nearfar.targets.context import Context, sizes
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
@@ -79,72 +77,41 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What a step's kernels depend on beside the step; ``levels`` are those of the architecture, best first."""
+class CpuContext(Context):
+    """``levels`` are those of the architecture, best first."""
 
-    plan: Plan
-    spec: ModelSpec
-    quantization: Quantization
-    activations: tuple[str, ...]
     levels: tuple[Level, ...]
-
-    @property
-    def weight_format(self) -> WeightFormat:
-        scales = [plane.dtype for plane in self.quantization.planes(32) if plane.name == "s"]
-        return WeightFormat(self.quantization.kind, scales[0] if scales else "")
 
     @property
     def plain_levels(self) -> tuple[Level, ...]:
         return tuple(level for level in self.levels if level in PLAIN_LEVELS)
 
-    def dtype_of(self, name: str, activation: str) -> str:
-        dtype = self.plan.buffers[name].dtype
-        return activation if dtype == "activation" else dtype
 
-
-def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
+def variants_of(step: Step, context: CpuContext) -> tuple[Variant, ...]:
     """The rows of one step, in the order in which a runtime tries them."""
     return tuple(OPS[step.op](step, context))
 
 
-def plain(context: Context, name: str, build: Build, activation: str | None = None, when: Condition = None) -> list[Variant]:
+def plain(context: CpuContext, name: str, build: Build, activation: str | None = None, when: Condition = None) -> list[Variant]:
     """One template, for every level."""
     return [Variant(name, level, build, activation, when) for level in context.plain_levels]
 
 
-def embed_variants(step: Step, context: Context) -> Sequence[Variant]:
+def embed_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     rows, columns = sizes(context.plan.shape_of(step.inputs["table"]))
     split, first_row, fmt = "first_row" in step.attrs, step.attrs.get("first_row", 0), context.weight_format
     name = f"embed_{context.quantization.kind}_{rows}x{columns}" + (f"_from{first_row}" if split else "")
     return plain(context, name, lambda name, isa: embed(name, isa, rows, columns, fmt, first_row, split=split))
 
 
-def projection_variants(step: Step, context: Context) -> Sequence[Variant]:
-    gated = step.op == "gated_linear"
-    batch = context.plan.shape_of(step.inputs["x"])[0]
-    rows, columns = sizes(context.plan.shape_of(step.inputs["weight"]))
-    projections: dict[str, Projection] = {}
-    for activation in context.activations:
-        projections[activation] = Projection(
-            batch=str(batch),
-            columns=columns,
-            outputs=rows // 2 if gated else rows,
-            weight=context.weight_format,
-            x_dtype=context.dtype_of(step.inputs["x"], activation),
-            y_dtype=context.dtype_of(step.outputs["y"], activation),
-            norm_eps=step.attrs["eps"] if "norm" in step.inputs else None,
-            bias="bias" in step.inputs,
-            residual="residual" in step.inputs,
-            gated=gated,
-            offset=step.attrs.get("offset", 0),
-            width=step.attrs.get("columns", 0),
-        )
+def projection_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
+    projections = context.projections(step)
     if len(set(projections.values())) == 1:
         return projection_rows(next(iter(projections.values())), None, context)
     return [row for activation, facts in projections.items() for row in projection_rows(facts, activation, context)]
 
 
-def projection_rows(facts: Projection, activation: str | None, context: Context) -> list[Variant]:
+def projection_rows(facts: Projection, activation: str | None, context: CpuContext) -> list[Variant]:
     """The kernels of one projection, for a single row and for blocks of rows. Integer dot products are worth a level of their own."""
     rows = []
     for level in context.levels if facts.weight.scale_dtype else context.plain_levels:
@@ -156,7 +123,7 @@ def projection_rows(facts: Projection, activation: str | None, context: Context)
     return rows
 
 
-def add_lora_variants(step: Step, context: Context) -> Sequence[Variant]:
+def add_lora_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     ranks, columns = sizes(context.plan.shape_of(step.inputs["a"])[1:])
     widths, eps = step.attrs["widths"], step.attrs.get("eps")
     rank = ranks // len(widths)
@@ -169,20 +136,16 @@ def add_lora_variants(step: Step, context: Context) -> Sequence[Variant]:
     return variants
 
 
-def gate_halves_variants(step: Step, context: Context) -> Sequence[Variant]:
+def gate_halves_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     (columns,) = sizes(context.plan.shape_of(step.outputs["y"])[1:])
     return plain(context, f"gate_halves_{columns}", partial(gate_halves, columns=columns))
 
 
-def rope_attention_variants(step: Step, context: Context) -> Sequence[Variant]:
-    kv_heads, page_size = sizes(context.plan.shape_of(step.inputs["kv"])[2:4])
-    (positions,) = sizes(context.plan.shape_of(step.inputs["table"])[:1])
+def rope_attention_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     variants: list[Variant] = []
-    for activation in context.activations:
-        heads, head_dim = context.spec.num_heads, context.spec.head_dim
-        kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")
-        facts = Heads(heads, kv_heads, head_dim, page_size, positions, activation, eps, kv)
-        if positions > LONG:
+    for facts in context.heads(step):
+        activation = facts.activation
+        if facts.positions > LONG:
             variants += plain(context, f"attention_split{suffix(facts)}", partial(attention_split, heads=facts), activation, FEW_LONG)
         rows = max(1, TILE_QUERIES // facts.group)
         if rows > 1:
@@ -198,22 +161,22 @@ def suffix(facts: Heads) -> str:
     return norm + ("_kv8" if facts.kv == "q8" else "") + {"float16": "_f16", "float32": "_f32"}[facts.activation]
 
 
-def take_rows_variants(step: Step, context: Context) -> Sequence[Variant]:
+def take_rows_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
     return plain(context, "take_rows", partial(take_rows, columns=columns))
 
 
-def rms_norm_variants(step: Step, context: Context) -> Sequence[Variant]:
+def rms_norm_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
     return plain(context, "rms_norm", partial(rms_norm, columns=columns, eps=step.attrs["eps"]))
 
 
-def sampling_variants(step: Step, context: Context) -> Sequence[Variant]:
+def sampling_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
     return plain(context, step.op, partial(template, columns=context.spec.vocab_size))
 
 
-OPS: dict[str, Callable[[Step, Context], Sequence[Variant]]] = {
+OPS: dict[str, Callable[[Step, CpuContext], Sequence[Variant]]] = {
     "embed": embed_variants,
     "linear": projection_variants,
     "gated_linear": projection_variants,
@@ -226,9 +189,3 @@ OPS: dict[str, Callable[[Step, Context], Sequence[Variant]]] = {
     "sample": sampling_variants,
     "top_logprobs": sampling_variants,
 }
-
-
-def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:
-    """A shape that the model fixes, as ints."""
-    assert all(isinstance(size, int) for size in shape), shape
-    return shape  # type: ignore[return-value]

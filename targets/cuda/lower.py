@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
 
-from nearfar.compiler.expr import Expr
-from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
+from nearfar.compiler.manifest import ActivationEntry, VariantEntry
 from nearfar.compiler.plan import Plan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
-from nearfar.targets.webgpu.variants import Context, Variant
+from nearfar.targets.context import Context
+from nearfar.targets.lowered import binding, scratch_of
+from nearfar.targets.webgpu.variants import Variant
 
 from .nvrtc import check_arch, compile_cubin
 from .source import CudaKernel, cuda, source_file
@@ -65,7 +65,7 @@ def lower_plan(
         activations=tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations),  # type: ignore[arg-type]
         kernels={name: kernel_source(kernel, file_of[name]) for name, kernel in kernels.items()},
         variants={list_name(row): tuple(entry(variant) for variant in row) for row in rows},
-        scratch=scratch_of(list(kernels.values())),
+        scratch=scratch_of(kernel.kernel for kernel in kernels.values()),
         step_variants=tuple(list_name(row) for row in rows),
     )
 
@@ -81,25 +81,6 @@ def kernel_source(kernel: CudaKernel, file: str) -> KernelSource:
         grid=kernel.kernel.grid,
         workgroup_size=kernel.kernel.workgroup_size,
     )
-
-
-def scratch_of(kernels: Sequence[CudaKernel]) -> dict[str, BufferEntry]:
-    """Every scratch buffer, as large as the kernel that asks for most."""
-    wanted: dict[str, list[Expr]] = {}
-    for kernel in kernels:
-        for name, elements in kernel.kernel.scratch.items():
-            sizes = wanted.setdefault(name, [])
-            sizes += [] if elements in sizes else [elements]
-    return {name: BufferEntry(shape=[reduce(larger, sizes)], dtype="float32") for name, sizes in wanted.items()}
-
-
-def larger(one: Expr, other: Expr) -> Expr:
-    return ["max", one, other]
-
-
-def binding(role: str, access: str) -> BindingEntry:
-    name, _, plane = role.partition(".")
-    return BindingEntry(role=name, plane=plane or None, access=access)  # type: ignore[arg-type]
 
 
 def entry(variant: Variant) -> VariantEntry:

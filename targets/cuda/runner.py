@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task
+from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
 from nearfar.compiler.bundle import Bundle
-from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.expr import evaluate
 from nearfar.compiler.manifest import Manifest
+from nearfar.compiler.variant import choose_activation
 
 from .decode_graphs import Bucket, bucket_of, bucket_sizes, filled_up
 from .driver import Bytes, Driver, NvidiaDriver
@@ -140,9 +141,7 @@ class CudaRunner:
     def _send(self, batch: Batch, result: Callable[[dict[str, Any], dict[str, int]], Any]) -> Future[Any]:
         """Upload, launch, and let the outputs follow; ``result`` makes the future's result of these and the dims."""
         dims = batch.dims(self._num_pages, self._most["N"], self._most["M"])
-        for dim, value in dims.items():
-            if value > self._most[dim]:
-                raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")
+        require_within(dims, self._most)
         future: Future[Any] = Future()
         # What is on its way cannot be cancelled.
         future.set_running_or_notify_cancel()
@@ -218,14 +217,6 @@ class CudaRunner:
         self._driver.download(logits, self._memory.addresses[name])
         self._driver.wait(self._driver.record())
         return logits
-
-
-def choose_activation(manifest: Manifest, wanted: str | None, path: Path) -> str:
-    """The first activation dtype that the bundle offers, or the wanted one. Raises DeviceError."""
-    offered = [entry.dtype for entry in manifest.activations]
-    if wanted is not None and wanted not in offered:
-        raise DeviceError(f"{path}: was compiled for {', '.join(offered)} activations, not for {wanted}")
-    return wanted or offered[0]
 
 
 def require_arch(manifest: Manifest, driver: Driver, path: Path) -> None:

@@ -25,8 +25,9 @@ from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.plan import Step
+from nearfar.targets.context import Context, sizes
 from nearfar.targets.webgpu import variants as webgpu
-from nearfar.targets.webgpu.variants import DECODE, SHORT_DECODE, Context, Variant, sizes
+from nearfar.targets.webgpu.variants import DECODE, SHORT_DECODE, Variant
 
 from .source import MAX_SHARED_BYTES
 
@@ -47,28 +48,7 @@ def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
 
 
 def projection_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    facts = {activation: projection_of(step, context, activation) for activation in context.activations}
-    rows = {activation: projection_rows(each, activation) for activation, each in facts.items()}
-    return tuple(row for each in rows.values() for row in each)
-
-
-def projection_of(step: Step, context: Context, activation: str) -> Projection:
-    gated = step.op == "gated_linear"
-    rows, columns = sizes(context.plan.shape_of(step.inputs["weight"]))
-    return Projection(
-        batch=str(context.plan.shape_of(step.inputs["x"])[0]),
-        columns=columns,
-        outputs=rows // 2 if gated else rows,
-        weight=context.weight_format,
-        x_dtype=context.dtype_of(step.inputs["x"], activation),
-        y_dtype=context.dtype_of(step.outputs["y"], activation),
-        norm_eps=step.attrs["eps"] if "norm" in step.inputs else None,
-        bias="bias" in step.inputs,
-        residual="residual" in step.inputs,
-        gated=gated,
-        offset=step.attrs.get("offset", 0),
-        width=step.attrs.get("columns", 0),
-    )
+    return tuple(row for activation, facts in context.projections(step).items() for row in projection_rows(facts, activation))
 
 
 def projection_rows(facts: Projection, activation: str) -> list[Variant]:
@@ -102,15 +82,7 @@ def mma_shapes(facts: Projection, dtype: str) -> list[tuple[MmaShape, Condition]
 
 
 def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    kv_heads, page_size = sizes(context.plan.shape_of(step.inputs["kv"])[2:4])
-    (positions,) = sizes(context.plan.shape_of(step.inputs["table"])[:1])
-    spec, attrs = context.spec, step.attrs
-    rows: list[Variant] = []
-    for activation in context.activations:
-        kv, eps = attrs.get("kv", "activation"), attrs.get("eps")
-        facts = Heads(spec.num_heads, kv_heads, spec.head_dim, page_size, positions, activation, eps, kv)
-        rows += [*decode_variants(facts), *prefill_variants(facts)]
-    return tuple(rows)
+    return tuple(row for facts in context.heads(step) for row in (*decode_variants(facts), *prefill_variants(facts)))
 
 
 def add_lora_variants(step: Step, context: Context) -> tuple[Variant, ...]:

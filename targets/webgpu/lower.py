@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.expr import Expr
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
 from nearfar.compiler.lower import lower
-from nearfar.compiler.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
+from nearfar.compiler.manifest import ActivationEntry, VariantEntry
 from nearfar.compiler.plan import Plan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
+from nearfar.targets.context import Context
+from nearfar.targets.lowered import binding, scratch_of
 
 from .device import ENABLE_SUBGROUPS
-from .variants import MAX_SHARED_BYTES, Context, Variant, variants_of
+from .variants import MAX_SHARED_BYTES, Variant, variants_of
 
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
@@ -61,16 +61,13 @@ def lower_plan(
     wanted = {name: build for row in rows for variant in row for name, build in variant.kernels.items()}
     kernels = {}
     files = {}
-    sizes: dict[str, list[Expr]] = {}
+    built = []
     for done, (name, build) in enumerate(wanted.items()):
         progress(done, len(wanted))
-        kernel = build()
-        lowered = wgsl(kernel)
+        built.append(build())
+        lowered = wgsl(built[-1])
         kernels[name] = lowered.source
         files[lowered.source.file] = lowered.text.encode()
-        for buffer, elements in kernel.scratch.items():
-            sizes.setdefault(buffer, [])
-            sizes[buffer] += [] if elements in sizes[buffer] else [elements]
     progress(len(wanted), len(wanted))
     lists = {list_name(row): tuple(entry(variant) for variant in row) for row in rows}
     return LoweredPlan(
@@ -79,13 +76,9 @@ def lower_plan(
         activations=tuple(ActivationEntry(dtype=dtype, needs=NEEDS[dtype]) for dtype in activations),  # type: ignore[arg-type]
         kernels=kernels,
         variants=lists,
-        scratch={name: BufferEntry(shape=[largest(each)], dtype="float32") for name, each in sizes.items()},
+        scratch=scratch_of(built),
         step_variants=tuple(list_name(row) for row in rows),
     )
-
-
-def largest(sizes: list[Expr]) -> Expr:
-    return reduce(lambda one, other: ["max", one, other], sizes)
 
 
 def wgsl(kernel: Kernel) -> WgslKernel:
@@ -118,11 +111,6 @@ def with_subgroups(source: str) -> str:
     for call, name in values.items():
         source = source.replace(f"{call}()", name)
     return f"{ENABLE_SUBGROUPS}{source}"
-
-
-def binding(role: str, access: str) -> BindingEntry:
-    name, _, plane = role.partition(".")
-    return BindingEntry(role=name, plane=plane or None, access=access)  # type: ignore[arg-type]
 
 
 def entry(variant: Variant) -> VariantEntry:

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, done, require_task
+from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, done, require_task, require_within
 from nearfar.compiler.bundle import Bundle
-from nearfar.compiler.errors import RequestError
 from nearfar.compiler.expr import evaluate
 from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry
 from nearfar.compiler.rope import rope_table
@@ -127,9 +126,7 @@ class WebGPURunner:
     def _submit(self, batch: Batch) -> dict[str, int]:
         """Send a batch on its way; its dims."""
         dims = batch.dims(self._num_pages, self._most["N"])
-        for dim, value in dims.items():
-            if value > self._most[dim]:
-                raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {self._most[dim]}")
+        require_within(dims, self._most)
         self._write_inputs(batch)
         launches = [launch for index, step in enumerate(self._manifest.plan.steps) for launch in self._launches(index, step, dims)]
         self._device.queue.write_buffer(self._uniforms, 0, self._uniform_values)

@@ -23,7 +23,6 @@ from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
-from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rms_norm import rms_norm
@@ -31,9 +30,8 @@ from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
-from nearfar.compiler.plan import Plan, Step
-from nearfar.compiler.quant import Quantization
-from nearfar.compiler.spec import ModelSpec
+from nearfar.compiler.plan import Step
+from nearfar.targets.context import Context, sizes
 
 # Up to this many rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for 32 or 64 rows.
 MAX_VECTOR_ROWS = 4
@@ -76,25 +74,6 @@ class Variant:
         return {**self.before, self.name: self.build}
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a step's kernels depend on beside the step."""
-
-    plan: Plan
-    spec: ModelSpec
-    quantization: Quantization
-    activations: tuple[str, ...]
-
-    @property
-    def weight_format(self) -> WeightFormat:
-        scales = [plane.dtype for plane in self.quantization.planes(32) if plane.name == "s"]
-        return WeightFormat(self.quantization.kind, scales[0] if scales else "")
-
-    def dtype_of(self, name: str, activation: str) -> str:
-        dtype = self.plan.buffers[name].dtype
-        return activation if dtype == "activation" else dtype
-
-
 def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
     """The rows of one step, in the order in which a runtime tries them."""
     return OPS[step.op](step, context)
@@ -108,28 +87,9 @@ def embed_variants(step: Step, context: Context) -> tuple[Variant, ...]:
 
 
 def projection_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    gated = step.op == "gated_linear"
-    batch = context.plan.shape_of(step.inputs["x"])[0]
-    rows, columns = sizes(context.plan.shape_of(step.inputs["weight"]))
-    projections: dict[str, Projection] = {}
-    for activation in context.activations:
-        facts = Projection(
-            batch=str(batch),
-            columns=columns,
-            outputs=rows // 2 if gated else rows,
-            weight=context.weight_format,
-            x_dtype=context.dtype_of(step.inputs["x"], activation),
-            y_dtype=context.dtype_of(step.outputs["y"], activation),
-            norm_eps=step.attrs["eps"] if "norm" in step.inputs else None,
-            bias="bias" in step.inputs,
-            residual="residual" in step.inputs,
-            gated=gated,
-            offset=step.attrs.get("offset", 0),
-            width=step.attrs.get("columns", 0),
-        )
-        projections[activation] = facts
+    projections = context.projections(step)
     if len(set(projections.values())) == 1:
-        return tuple(projection_rows(facts, None, f16="float16" in context.activations))
+        return tuple(projection_rows(next(iter(projections.values())), None, f16="float16" in context.activations))
     return tuple(
         row for activation, facts in projections.items() for row in projection_rows(facts, activation, f16=activation == "float16")
     )
@@ -168,15 +128,7 @@ def vector_shapes(facts: Projection) -> tuple[VectorShape, ...]:
 
 
 def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    kv_heads, page_size = sizes(context.plan.shape_of(step.inputs["kv"])[2:4])
-    (positions,) = sizes(context.plan.shape_of(step.inputs["table"])[:1])
-    variants: list[Variant] = []
-    for activation in context.activations:
-        heads, head_dim = context.spec.num_heads, context.spec.head_dim
-        kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")
-        facts = Heads(heads, kv_heads, head_dim, page_size, positions, activation, eps, kv)
-        variants += [*decode_variants(facts), *prefill_variants(facts)]
-    return tuple(variants)
+    return tuple(row for facts in context.heads(step) for row in (*decode_variants(facts), *prefill_variants(facts)))
 
 
 def decode_variants(facts: Heads) -> list[Variant]:
@@ -260,12 +212,6 @@ OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
     "sample": sampling_variants,
     "top_logprobs": sampling_variants,
 }
-
-
-def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:
-    """A shape that the model fixes, as ints."""
-    assert all(isinstance(size, int) for size in shape), shape
-    return shape  # type: ignore[return-value]
 
 
 def short(dtype: str) -> str:

@@ -16,11 +16,11 @@ from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.plan import make_plan
 from nearfar.compiler.spec import ModelSpec, RopeSpec
+from nearfar.targets.context import Context
 from nearfar.targets.cuda.lower import MAX_BINDING_BYTES
 from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin
 from nearfar.targets.cuda.source import cuda, source_file
 from nearfar.targets.cuda.variants import variants_of
-from nearfar.targets.webgpu.variants import Context
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 

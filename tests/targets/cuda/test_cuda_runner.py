@@ -17,9 +17,10 @@ from nearfar.compiler.bundle import open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.reference import ReferenceRunner
 from nearfar.compiler.sampling import COUNTS, Settings
+from nearfar.compiler.variant import choose_activation
 from nearfar.targets.cuda.decode_graphs import Bucket, bucket_of, bucket_sizes
 from nearfar.targets.cuda.memory import decode_scratch
-from nearfar.targets.cuda.runner import CudaRunner, choose_activation
+from nearfar.targets.cuda.runner import CudaRunner
 
 CompileTiny = Callable[..., Path]
 # Of sequences a bucket has 1, 2 or 4.

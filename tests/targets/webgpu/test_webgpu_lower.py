@@ -18,8 +18,9 @@ from nearfar.compiler.bundle import open_bundle
 from nearfar.compiler.formats import load
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.plan import make_plan
+from nearfar.targets.context import Context
 from nearfar.targets.webgpu.lower import wgsl
-from nearfar.targets.webgpu.variants import Context, variants_of
+from nearfar.targets.webgpu.variants import variants_of
 
 Sources = Mapping[str, tuple[str, str]]
 BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}

@@ -1,0 +1,69 @@
+"""What a step's kernels depend on, as templates take it: the same facts for every target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nearfar.compiler.kernels.packed import WeightFormat
+from nearfar.compiler.kernels.pages import Heads
+from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.plan import Plan, Step
+from nearfar.compiler.quant import Quantization
+from nearfar.compiler.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the kernels of a plan's steps depend on beside the step."""
+
+    plan: Plan
+    spec: ModelSpec
+    quantization: Quantization
+    activations: tuple[str, ...]
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        scales = [plane.dtype for plane in self.quantization.planes(32) if plane.name == "s"]
+        return WeightFormat(self.quantization.kind, scales[0] if scales else "")
+
+    def dtype_of(self, name: str, activation: str) -> str:
+        dtype = self.plan.buffers[name].dtype
+        return activation if dtype == "activation" else dtype
+
+    def projections(self, step: Step) -> dict[str, Projection]:
+        """A linear or gated_linear, by activation dtype."""
+        gated = step.op == "gated_linear"
+        rows, columns = sizes(self.plan.shape_of(step.inputs["weight"]))
+        return {
+            activation: Projection(
+                batch=str(self.plan.shape_of(step.inputs["x"])[0]),
+                columns=columns,
+                outputs=rows // 2 if gated else rows,
+                weight=self.weight_format,
+                x_dtype=self.dtype_of(step.inputs["x"], activation),
+                y_dtype=self.dtype_of(step.outputs["y"], activation),
+                norm_eps=step.attrs["eps"] if "norm" in step.inputs else None,
+                bias="bias" in step.inputs,
+                residual="residual" in step.inputs,
+                gated=gated,
+                offset=step.attrs.get("offset", 0),
+                width=step.attrs.get("columns", 0),
+            )
+            for activation in self.activations
+        }
+
+    def heads(self, step: Step) -> list[Heads]:
+        """A rope_attention, for each activation dtype."""
+        kv_heads, page_size = sizes(self.plan.shape_of(step.inputs["kv"])[2:4])
+        (positions,) = sizes(self.plan.shape_of(step.inputs["table"])[:1])
+        kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")
+        return [
+            Heads(self.spec.num_heads, kv_heads, self.spec.head_dim, page_size, positions, activation, eps, kv)
+            for activation in self.activations
+        ]
+
+
+def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:
+    """A shape that the model fixes, as ints."""
+    assert all(isinstance(size, int) for size in shape), shape
+    return shape  # type: ignore[return-value]
