@@ -50,12 +50,16 @@ class UpstreamOptions:
     priorities: bool = False
     check_seconds: float = 5.0
 
+    @property
+    def any_request_id(self) -> bool:
+        return self.dialect != "openai"
+
 
 async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
     """Find out what the upstreams serve. Raises RequestError for a bad URL or model name, Unavailable where none of them answers."""
     if not options.urls:
         raise RequestError("an upstream model needs the URL of a server: --upstream http://host:port")
-    upstreams = [make_upstream(url, options.api_key) for url in options.urls]
+    upstreams = [make_upstream(url, options.api_key, any_request_id=options.any_request_id) for url in options.urls]
     try:
         model, context = await discover(upstreams, options)
     except BaseException:
