@@ -5,6 +5,7 @@
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      what the Python engine itself costs a step
+# make bench-serving     the server under load on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
 # make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
 # make bench-web-counts  what a decoded token asks of the browser, as one line of JSON
@@ -53,6 +54,9 @@ bench-kernels: .venv/.dev web/node_modules/.installed
 
 bench-engine: .venv/.dev
 	$(BIN)/python tests/bench/bench_engine.py
+
+bench-serving: .venv/.dev
+	$(BIN)/python tests/bench/bench_serving.py
 
 bench-cpu: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu.py

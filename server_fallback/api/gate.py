@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,7 +39,7 @@ class Gate:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        request_id = given if REQUEST_ID.fullmatch(given) else str(uuid4())
         exchange = Exchange(request_id, context_headers(headers))
         traces = self._service.traces
         span = None

@@ -31,6 +31,7 @@ GAUGES = (
     ("vllm:num_requests_running", "Requests that the device works on.", "running"),
     ("vllm:num_requests_waiting", "Requests that wait.", "waiting"),
     ("vllm:kv_cache_usage_perc", "Share of the pages of keys and values that are in use, 0 to 1.", "kv_usage"),
+    ("nearfar:kv_cache_waste_perc", "Share of what is in use of these pages that holds no token, 0 to 1.", "kv_waste"),
     ("nearfar:memory_bytes", "Memory that the model holds on its device.", "memory_bytes"),
     ("nearfar:model_ready", "1 where the model can answer, else 0.", "ready"),
 )
@@ -40,6 +41,8 @@ COUNTERS = (
     ("vllm:num_preemptions", "Requests that gave their pages back to others and began again.", "preemptions"),
     ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", "draft_tokens"),
     ("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that were right.", "accepted_tokens"),
+    ("nearfar:engine_steps", "Steps of the device.", "steps"),
+    ("nearfar:engine_overhead_seconds", "Time of all steps that the engine itself took.", "overhead_seconds"),
 )
 
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)

@@ -113,10 +113,12 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """To be asked from any thread."""
         scheduler = self.scheduler
+        used = scheduler.pool.size - scheduler.pool.free - scheduler.cache.evictable
         return EngineStats(
             running=self._inbox.num_unfinished if self._model.embeds else len(scheduler.running),
             waiting=scheduler.num_waiting + self._inbox.num_arrivals,
-            kv_usage=1 - (scheduler.pool.free + scheduler.cache.evictable) / scheduler.pool.size,
+            kv_usage=used / scheduler.pool.size,
+            kv_waste=scheduler.unfilled / (used * scheduler.config.page_size) if used > 0 else 0.0,
             preemptions=scheduler.preemptions,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,

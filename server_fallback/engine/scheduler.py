@@ -57,6 +57,12 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self._followers)
 
+    @property
+    def unfilled(self) -> int:
+        """Places in the running sequences' pages that hold no token. May be asked while a step is made, and is a little off then."""
+        page_size = self.config.page_size
+        return sum(max(0, len(sequence.pages) * page_size - sequence.computed) for sequence in list(self.running))
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens must fit the context, unless it says what makes way."""
         sequence.waits_since = self._step_number

@@ -20,7 +20,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0 to 1.
+    """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0 to 1, and
+    ``kv_waste`` the share of these pages' places that hold no token.
 
     All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those whose keys and values were there.
     ``computed_tokens`` are positions handed to the device, ``generated_tokens`` those that came back and were told. ``overhead_seconds``
@@ -32,6 +33,7 @@ class EngineStats:
     running: int
     waiting: int
     kv_usage: float
+    kv_waste: float
     prefix_queries: int
     prefix_hits: int
     preemptions: int

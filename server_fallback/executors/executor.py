@@ -34,8 +34,9 @@ class Call:
 class ExecutorState:
     """What the model's executor is doing. ``memory_bytes`` is what it holds on the device, None where it is not known.
 
-    ``kv_usage`` is 0 to 1. The rest are counts since the start: tokens that were looked up in the prefix cache and found there, requests
-    that had to give their pages back, tokens guessed by drafts, and how many of those were right.
+    ``kv_usage`` is 0 to 1, and so is ``kv_waste``, the share of what is in use that holds no token. The rest are counts since the start:
+    tokens that were looked up in the prefix cache and found there, requests that had to give their pages back, tokens guessed by drafts,
+    and how many of those were right; steps of the device, and the seconds in all of them that the engine itself took.
     """
 
     ready: bool
@@ -49,6 +50,9 @@ class ExecutorState:
     preemptions: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    kv_waste: float = 0.0
+    steps: int = 0
+    overhead_seconds: float = 0.0
 
 
 class Executor(Protocol):

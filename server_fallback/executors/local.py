@@ -214,12 +214,15 @@ class LocalExecutor:
             running=stats.running,
             waiting=stats.waiting,
             kv_usage=stats.kv_usage,
+            kv_waste=stats.kv_waste,
             memory_bytes=self._memory_bytes,
             prefix_queries=stats.prefix_queries,
             prefix_hits=stats.prefix_hits,
             preemptions=stats.preemptions,
             draft_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
+            steps=stats.steps,
+            overhead_seconds=stats.overhead_seconds,
         )
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 import httpx
 
@@ -33,10 +34,12 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Upstream:
-    """``url`` is the server's root, without /v1. ``outstanding`` counts the requests of ours that it has."""
+    """``url`` is the server's root, without /v1. ``any_request_id``: it takes other request ids than UUIDs. ``outstanding`` counts the
+    requests of ours that it has."""
 
     url: str
     client: httpx.AsyncClient = field(repr=False)
+    any_request_id: bool = False
     circuit: Circuit = field(default_factory=Circuit)
     outstanding: int = 0
 
@@ -84,7 +87,8 @@ class Upstream:
         """The answer to a request, once its head is there and good. The circuit is told how it went."""
         if self.client.is_closed:
             raise Unavailable("this model is being unloaded; try again later")
-        headers = {name: call.headers[name] for name in PASSED_ON if name in call.headers} | {"X-Request-Id": call.request_id}
+        headers = {name: call.headers[name] for name in PASSED_ON if name in call.headers}
+        headers["X-Request-Id"] = call.request_id if self.any_request_id else as_uuid(call.request_id)
         if call.deadline is not None:
             # Ours takes it; the others learn of the deadline when we hang up.
             headers["X-Request-Timeout-Ms"] = str(max(1, round((call.deadline - monotonic()) * 1000)))
@@ -124,7 +128,16 @@ class Upstream:
         return value
 
 
-def make_upstream(url: str, api_key: str | None) -> Upstream:
+def as_uuid(request_id: str) -> str:
+    """The id, or where it is no UUID one that is made of it: the server of llama-cpp-python answers all others with 400."""
+    try:
+        UUID(request_id)
+    except ValueError:
+        return str(uuid5(NAMESPACE_OID, request_id))
+    return request_id
+
+
+def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False) -> Upstream:
     """``url`` with or without /v1 at its end, as OpenAI's clients write it. Raises RequestError for one that is none."""
     root = url.rstrip("/").removesuffix("/v1")
     try:
@@ -140,7 +153,7 @@ def make_upstream(url: str, api_key: str | None) -> Upstream:
         # A proxy of the environment does not reach this machine's own servers.
         trust_env=parsed.host not in ("localhost", "127.0.0.1", "::1"),
     )
-    return Upstream(root, client)
+    return Upstream(root, client, any_request_id)
 
 
 async def before(deadline: float | None, awaited: Awaitable[T]) -> T:

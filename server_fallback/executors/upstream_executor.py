@@ -50,12 +50,16 @@ class UpstreamOptions:
     priorities: bool = False
     check_seconds: float = 5.0
 
+    @property
+    def any_request_id(self) -> bool:
+        return self.dialect != "openai"
+
 
 async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
     """Find out what the upstreams serve. Raises RequestError for a bad URL or model name, Unavailable where none of them answers."""
     if not options.urls:
         raise RequestError("an upstream model needs the URL of a server: --upstream http://host:port")
-    upstreams = [make_upstream(url, options.api_key) for url in options.urls]
+    upstreams = [make_upstream(url, options.api_key, any_request_id=options.any_request_id) for url in options.urls]
     try:
         model, context = await discover(upstreams, options)
     except BaseException:
@@ -181,7 +185,7 @@ class UpstreamExecutor:
         async for value in values:
             usage = value.get("usage") or usage
             choices = [plain_choice(choice) for choice in value.get("choices") or ()]
-            pieces += len(choices)
+            pieces += sum(map(says_something, choices))
             last = {key: value[key] for key in ("id", "created") if key in value} | {"model": self._options.name}
             if choices:
                 yield {**last, "choices": choices}
@@ -216,6 +220,12 @@ def plain_choice(choice: dict[str, Any]) -> dict[str, Any]:
     if isinstance(delta := choice.get("delta"), dict) and "role" in delta:
         choice["delta"] = {**delta, "role": "assistant"}
     return choice
+
+
+def says_something(choice: Mapping[str, Any]) -> bool:
+    """Whether it has a text or a part of a call: a first chunk may have the role alone, a last one the end."""
+    delta = choice.get("delta") or {}
+    return bool(choice.get("text") or delta.get("content") or delta.get("tool_calls"))
 
 
 def plain_usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class UpstreamOpener:
 
 async def only_model(options: UpstreamOptions) -> str:
     """The name of the one model that the servers have. Raises RequestError where there are several, Unavailable where none answers."""
-    upstreams = [make_upstream(url, options.api_key) for url in options.urls]
+    upstreams = [make_upstream(url, options.api_key, any_request_id=options.any_request_id) for url in options.urls]
     try:
         model, _ = await discover(upstreams, options)
     finally:

@@ -64,7 +64,7 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
     server = SupervisedServer(program)
     await server.start()
     upstream_options = UpstreamOptions(urls=(url,), name=options.name, model=options.name, dialect="vllm", api_key=api_key, priorities=True)
-    upstream = make_upstream(url, api_key)
+    upstream = make_upstream(url, api_key, any_request_id=True)
     try:
         model, context = await discover([upstream], upstream_options)
     except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ NAMES = {
 }
 
 
-def write_gguf(shapes: Shapes, bundle: Bundle, path: Path) -> Path:
-    """The matrices of a q4f16 bundle as Q4_0 with the same codes and scales, vectors as float32; no tokenizer. Only of Qwen3 models.
+def write_gguf(shapes: Shapes, bundle: Bundle, path: Path, add_tokenizer: Callable[[Any], None] | None = None) -> Path:
+    """The matrices of a q4f16 bundle as Q4_0 with the same codes and scales, vectors as float32. Only of Qwen3 models.
 
-    Returns the path.
+    ``add_tokenizer`` gives the writer a tokenizer; else there is none. Returns the path.
     """
     config: dict[str, Any] = shapes.config
     assert config["model_type"] == "qwen3", shapes.name
@@ -50,7 +51,10 @@ def write_gguf(shapes: Shapes, bundle: Bundle, path: Path) -> Path:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
-    writer.add_tokenizer_model("none")
+    if add_tokenizer is None:
+        writer.add_tokenizer_model("none")
+    else:
+        add_tokenizer(writer)
     for name, entry in bundle.manifest.weights.items():
         first = 0
         for part, rows in parts(name, config):

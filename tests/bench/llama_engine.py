@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 
 # It tells much, and on the standard output.
 SILENT = llama_cpp.llama_log_callback(lambda level, text, user_data: None)  # noqa: ARG005
 
+# Tokens that are computed at once, as llama-server has it.
+UBATCH = 512
+
 
 class LlamaEngine:
     def __init__(self, file: Path, sequences: int, context: int, batch: int, threads: int) -> None:
-        llama_cpp.llama_log_set(SILENT, None)
-        llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
-        assert self._model, file
-        settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx, settings.n_seq_max = sequences * context, sequences
-        settings.n_batch = settings.n_ubatch = batch
-        settings.n_threads = settings.n_threads_batch = threads
-        settings.kv_unified = True
-        self._context = llama_cpp.llama_init_from_model(self._model, settings)
-        assert self._context
+        self._context = open_context(file, sequences, context, batch, threads, unified=True)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(batch, 0, 1)
 
@@ -48,3 +42,19 @@ class LlamaEngine:
         assert llama_cpp.llama_decode(self._context, batch) == 0
         # Waits for what is still being computed.
         assert llama_cpp.llama_get_logits_ith(self._context, -1)
+
+
+def open_context(file: Path, sequences: int, context: int, batch: int, threads: int, *, unified: bool) -> Any:
+    """A model with room for ``context`` tokens of each sequence, in one buffer of all where it is ``unified``."""
+    llama_cpp.llama_log_set(SILENT, None)
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
+    assert model, file
+    settings = llama_cpp.llama_context_default_params()
+    settings.n_ctx, settings.n_seq_max = sequences * context, sequences
+    settings.n_batch, settings.n_ubatch = batch, min(batch, UBATCH)
+    settings.n_threads = settings.n_threads_batch = threads
+    settings.kv_unified = unified
+    opened = llama_cpp.llama_init_from_model(model, settings)
+    assert opened
+    return opened

@@ -56,7 +56,7 @@ def scraped(app: Any) -> dict[str, float]:
 def test_metrics_count_what_happened_under_vllm_s_names() -> None:
     async def work() -> dict[str, float]:
         models = FakeModels(FakeExecutor())
-        models.fake.current = ExecutorState(True, "", 3, 2, 0.5, 1000, 100, 60, 4, 40, 30)
+        models.fake.current = ExecutorState(True, "", 3, 2, 0.5, 1000, 100, 60, 4, 40, 30, 0.125, 7, 1.5)
         app = create_app(models, ApiConfig())
         for body in (HI, {**HI, "stream": True}, {**HI, "n": 2}):
             await ask_app(app, "POST", CHAT, body)
@@ -74,6 +74,9 @@ def test_metrics_count_what_happened_under_vllm_s_names() -> None:
             "vllm:num_requests_running": 3,
             "vllm:num_requests_waiting": 2,
             "vllm:kv_cache_usage_perc": 0.5,
+            "nearfar:kv_cache_waste_perc": 0.125,
+            "nearfar:engine_steps_total": 7,
+            "nearfar:engine_overhead_seconds_total": 1.5,
             "nearfar:memory_bytes": 1000,
             "nearfar:model_ready": 1,
             "vllm:prefix_cache_queries_total": 100,

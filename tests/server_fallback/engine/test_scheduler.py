@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from scheduler_traces import require_pages, run_trace
 
+from nearfar.server_fallback.engine.config import SchedulerConfig
+from nearfar.server_fallback.engine.scheduler import Scheduler
+from nearfar.server_fallback.engine.sequence import Sequence
+
 TRACES = json.loads((Path(__file__).parents[2] / "conformance/scheduler.json").read_text())["traces"]
 
 
@@ -17,3 +21,18 @@ def test_the_scheduler_decides_as_the_shared_traces_say(trace: dict[str, Any]) -
     found = run_trace(trace["config"], trace["requests"], require_pages)
     assert found["steps"] == trace["steps"]
     assert found["outputs"] == trace["outputs"]
+
+
+@pytest.mark.parametrize(("lengths", "unfilled"), [((16,), 0), ((17,), 15), ((1, 16, 31), 15 + 0 + 1)])
+def test_unfilled_places_are_those_of_last_pages(lengths: tuple[int, ...], unfilled: int) -> None:
+    scheduler = Scheduler(SchedulerConfig(page_size=16, pages=16, max_tokens=64, max_sequences=4, context=64))
+    assert scheduler.unfilled == 0
+    sequences = [Sequence(id, [id + 1] * length, 8) for id, length in enumerate(lengths)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    assert scheduler.unfilled == 0
+    scheduler.next()
+    assert scheduler.unfilled == unfilled
+    for sequence in sequences:
+        scheduler.finish(sequence, None)
+    assert scheduler.unfilled == 0

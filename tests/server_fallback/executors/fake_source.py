@@ -82,7 +82,7 @@ class FakeSource:
         return np.array([[3.0, 4.0, len(ids)] for ids in texts], np.float32)
 
     def stats(self) -> EngineStats:
-        return EngineStats(self.running, 0, 0.25, 10, 4, 1, 0, 0, 0, 0.0, 6, 3, 0)
+        return EngineStats(self.running, 0, 0.25, 0.125, 10, 4, 1, 0, 0, 0, 0.0, 6, 3, 0)
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:  # noqa: ARG002
         self.closed = True

@@ -389,7 +389,14 @@ def test_a_long_prompt_leaves_the_event_loop_free(tmp_path: Path, monkeypatch: p
 def test_the_state_is_the_engines_and_closing_closes_it(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "x")
     state = local.state()
-    assert (state.ready, state.kv_usage, state.prefix_queries, state.prefix_hits, state.preemptions) == (True, 0.25, 10, 4, 1)
+    assert (state.ready, state.kv_usage, state.kv_waste, state.prefix_queries, state.prefix_hits, state.preemptions) == (
+        True,
+        0.25,
+        0.125,
+        10,
+        4,
+        1,
+    )
     assert (state.draft_tokens, state.accepted_tokens, local.context) == (6, 3, 4096)
     run(local.close())
     assert source.closed

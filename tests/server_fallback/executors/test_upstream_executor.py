@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from fake_openai import MODEL, USAGE, Asked, FakeOpenAI, Reply, chunk, running, said
@@ -80,11 +81,24 @@ def test_ids_traces_and_the_key_are_passed_on_and_nothing_else() -> None:
     async def check(executor: UpstreamExecutor) -> None:
         await ask(executor, Call("request-7", deadline=monotonic() + 60, headers={"traceparent": "00-ab", "cookie": "secret"}))
 
-    with_upstream(check, server, api_key="k3y")
+    with_upstream(check, server, api_key="k3y", dialect="vllm")
     headers = server.asked[0].headers
     assert (headers["x-request-id"], headers["traceparent"], headers["authorization"]) == ("request-7", "00-ab", "Bearer k3y")
     assert "cookie" not in headers
     assert 50_000 < int(headers["x-request-timeout-ms"]) <= 60_000
+
+
+def test_servers_of_openais_dialect_see_uuids_only() -> None:
+    server, own = FakeOpenAI(), str(uuid4())
+
+    async def check(executor: UpstreamExecutor) -> None:
+        for request_id in (own, "request-7", "request-7", "request-8"):
+            await ask(executor, Call(request_id))
+
+    with_upstream(check, server)
+    found = [asked.headers["x-request-id"] for asked in server.asked]
+    assert [str(UUID(each)) for each in found] == found
+    assert (found[0], found[1] == found[2], len(set(found))) == (own, True, 3)
 
 
 def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
@@ -97,7 +111,7 @@ def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
         assert (first.choices[0].delta.role, first.choices[0].finish_reason) == ("assistant", None)
         assert last.choices[0].finish_reason == "stop"
         assert counted.usage is not None
-        assert (counted.usage.prompt_tokens, counted.usage.completion_tokens) == (0, 2)
+        assert (counted.usage.prompt_tokens, counted.usage.completion_tokens) == (0, 1)
 
     with_upstream(check, server)
 

@@ -1,0 +1,233 @@
+"""Serving under load on this machine's CPU, Qwen3-0.6B's shapes with random 4-bit weights, beside llama.cpp with the same weights.
+
+``make bench-serving`` runs it in some minutes, prints tables and writes ``build/bench/serving.json``. llama.cpp takes part where
+llama-cpp-python and gguf are installed: its Python server, which answers one request at a time, and its batched decoding without a server
+(`llama_slots.py`), which is what llama-server's parallel slots do. Only one of them works at a time; the load takes turns, and medians of
+the rounds are given. Prompts and lengths are the same for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+from bench_compile import ROOT, machine
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from serving_model import CONTEXT, ServingModel, make_serving_model
+from serving_process import LLAMA_SERVER_MODULES, llama_server, nearfar_serve
+from upstream_check import check_upstream
+
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.server_fallback.bench.client import Outcome, Server, make_client, run_load
+from nearfar.server_fallback.bench.summary import summarize
+from nearfar.server_fallback.bench.workload import Ask, Lengths, make_workload
+from nearfar.targets.cpu.runner import default_threads
+
+CLIENTS = 16
+PREFIX_TOKENS = 512
+SEQUENCES = 32
+# The tokenizer's tokens are letters; a word and the blank behind it have so many of them in the mean.
+TOKENS_PER_WORD = 5.3
+BODY = {"temperature": 0}
+POLL_SECONDS = 0.1
+NEARFAR, SLOTS, LLAMA_SERVER = "nearfar serve", "llama.cpp, parallel slots", "llama-cpp-python's server"
+
+Load = Callable[[Sequence[Ask], int, str], tuple[list[Outcome], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    model: ServingModel
+    folder: Path
+    threads: int
+    rounds: int
+    requests: int
+    bars: Progress
+
+    def over_http(self, url: str, name: str) -> Load:
+        def load(asks: Sequence[Ask], clients: int, what: str) -> tuple[list[Outcome], float]:
+            async def run() -> tuple[list[Outcome], float]:
+                async with make_client(None) as client:
+                    return await run_load(Server(url, client, name, BODY), asks, clients, self.bar(what, len(asks)))
+
+            outcomes, seconds = asyncio.run(run())
+            errors = {outcome.error for outcome in outcomes if outcome.error is not None}
+            assert not errors, errors
+            return outcomes, seconds
+
+        return load
+
+    def bar(self, what: str, total: int) -> Callable[[], None]:
+        task = self.bars.add_task(what, total=total)
+        return lambda: self.bars.advance(task)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where the model goes, 3 GB")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=24, help="of each round")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    console = Console(width=140)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars, ExitStack() as running:
+        model = make_serving_model(options.folder, bars.console.print)
+        bench = Bench(model, options.folder, options.threads, options.rounds, options.requests, bars)
+        figures: dict[str, Any] = {"machine": machine(), "threads": options.threads, "load": os.getloadavg()[0]}
+        arguments = [str(model.bundle), "--threads", str(options.threads)]
+        ours = running.enter_context(nearfar_serve(arguments, options.folder / "nearfar.log"))
+        load = bench.over_http(ours.url, model.bundle.name)
+        load(make_asks(2, (64, 64), (8, 8), seed=-1), 2, "warming up")
+        figures["16 clients"] = under_load(bench, load)
+        figures["prefix"] = shared_prefix(load)
+        figures["32 sequences"] = full_engine(load, ours.url)
+        ours.stop()
+        if model.gguf is not None and all(find_spec(name) for name in LLAMA_SERVER_MODULES):
+            served = running.enter_context(llama_server(model.gguf, "llama", CONTEXT, options.threads, options.folder / "llama.log"))
+            asks = workload(options.requests, 0)
+            figures["16 clients"][LLAMA_SERVER] = [rates(CLIENTS, *bench.over_http(served.url, "llama")(asks, CLIENTS, LLAMA_SERVER))]
+            figures["upstream"] = list(check_upstream(served, "llama", CONTEXT, options.folder / "upstream.log"))
+    (options.folder / "serving.json").write_text(json.dumps(figures, indent=1))
+    report(console, figures)
+
+
+def make_asks(count: int, inputs: tuple[int, int], outputs: tuple[int, int], *, seed: int, prefix: int = 0) -> list[Ask]:
+    return make_workload(
+        count, Lengths(*inputs), Lengths(*outputs), prefix_tokens=prefix, tokens_per_word=TOKENS_PER_WORD, seed=(seed, count)
+    )
+
+
+def workload(requests: int, seed: int) -> list[Ask]:
+    return make_asks(requests, (64, 256), (32, 96), seed=seed)
+
+
+def under_load(bench: Bench, ours: Load) -> dict[str, list[dict[str, float]]]:
+    """As many clients as slots, each with one request at a time. Every round has requests of its own, so nothing is cached."""
+    slots: Load | None = None
+    if bench.model.gguf is not None and find_spec("llama_cpp"):
+        slots = llama_slots(bench, bench.model.gguf)
+    found: dict[str, list[dict[str, float]]] = {NEARFAR: [], **({SLOTS: []} if slots else {})}
+    for number in range(bench.rounds):
+        asks = workload(bench.requests, number)
+        for name, load in ((NEARFAR, ours), (SLOTS, slots)):
+            if load is not None:
+                found[name].append(rates(CLIENTS, *load(asks, CLIENTS, f"round {number + 1}: {name}")))
+    return found
+
+
+def llama_slots(bench: Bench, gguf: Path) -> Load:
+    from llama_slots import LlamaSlots, TokenAsk
+
+    bundle = open_bundle(bench.model.bundle)
+    tokenizer = Tokenizer(bundle.tokenizer_files())
+    slots = LlamaSlots(gguf, CLIENTS, CONTEXT, bundle.manifest.spec.vocab_size, bench.threads)
+
+    def load(asks: Sequence[Ask], clients: int, what: str) -> tuple[list[Outcome], float]:
+        assert clients == CLIENTS
+        prompts = [tokenizer.encode_chat([{"role": "user", "content": f"{ask.prefix} {ask.prompt}".lstrip()}]) for ask in asks]
+        token_asks = [TokenAsk(prompt, ask.max_tokens) for prompt, ask in zip(prompts, asks, strict=True)]
+        return slots.run(token_asks, bench.bar(what, len(asks)))
+
+    return load
+
+
+def shared_prefix(load: Load) -> dict[str, float]:
+    """Median seconds to the first token, all requests at once: with a beginning of its own for each, and with one of all, which nobody
+    had before."""
+    common = make_asks(CLIENTS, (16, 48), (8, 8), seed=100, prefix=PREFIX_TOKENS)
+    others = [make_asks(1, (16, 48), (8, 8), seed=1000 + index, prefix=PREFIX_TOKENS)[0] for index in range(CLIENTS)]
+    medians = {}
+    for what, asks in (("own", others), ("shared", common)):
+        outcomes, _ = load(asks, CLIENTS, f"{PREFIX_TOKENS} tokens of system prompt, {what}")
+        medians[what] = statistics.median(outcome.time_to_first_token for outcome in outcomes)
+    return medians
+
+
+def full_engine(load: Load, url: str) -> dict[str, float]:
+    """What the metrics say while all sequences run: wasted places of pages, and the engine's own time a step."""
+    waste, first, last = list[float](), dict[str, float](), dict[str, float]()
+    asks = make_asks(SEQUENCES, (256, 512), (48, 64), seed=7)
+
+    async def watch() -> None:
+        nonlocal first, last
+        while True:
+            now = await asyncio.to_thread(metrics, url)
+            if now["vllm:num_requests_running"] == SEQUENCES:
+                waste.append(now["nearfar:kv_cache_waste_perc"])
+                first, last = first or now, now
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def run() -> None:
+        watcher = asyncio.create_task(watch())
+        try:
+            await asyncio.to_thread(load, asks, SEQUENCES, f"{SEQUENCES} sequences of 256 to 512 tokens")
+        finally:
+            watcher.cancel()
+
+    asyncio.run(run())
+    assert last["nearfar:engine_steps_total"] > first["nearfar:engine_steps_total"], "the load was over too soon"
+    steps, overhead = (last[name] - first[name] for name in ("nearfar:engine_steps_total", "nearfar:engine_overhead_seconds_total"))
+    return {
+        "kv_waste": statistics.mean(waste),
+        "overhead_ms": 1000 * overhead / steps,
+        "steps": steps,
+    }
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Those with one value for the one model."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    found = (re.fullmatch(r"([\w:]+)\{model_name=\"[^\"]*\"\} (\S+)", line) for line in lines)
+    return {match[1]: float(match[2]) for match in found if match}
+
+
+def rates(clients: int, outcomes: Sequence[Outcome], seconds: float) -> dict[str, float]:
+    summary = summarize(clients, outcomes, seconds)
+    return {
+        "seconds": seconds,
+        "output_tokens_per_second": summary.completion_tokens_per_second,
+        "input_tokens_per_second": summary.prompt_tokens_per_second,
+        "first_token_seconds": summary.time_to_first_token_seconds.p50 or 0.0,
+    }
+
+
+def report(console: Console, figures: Mapping[str, Any]) -> None:
+    title = f"{figures['machine']}, {figures['threads']} threads, load before {figures['load']:.1f}"
+    table = Table(title=f"{title}; {CLIENTS} clients, 64-256 tokens in, 32-96 out; medians (all rounds)", title_justify="left")
+    for column in ("", "output tokens/s", "first token, s", "nearfar's throughput to it"):
+        table.add_column(column, justify="right" if column else "left")
+    of = {name: [each["output_tokens_per_second"] for each in rounds] for name, rounds in figures["16 clients"].items()}
+    for name, each in of.items():
+        ratios = [mine / theirs for mine, theirs in zip(of[NEARFAR], each, strict=False)]
+        first = statistics.median(round["first_token_seconds"] for round in figures["16 clients"][name])
+        listed = ", ".join(f"{value:.0f}" for value in each)
+        table.add_row(name, f"{statistics.median(each):.0f} ({listed})", f"{first:.1f}", f"{statistics.median(ratios):.2f}x")
+    console.print(table)
+    own, shared = figures["prefix"]["own"], figures["prefix"]["shared"]
+    print(f"{PREFIX_TOKENS} tokens of system prompt, {CLIENTS} requests at once, median time to first token:")
+    print(f"  {own:.2f} s where each has its own, {shared:.2f} s where they share it: {shared / own:.2f}x")
+    full = figures["32 sequences"]
+    print(f"{SEQUENCES} sequences of 256-512 tokens in, 48-64 out, as /metrics says:")
+    print(f"  {full['kv_waste']:.1%} of the pages' places empty, {full['overhead_ms']:.2f} ms a step in the engine's own code")
+    for what, holds, came in figures.get("upstream", ()):
+        print(f"{'pass' if holds else 'FAIL'}  {what}" + ("" if holds else f": {came}"))
+
+
+if __name__ == "__main__":
+    main()

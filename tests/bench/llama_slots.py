@@ -1,0 +1,97 @@
+"""llama.cpp with several sequences in one batch, as llama-server's parallel slots have it, without a server around it.
+
+Every call decodes a token of each slot that has its prompt behind it, and as many tokens of the other slots' prompts as the batch takes.
+The likeliest token comes next. A slot takes the next request as soon as its own is answered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from llama_engine import open_context
+
+from nearfar.server_fallback.bench.client import Outcome
+
+# As llama-server has it.
+BATCH = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAsk:
+    prompt_ids: Sequence[int]
+    max_tokens: int
+
+
+@dataclass(slots=True)
+class Slot:
+    """``computed`` of the prompt's and the answer's tokens are in the cache."""
+
+    index: int
+    ask: TokenAsk
+    started: float
+    computed: int = 0
+    answer: list[int] = field(default_factory=list)
+    first_token: float = 0.0
+
+
+class LlamaSlots:
+    def __init__(self, file: Path, slots: int, context: int, vocab_size: int, threads: int, *, unified: bool = False) -> None:
+        self._context = open_context(file, slots, context, BATCH, threads, unified=unified)
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        self._num_slots, self._vocab_size = slots, vocab_size
+
+    def run(self, asks: Sequence[TokenAsk], progress: Callable[[], None] = lambda: None) -> tuple[list[Outcome], float]:
+        """The outcomes, in the order of the asks, and the seconds that all took together."""
+        outcomes: dict[int, Outcome] = {}
+        rest = iter(enumerate(asks))
+        slots: dict[int, Slot] = {}
+        began = time.perf_counter()
+        while True:
+            for place in range(self._num_slots):
+                if place not in slots and (following := next(rest, None)) is not None:
+                    slots[place] = Slot(*following, time.perf_counter())
+            if not slots:
+                return [outcomes[index] for index in range(len(asks))], time.perf_counter() - began
+            for place, row in self._decode(slots).items():
+                slot = slots[place]
+                slot.answer.append(self._likeliest(row))
+                slot.first_token = slot.first_token or time.perf_counter()
+                if len(slot.answer) == slot.ask.max_tokens:
+                    outcomes[slot.index] = Outcome(
+                        prompt_tokens=len(slot.ask.prompt_ids),
+                        completion_tokens=len(slot.answer),
+                        time_to_first_token=slot.first_token - slot.started,
+                        total=time.perf_counter() - slot.started,
+                    )
+                    llama_cpp.llama_memory_seq_rm(self._memory, place, -1, -1)
+                    del slots[place]
+                    progress()
+
+    def _decode(self, slots: dict[int, Slot]) -> dict[int, int]:
+        """One call. The rows of the batch that have logits, by slot."""
+        batch, size, rows = self._batch, 0, dict[int, int]()
+        # Those that decode come first, for they have one token each.
+        for place, slot in sorted(slots.items(), key=lambda item: not item[1].answer):
+            tokens = [*slot.ask.prompt_ids, *slot.answer]
+            stop = min(len(tokens), slot.computed + BATCH - size)
+            for position in range(slot.computed, stop):
+                batch.token[size], batch.pos[size] = tokens[position], position
+                batch.n_seq_id[size], batch.seq_id[size][0] = 1, place
+                batch.logits[size] = position == len(tokens) - 1
+                size += 1
+            slot.computed = stop
+            if stop == len(tokens):
+                rows[place] = size - 1
+        batch.n_tokens = size
+        assert llama_cpp.llama_decode(self._context, batch) == 0
+        return rows
+
+    def _likeliest(self, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, row)
+        return int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())

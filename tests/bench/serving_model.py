@@ -1,0 +1,83 @@
+"""The model of `bench_serving.py`: a random checkpoint with a tokenizer that has a text for every id, its bundle, and the same as GGUF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoints import QWEN3_0_6B, write_checkpoint
+
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.compile import CompileOptions, compile_model
+
+CONTEXT = 1024
+# The text of a message and nothing else, so that prompts are as long as they are meant to be.
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+END = "<|end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingModel:
+    """``gguf`` is None where the package gguf is missing."""
+
+    bundle: Path
+    gguf: Path | None
+
+
+def make_serving_model(folder: Path, progress: Callable[[str], None]) -> ServingModel:
+    """What is there already is taken. It takes 3 GB of disk."""
+    checkpoint, bundle, gguf = (folder / f"{QWEN3_0_6B.name}{suffix}" for suffix in ("-chat", "-chat-cpu", "-chat.gguf"))
+    tokens = token_texts(QWEN3_0_6B.config["vocab_size"])
+    if not (checkpoint / "tokenizer_config.json").exists():
+        progress("writing a random checkpoint")
+        write_checkpoint(QWEN3_0_6B, checkpoint)
+        write_chat_tokenizer(checkpoint, tokens)
+    progress("compiling it")
+    compile_model(str(checkpoint), bundle, CompileOptions(target="cpu", context=CONTEXT, self_test=False, force=True))
+    try:
+        from gguf_file import write_gguf
+    except ImportError:
+        return ServingModel(bundle, None)
+    if not gguf.exists():
+        progress("writing it as GGUF")
+        write_gguf(QWEN3_0_6B, open_bundle(bundle), gguf, lambda writer: add_tokenizer(writer, tokens))
+    return ServingModel(bundle, gguf)
+
+
+def token_texts(vocab_size: int) -> list[str]:
+    """256 letters for the bytes, which all texts are made of, then words that only answers have, last the end of an answer."""
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return [*letters, *(f"Ġw{index}" for index in range(len(letters), vocab_size - 1)), END]
+
+
+def write_chat_tokenizer(folder: Path, tokens: list[str]) -> None:
+    """Over the tokenizer that the checkpoint has."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab={text: index for index, text in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": END}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": len(tokens) - 1}))
+
+
+def add_tokenizer(writer: Any, tokens: list[str]) -> None:
+    """The same tokenizer, in a GGUF file."""
+    import gguf
+
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * (len(tokens) - 1) + [gguf.TokenType.CONTROL])
+    # llama.cpp wants a merge; this one's result is no token, so the letters stay apart.
+    writer.add_token_merges([f"{tokens[0]} {tokens[0]}"])
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)

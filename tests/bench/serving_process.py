@@ -1,0 +1,79 @@
+"""Servers as processes: started, waited for, stopped; their logs go into a file."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+START_SECONDS = 120.0
+# llama-cpp-python's server needs these beside itself.
+LLAMA_SERVER_MODULES = ("llama_cpp", "sse_starlette", "starlette_context", "pydantic_settings")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def nearfar_serve(arguments: Sequence[str], log: Path) -> Iterator[Process]:
+    with started([str(Path(sys.executable).with_name("nearfar")), "serve", *arguments], log) as process:
+        yield process
+
+
+@contextmanager
+def llama_server(gguf: Path, name: str, context: int, threads: int, log: Path) -> Iterator[Process]:
+    """It answers one request at a time; others wait."""
+    command = [
+        sys.executable, "-m", "llama_cpp.server", "--model", str(gguf), "--model_alias", name, "--n_ctx", str(context),
+        "--n_threads", str(threads), "--n_threads_batch", str(threads), "--logits_all", "false", "--interrupt_requests", "false",
+        "--verbose", "false",
+    ]  # fmt: skip
+    with started(command, log) as process:
+        yield process
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path) -> Iterator[Process]:
+    """Until it lists its models. Raises RuntimeError where it ends or takes too long."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with log.open("wb") as file:
+        child = subprocess.Popen([*command, "--port", str(port)], stdout=file, stderr=subprocess.STDOUT)
+    process = Process(f"http://127.0.0.1:{port}", child)
+    try:
+        wait_until_ready(process, log)
+        yield process
+    finally:
+        process.stop()
+
+
+def wait_until_ready(process: Process, log: Path) -> None:
+    give_up = time.monotonic() + START_SECONDS
+    while time.monotonic() < give_up and process.process.poll() is None:
+        try:
+            response = httpx.get(f"{process.url}/v1/models")
+            if response.is_success and response.json()["data"]:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"no server came up; it said:\n{log.read_text(errors='replace')[-2000:]}")
