@@ -26,7 +26,7 @@ SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu demo-model chromium vulkan clean serve
+.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving demo-model chromium vulkan clean serve
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
