@@ -245,7 +245,7 @@ def draw_token(kernel: KernelBuilder, row: Columns, setting: Settings, largest: 
     token[0] = chosen_block[0] * block + chosen_part[0] * part + chosen[0]
 
 
-def first_beyond(kernel: KernelBuilder, count: int, weight_of: Callable[[Scalar], Scalar], goal: Array, chosen: Array) -> None:
+def first_beyond(kernel: KernelBuilder, count: Scalar | int, weight_of: Callable[[Scalar], Scalar], goal: Array, chosen: Array) -> None:
     """Set ``chosen`` to the first place at which the running sum exceeds ``goal``, and take what comes before it off ``goal``.
 
     Where rounding leaves the sum short of the goal, it is the last place that weighs anything.

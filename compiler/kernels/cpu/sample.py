@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 
 from ...sampling import COUNTS, Settings
 from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat
+from ..sample import first_beyond
 from .builder import CpuKernelBuilder, Isa, ramp
 from .logits import CHUNK, LOWEST, Columns, chunk_of, first_largest, key_of, merge_chunks, num_chunks, sum_chunk
 from .math import exp, largest_of_lanes, log, sum_of_lanes
@@ -224,22 +225,3 @@ class Draw:
         place = kernel.local("place", 1, "int32")
         first_beyond(kernel, minimum(self._columns - first, BLOCK), lambda i: kept[i], goal, place)
         token[0] = first + place[0]
-
-
-def first_beyond(kernel: KernelBuilder, count: Scalar | int, weight_of: Callable[[Scalar], Scalar], goal: Array, chosen: Array) -> None:
-    """Set ``chosen`` to the first place at which the running sum exceeds ``goal``, and take what comes before it off ``goal``.
-
-    Where rounding leaves the sum short of the goal, it is the last place that weighs anything.
-    """
-    before = kernel.local("before", 1, "float32", fill=0)
-    running = kernel.local("running", 1, "float32", fill=0)
-    found = kernel.local("found", 1, "int32", fill=0)
-    chosen[0] = 0
-    with kernel.loop("place", count) as place:
-        each = kernel.let("each", weight_of(place))
-        with kernel.when(all_of(found[0] == 0, each > 0)):
-            chosen[0] = place
-            before[0] = running[0]
-            running[0] = running[0] + each
-            found[0] = select(running[0] > goal[0], 1, 0)
-    goal[0] = goal[0] - before[0]
