@@ -79,14 +79,15 @@ class EngineLoop:
         try:
             while True:
                 letters = self._inbox.take(wait=not self._answers and not self._embedder.busy and not self._open)
+                # Calls first: a request that was made after an adapter was unloaded must not begin with it.
+                for call in letters.calls:
+                    call()
                 for answer in letters.arrivals:
                     self._begin(answer)
                 for answer in letters.abandoned:
                     self._end(answer, None)
                 for job in letters.jobs:
                     self._embedder.add(job)
-                for call in letters.calls:
-                    call()
                 if letters.stop:
                     break
                 self._turn()

@@ -116,7 +116,8 @@ def test_an_adapter_goes_when_the_last_answer_with_it_has_ended(
             answer = engine.generate(TokenRequest(PROMPT, max_tokens=150, adapter="red"))
             await anext(answer)
             unloading = asyncio.create_task(engine.unload_adapter("red"))
-            await asyncio.sleep(0.01)
+            # Until it has asked the engine; the request below comes after it.
+            await asyncio.sleep(0)
             with pytest.raises(RequestError, match="adapter 'red' is not loaded"):
                 await first_token(engine, "red")
             assert not unloading.done()
