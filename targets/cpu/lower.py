@@ -21,6 +21,7 @@ from .variants import CpuContext, Variant, variants_of
 # Indices within a buffer are 32-bit, with a sign.
 MAX_BINDING_BYTES = (2 << 30) - 1
 TAKES_LORA = True
+EXTRA_ACTIVATIONS = ("int8",)
 LAYOUT: Layout = "tiles16"
 
 

@@ -6,11 +6,9 @@ thread that asks can go on; a batch is one call into the library, during which P
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,19 +16,18 @@ import numpy.typing as npt
 
 from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
 from nearfar.compiler.bundle import Bundle
-from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.expr import evaluate
 from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry
 from nearfar.compiler.rope import rope_table
-from nearfar.compiler.variant import choose_activation, choose_variant
+from nearfar.compiler.variant import choose_activation, choose_variant, stored_dtype
 
+from ..threads import default_threads
 from .levels import features, require
 from .library import Launches, Library
 
 # Vectors may reach behind the last element of a buffer; and they load faster where a cache line begins.
 ALIGNMENT = 64
-THREADS_VARIABLE = "NEARFAR_THREADS"
-PROCESSORS = Path("/sys/devices/system/cpu")
 
 
 def open_runner(bundle: Bundle, limits: Limits) -> CpuRunner:
@@ -147,7 +144,7 @@ class CpuRunner:
             self._arrays[name] = zeros(shape, self._dtype(entry.dtype))
 
     def _dtype(self, dtype: str) -> str:
-        return self.activation if dtype == "activation" else dtype
+        return stored_dtype(self.activation) if dtype == "activation" else dtype
 
     # --- work, on the worker's thread ------------------------------------------------------------------------------------------
 
@@ -207,23 +204,6 @@ class CpuRunner:
         for name in self._manifest.page_states():
             for source, destination in pairs:
                 self._arrays[name][destination] = self._arrays[name][source]
-
-
-def default_threads() -> int:
-    """What NEARFAR_THREADS says, or the cores that this process may use. Raises RequestError for no positive number."""
-    text = os.environ.get(THREADS_VARIABLE, "")
-    if not text:
-        # Two threads of one core share its vector units, so each core gets one.
-        return len({core_of(processor) for processor in os.sched_getaffinity(0)})
-    if not text.isdecimal() or int(text) < 1:
-        raise RequestError(f"{THREADS_VARIABLE}={text}: must be a number of threads, 1 or more")
-    return int(text)
-
-
-def core_of(processor: int) -> str:
-    """A name that a core's processors have in common."""
-    siblings = PROCESSORS / f"cpu{processor}/topology/thread_siblings_list"
-    return siblings.read_text() if siblings.is_file() else str(processor)
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

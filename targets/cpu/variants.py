@@ -17,6 +17,7 @@ from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.embed import embed
+from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.lora import add_lora, gate_halves
 from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows, prepared_name
@@ -38,7 +39,7 @@ BLOCK_ROWS = {VNNI: (4, 8), AVX512: (4,), AVX2: (4,), DOTPROD: (4,), NEON: (2,)}
 PREPARING = {VNNI: AVX512, DOTPROD: NEON}
 
 # Queries that share a load of a key: the rows of a tile times the query heads of a kv head.
-TILE_QUERIES = 8
+TILE_QUERIES = {AVX512: 16, AVX2: 8, NEON: 8}
 # Sequences of fewer new tokens would leave most rows of a tile to others.
 MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
 # One new token of every sequence, with too few sequences to give every thread of a large machine a head, and a few blocks of keys.
@@ -105,21 +106,26 @@ def embed_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
 
 
 def projection_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
-    projections = context.projections(step)
+    projections = {activation: (facts, 8 if activation == "int8" else 16) for activation, facts in context.projections(step).items()}
     if len(set(projections.values())) == 1:
-        return projection_rows(next(iter(projections.values())), None, context)
-    return [row for activation, facts in projections.items() for row in projection_rows(facts, activation, context)]
+        return projection_rows(*next(iter(projections.values())), None, context)
+    return [row for activation, (facts, bits) in projections.items() for row in projection_rows(facts, bits, activation, context)]
 
 
-def projection_rows(facts: Projection, activation: str | None, context: CpuContext) -> list[Variant]:
-    """The kernels of one projection, for a single row and for blocks of rows. Integer dot products are worth a level of their own."""
+def projection_rows(facts: Projection, bits: int, activation: str | None, context: CpuContext) -> list[Variant]:
+    """The kernels of one projection, for a single row and for blocks of rows. Integer dot products are worth a level of their own.
+
+    ``bits`` are those of the integers that quantized weights meet.
+    """
     rows = []
     for level in context.levels if facts.weight.scale_dtype else context.plain_levels:
         for tokens in (1, *BLOCK_ROWS[level]):
             when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
-            build = partial(linear_tiles, facts=facts, tokens=tokens)
-            before = Variant(prepared_name(facts), PREPARING.get(level, level), partial(prepare_rows, facts=facts))
-            rows.append(Variant(f"{facts.name}_tiles{tokens}", level, build, activation, when, before))
+            build = partial(linear_tiles, facts=facts, tokens=tokens, bits=bits)
+            layout = row_layout(level.name, facts.weight, bits)
+            before = Variant(prepared_name(facts, layout), PREPARING.get(level, level), partial(prepare_rows, facts=facts, layout=layout))
+            name = f"{facts.name}{'_int8' * (bits == 8)}_tiles{tokens}"
+            rows.append(Variant(name, level, build, activation, when, before))
     return rows
 
 
@@ -143,14 +149,14 @@ def gate_halves_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
 
 def rope_attention_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     variants: list[Variant] = []
-    for facts in context.heads(step):
-        activation = facts.activation
+    for activation, facts in zip(context.activations, context.heads(step), strict=True):
         if facts.positions > LONG:
             variants += plain(context, f"attention_split{suffix(facts)}", partial(attention_split, heads=facts), activation, FEW_LONG)
-        rows = max(1, TILE_QUERIES // facts.group)
-        if rows > 1:
-            build = partial(attention_tile, heads=facts, rows=rows)
-            variants += plain(context, f"attention_tile{rows}{suffix(facts)}", build, activation, MANY_ROWS)
+        for level in context.plain_levels:
+            rows = TILE_QUERIES[level] // facts.group
+            if rows > 1:
+                build = partial(attention_tile, heads=facts, rows=rows)
+                variants.append(Variant(f"attention_tile{rows}{suffix(facts)}", level, build, activation, MANY_ROWS))
         variants += plain(context, f"rope_attention{suffix(facts)}", partial(rope_attention, heads=facts), activation)
     return variants
 

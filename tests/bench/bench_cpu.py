@@ -2,7 +2,8 @@
 
 ``make bench-cpu`` runs it, prints a table and writes ``build/bench/cpu.json``. llama.cpp takes part where llama-cpp-python and gguf are
 installed; both run the same codes and scales, and each phase is measured in turn. Forwards alone are measured: ours choose the next token,
-llama.cpp's end with the logits. How fast the same threads read memory is measured behind.
+llama.cpp's end with the logits. Ours are measured with the default activations and with those of 8 bits. How fast the same threads read
+memory is measured behind.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from rich.table import Table
 from nearfar.compiler.batch import Chunk, Limits, make_batch
 from nearfar.compiler.bundle import Bundle, open_bundle
 from nearfar.compiler.compile import CompileOptions, compile_model
-from nearfar.targets.cpu.runner import CpuRunner, default_threads
+from nearfar.targets.cpu.runner import CpuRunner
+from nearfar.targets.threads import default_threads
 
 SEQUENCES = 8
 PROMPT = 512
@@ -38,6 +40,12 @@ PHASES = (
     (f"decode, {SEQUENCES} sequences, 16 tokens of context", SEQUENCES, 16, 1),
     (f"prefill of {PROMPT} tokens", 1, 0, PROMPT),
 )
+
+Clock = Callable[[], float]
+
+
+# Of ours, by what a table calls it.
+ACTIVATIONS = {"nearfar": "float16", "nearfar int8": "int8"}
 
 
 class Engine(Protocol):
@@ -55,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     bundle = make_bundle(options.folder)
-    engines: dict[str, Engine] = {"nearfar": Ours(bundle, options.threads)}
+    engines: dict[str, Engine] = {name: Ours(bundle, options.threads, activation) for name, activation in ACTIVATIONS.items()}
     if find_spec("llama_cpp") and find_spec("gguf"):
         from gguf_file import write_gguf
         from llama_engine import LlamaEngine
@@ -70,11 +78,11 @@ def main() -> None:
     answer = {"machine": machine(), "threads": options.threads, "bytes_read_per_second": rate, "results": results}
     (options.folder / "cpu.json").write_text(json.dumps(answer, indent=2))
     table = Table(title=f"{QWEN3_0_6B.name}, q4f16, {options.threads} threads, {machine()}; a loop reads {rate / 1e9:.0f} GB/s")
-    for column in ("", *(f"{name}, tokens/s" for name in engines), "ratio"):
+    for column in ("", *(f"{name}, tokens/s" for name in engines), *(f"{name}'s ratio" for name in ACTIVATIONS)):
         table.add_column(column, justify="right" if column else "left")
     for (what, *_), rates in zip(PHASES, results, strict=True):
-        ratio = f"{rates['nearfar'] / rates['llama.cpp']:.2f}" if "llama.cpp" in rates else ""
-        table.add_row(what, *(f"{each:.1f}" for each in rates.values()), ratio)
+        ratios = [f"{rates[name] / rates['llama.cpp']:.2f}" if "llama.cpp" in rates else "" for name in ACTIVATIONS]
+        table.add_row(what, *(f"{each:.1f}" for each in rates.values()), *ratios)
     Console(width=150).print(table)
     print(f"decode of one sequence reads weights at {results[0]['nearfar'] * weight_bytes / 1e9:.0f} GB/s")
 
@@ -83,11 +91,15 @@ def make_bundle(folder: Path) -> Bundle:
     checkpoint, path = folder / QWEN3_0_6B.name, folder / f"{QWEN3_0_6B.name}-cpu"
     if not (checkpoint / "model.safetensors").exists():
         write_checkpoint(QWEN3_0_6B, checkpoint)
-    compile_model(str(checkpoint), path, CompileOptions(target="cpu", context=CONTEXT, self_test=False, force=True))
+    activations = tuple(ACTIVATIONS.values())
+    options = CompileOptions(target="cpu", context=CONTEXT, activations=activations, self_test=False, force=True)
+    compile_model(str(checkpoint), path, options)
     return open_bundle(path)
 
 
-def measure(engines: dict[str, Engine], what: str, sequences: int, context: int, tokens: int, rounds: int) -> dict[str, float]:
+def measure(
+    engines: dict[str, Engine], what: str, sequences: int, context: int, tokens: int, rounds: int, clock: Clock = time.perf_counter
+) -> dict[str, float]:
     """Tokens a second of each engine: medians of steps, in rounds that take turns."""
     print(what, flush=True)
     seconds: dict[str, list[float]] = {name: [] for name in engines}
@@ -95,21 +107,21 @@ def measure(engines: dict[str, Engine], what: str, sequences: int, context: int,
         for name, engine in engines.items():
             engine.prepare(sequences, context)
             for _ in range(1 if tokens > 1 else 10):
-                seconds[name].append(timed(lambda step=engine.step: step(sequences, context, tokens)))  # type: ignore[misc]
+                seconds[name].append(timed(lambda step=engine.step: step(sequences, context, tokens), clock))  # type: ignore[misc]
     return {name: sequences * tokens / statistics.median(each) for name, each in seconds.items()}
 
 
-def timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def timed(work: Callable[[], object], clock: Clock = time.perf_counter) -> float:
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 class Ours:
-    def __init__(self, bundle: Bundle, threads: int) -> None:
+    def __init__(self, bundle: Bundle, threads: int, activation: str) -> None:
         pages = CONTEXT // bundle.manifest.page_size
         limits = Limits(tokens=PROMPT, sequences=SEQUENCES, rows=SEQUENCES, pages=SEQUENCES * pages)
-        self._runner = CpuRunner(bundle, limits=limits, threads=threads)
+        self._runner = CpuRunner(bundle, limits=limits, threads=threads, activation=activation)
         self._pages = [list(range(i * pages, (i + 1) * pages)) for i in range(SEQUENCES)]
 
     def prepare(self, sequences: int, context: int) -> None:

@@ -36,7 +36,7 @@ from nearfar.compiler.tokenizer import Tokenizer
 from nearfar.server_fallback.bench.client import Outcome, Server, make_client, run_load
 from nearfar.server_fallback.bench.summary import summarize
 from nearfar.server_fallback.bench.workload import Ask, Lengths, make_workload
-from nearfar.targets.cpu.runner import default_threads
+from nearfar.targets.threads import default_threads
 
 CLIENTS = 16
 PREFIX_TOKENS = 512
@@ -81,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench", help="where the model goes, 3 GB")
     parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--activations", nargs="+", help="those of nearfar compile (default: the weights' format's)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--requests", type=int, default=16, help="of each round")
     options = parser.parse_args()
@@ -88,7 +89,7 @@ def main() -> None:
     console = Console(width=140)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars, ExitStack() as running:
-        model = make_serving_model(options.folder, bars.console.print)
+        model = make_serving_model(options.folder, options.activations and tuple(options.activations), bars.console.print)
         bench = Bench(model, options.folder, options.threads, options.rounds, options.requests, bars)
         figures: dict[str, Any] = {"machine": machine(), "threads": options.threads, "load": os.getloadavg()[0]}
         arguments = [str(model.bundle), "--threads", str(options.threads)]

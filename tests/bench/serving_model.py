@@ -27,8 +27,8 @@ class ServingModel:
     gguf: Path | None
 
 
-def make_serving_model(folder: Path, progress: Callable[[str], None]) -> ServingModel:
-    """What is there already is taken. It takes 3 GB of disk."""
+def make_serving_model(folder: Path, activations: tuple[str, ...] | None, progress: Callable[[str], None]) -> ServingModel:
+    """What is there already is taken. It takes 3 GB of disk. ``activations`` None takes those of the weights' format."""
     checkpoint, bundle, gguf = (folder / f"{QWEN3_0_6B.name}{suffix}" for suffix in ("-chat", "-chat-cpu", "-chat.gguf"))
     tokens = token_texts(QWEN3_0_6B.config["vocab_size"])
     if not (checkpoint / "tokenizer_config.json").exists():
@@ -36,7 +36,8 @@ def make_serving_model(folder: Path, progress: Callable[[str], None]) -> Serving
         write_checkpoint(QWEN3_0_6B, checkpoint)
         write_chat_tokenizer(checkpoint, tokens)
     progress("compiling it")
-    compile_model(str(checkpoint), bundle, CompileOptions(target="cpu", context=CONTEXT, self_test=False, force=True))
+    options = CompileOptions(target="cpu", context=CONTEXT, activations=activations, self_test=False, force=True)
+    compile_model(str(checkpoint), bundle, options)
     try:
         from gguf_file import write_gguf
     except ImportError:

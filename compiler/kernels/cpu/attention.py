@@ -62,8 +62,10 @@ def tiles(arguments: Arguments, rows: int) -> Kernel:
     kernel, heads = arguments.kernel, arguments.heads
     arguments.add_new_heads()
     with kernel.tasks("task", ["ceildiv", "S", rows], heads.num_kv_heads) as task:
-        tile, kv_head = kernel.split(task, heads.num_kv_heads, ("tile", "kv_head"))
-        first_head = kernel.let("first_head", kv_head * heads.group)
+        place, kv_head = kernel.split(task, heads.num_kv_heads, ("place", "kv_head"))
+        # Later tiles of a prompt see more keys. A thread's tasks are neighbours, so first and last tiles take turns: all get as much work.
+        turn, odd = kernel.split(place, 2, ("turn", "odd"))
+        tile = kernel.let("tile", select(odd > 0, round_up_quotient(kernel.size("S"), rows) - 1 - turn, turn))
         row = kernel.local("row", 1, "int32")
         row[0] = tile * rows
         end = kernel.let("end", minimum(tile * rows + rows, kernel.size("S")))
@@ -71,25 +73,37 @@ def tiles(arguments: Arguments, rows: int) -> Kernel:
             del part
             sequence = kernel.let("sequence", arguments.sequence_of(row[0]))
             stop = kernel.let("stop", minimum(end, arguments.seq_starts[sequence + 1]))
-            # Rows beyond the last are copies of it, and are not stored.
-            mine = [kernel.let("mine", minimum(row[0] + i, stop - 1)) for i in range(rows)]
             first_page = kernel.let("first_page", arguments.page_indptr[sequence])
-            queries = [(each, first_head + i) for each in mine for i in range(heads.group)]
-            lengths = [kernel.let("length", arguments.new.positions[each] + 1) for each in mine]
-            block_keys = arguments.key_block(len(queries))
-            running = Running(kernel, arguments.isa, heads, len(queries))
-            with kernel.loop("block", round_up_quotient(lengths[-1], BLOCK)) as block:
-                # Of the last block earlier rows see fewer keys, or none: such a block changes nothing of what they have.
-                for i in range(len(queries)):
-                    block_keys.lengths[i] = minimum(lengths[i // heads.group] - block * BLOCK, BLOCK)
-                block_keys.compute(queries, kv_head, first_page, block, block_keys.lengths[len(queries) - 1])
-                with kernel.loop("query", len(queries)) as i:
-                    running.merge(i, block_keys.largest[i], block_keys.total[i], block_keys.sums_of(i))
-            for i, (each, head) in enumerate(queries):
-                with kernel.when(row[0] + i // heads.group < stop if rows > 1 else True):
-                    arguments.store(running, i, each, head)
+            # A sequence that decodes beside prompts has one row here, which would be computed as often as a tile has rows.
+            alone = stop - row[0] == 1
+            with kernel.when(alone if rows > 1 else True):
+                attend(arguments, [row[0]], stop, kv_head, first_page)
+            if rows > 1:
+                # Rows beyond the last are copies of it, and are not stored.
+                with kernel.when(stop - row[0] > 1):
+                    attend(arguments, [kernel.let("mine", minimum(row[0] + i, stop - 1)) for i in range(rows)], stop, kv_head, first_page)
             row[0] = stop
     return kernel.finish()
+
+
+def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scalar, first_page: Scalar) -> None:
+    """The query heads of a kv head of neighbouring rows of one sequence, whose rows end before ``stop``."""
+    kernel, heads = arguments.kernel, arguments.heads
+    first_head = kernel.let("first_head", kv_head * heads.group)
+    queries = [(each, first_head + i) for each in rows for i in range(heads.group)]
+    lengths = [kernel.let("length", arguments.new.positions[each] + 1) for each in rows]
+    block_keys = arguments.key_block(len(queries))
+    running = Running(kernel, arguments.isa, heads, len(queries))
+    with kernel.loop("block", round_up_quotient(lengths[-1], BLOCK)) as block:
+        # Of the last block earlier rows see fewer keys, or none: such a block changes nothing of what they have.
+        for i in range(len(queries)):
+            block_keys.lengths[i] = minimum(lengths[i // heads.group] - block * BLOCK, BLOCK)
+        block_keys.compute(queries, kv_head, first_page, block, block_keys.lengths[len(queries) - 1])
+        with kernel.loop("query", len(queries)) as i:
+            running.merge(i, block_keys.largest[i], block_keys.total[i], block_keys.sums_of(i))
+    for i, (each, head) in enumerate(queries):
+        with kernel.when(rows[0] + i // heads.group < stop if len(rows) > 1 else True):
+            arguments.store(running, i, each, head)
 
 
 def attention_split(name: str, isa: Isa, heads: Heads) -> Kernel:

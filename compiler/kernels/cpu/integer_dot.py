@@ -1,133 +1,196 @@
-"""Dot products of 8-bit integers, four at a time in every 32-bit lane, with the instructions that a level of the CPU has.
+"""Dot products of the integer codes of weights and activations, with the instructions that a level of the CPU has.
 
-Codes of weights (unsigned) times codes of activations (signed, -127 to 127) are summed exactly, so every level gives the same integers.
+Codes of weights are unsigned, of 4 or 8 bits; those of activations signed, of 16 or 8. Products are summed exactly, so every level gives
+the same integers. Of 16 bits x86-64 multiplies two pairs in every 32-bit lane. That takes as many instructions as to multiply bytes twice,
+for the high and the low part of an activation, but half of the sums. Arm's instructions multiply bytes. Of 8 bits there are four pairs in
+a lane, except where a level's instruction for bytes could overflow or is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol
 
+from ...quant.base import GROUP
 from ..builder import KernelBuilder, Scalar, cast, number, reinterpret, splat
 from ..packed import WeightFormat
 from .builder import Isa
 from .math import intrinsic
 
-# What is multiplied with the same four activations: a word of codes a lane, or two where codes are multiplied in halves.
-Operand: TypeAlias = tuple[Scalar, ...]
-# A sum on its way: a vector of int32, and what is to be added to it.
-State: TypeAlias = tuple[Scalar, ...]
+# Of two signed bytes of an activation the bits of the low one.
+LOW_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """How a prepared row holds its codes, of 16 or 8 ``bits``: four columns a word where ``as_bytes``, else two."""
+
+    bits: int
+    as_bytes: bool
+
+    @property
+    def name(self) -> str:
+        return "_int8" * (self.bits == 8) + "_bytes" * self.as_bytes
+
+    @property
+    def parts(self) -> int:
+        """How many words of activations meet an operand: one, or a high and a low one."""
+        return 2 if self.as_bytes and self.bits == 16 else 1
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a group."""
+        return self.parts * GROUP // (4 if self.as_bytes else 2)
+
+    @property
+    def largest(self) -> int:
+        """The largest code. Of 16 bits, less what keeps the high one of two signed bytes below 128."""
+        return 127 << LOW_BITS if self.bits == 16 else 127
+
+    @property
+    def scale_groups(self) -> int:
+        """Groups of columns that share a scale."""
+        return 4 if self.bits == 16 else 1
+
+
+def row_layout(level: str, fmt: WeightFormat, bits: int) -> RowLayout:
+    """What a level multiplies best of what it multiplies exactly: of AVX2's pairs of bytes, products with 8-bit codes can overflow."""
+    of_8_bits = level == "vnni" or (level in ("avx512", "avx2") and fmt.kind == "q4")
+    return RowLayout(bits, as_bytes=level == "dotprod" or (bits == 8 and of_8_bits))
 
 
 class IntegerDot(Protocol):
-    """Dot products of at most eight words of four codes."""
+    """Sums of products. `start`, then `add` for each word of activations, and `finish` for the sum as a vector of int32."""
 
-    def operands(self, word: Scalar) -> list[Operand]:
-        """The operands in a vector of words as they are stored, for one word of activations each."""
+    def start(self, offset: Scalar) -> Scalar:
+        """The sum before all products; ``offset``, a vector of int32, is part of it."""
 
-    def add(self, state: State, operand: Operand, x: Scalar) -> State:
-        """Add products with the four activations in the word ``x``. A state begins as a vector of int32 alone."""
+    def operands(self, word: Scalar) -> list[Scalar]:
+        """The operands in a vector of words as they are stored, in the order in which activations lie; see `prepare_rows.py`."""
 
-    def finish(self, state: State) -> Scalar:
-        """The whole sum as a vector of int32."""
+    def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
+        """Add products with the activations in the word ``x``."""
+
+    def finish(self, total: Scalar, offset: Scalar) -> Scalar:
+        """The whole sum, ``offset`` being that of `start`."""
 
 
-def integer_dot(kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> IntegerDot:
+def integer_dot(kernel: KernelBuilder, isa: Isa, fmt: WeightFormat, bits: int) -> IntegerDot:
     """The way of this level."""
     ways: dict[str, Callable[[KernelBuilder, Isa, WeightFormat], IntegerDot]]
-    ways = {"vnni": VnniDot, "avx512": PairDot, "avx2": PairDot, "dotprod": NeonDot}
+    if row_layout(isa.name, fmt, bits).as_bytes:
+        ways = {"vnni": VnniByteDot, "avx512": PairByteDot, "avx2": PairByteDot, "dotprod": SignedByteDot}
+    else:
+        ways = {"vnni": VnniDot, "avx512": PairDot, "avx2": PairDot}
     return ways.get(isa.name, PlainDot)(kernel, isa, fmt)
 
 
 def zero_of(isa: Isa, fmt: WeightFormat) -> int:
-    """The code that means 0 as this level multiplies it: `NeonDot` makes 8-bit codes signed."""
+    """The code that means 0 as this level multiplies it: `SignedByteDot` makes 8-bit codes signed."""
     return 0 if isa.name == "dotprod" and fmt.kind == "q8" else fmt.zero
 
 
 class Dot:
-    """What the ways have in common."""
+    """What the ways have in common: operands of two 16-bit codes in every lane."""
 
     def __init__(self, kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> None:
         self._kernel, self._lanes, self._four_bits = kernel, isa.lanes, fmt.kind == "q4"
-        self._word, self._integer = f"uint32x{isa.lanes}", f"int32x{isa.lanes}"
+        self._word, self._integer, self._short = f"uint32x{isa.lanes}", f"int32x{isa.lanes}", f"int16x{2 * isa.lanes}"
 
-    def operands(self, word: Scalar) -> list[Operand]:
+    def start(self, offset: Scalar) -> Scalar:
+        return offset
+
+    def finish(self, total: Scalar, offset: Scalar) -> Scalar:  # noqa: ARG002
+        return total
+
+    def operands(self, word: Scalar) -> list[Scalar]:
         loaded = self._kernel.let("word", word)
-        return [(half,) for half in self._halves(loaded)] if self._four_bits else [(loaded,)]
+        if self._four_bits:
+            return [self._codes(loaded, bits, 0x000F000F) for bits in (0, 8, 4, 12)]
+        return [self._codes(loaded, bits, 0x00FF00FF) for bits in (0, 8)]
 
-    def finish(self, state: State) -> Scalar:
-        return state[0]
+    def _codes(self, word: Scalar, bits: int, mask: int) -> Scalar:
+        shifted = word >> number(bits, self._word) if bits else word
+        return self._kernel.let("codes", shifted & number(mask, self._word))
 
-    def _halves(self, word: Scalar) -> list[Scalar]:
-        """The low and the high four bits of all bytes."""
-        mask = number(0x0F0F0F0F, self._word)
-        return [self._kernel.let("low", word & mask), self._kernel.let("high", (word >> number(4, self._word)) & mask)]
-
-    def _bytes(self, word: Scalar, dtype: str = "int8") -> Scalar:
-        return reinterpret(word, f"{dtype}x{4 * self._lanes}")
-
-    def _everywhere(self, x: Scalar) -> Scalar:
-        """The word ``x`` in every lane, as bytes."""
-        return self._bytes(splat(x, self._lanes))
+    def _everywhere(self, x: Scalar, dtype: str) -> Scalar:
+        """The word ``x`` in every lane."""
+        return reinterpret(splat(x, self._lanes), dtype)
 
 
 class VnniDot(Dot):
-    """AVX-512 VNNI: one instruction multiplies 64 bytes and adds four products to each of 16 lanes."""
+    """AVX-512 VNNI: one instruction multiplies 32 pairs and adds two products to each of 16 lanes."""
 
-    def add(self, state: State, operand: Operand, x: Scalar) -> State:
-        arguments = state[0], self._bytes(operand[0], "uint8"), self._everywhere(x)
-        return (self._kernel.let("dot", intrinsic(self._integer, "x86.avx512.vpdpbusd.512", *arguments)),)
-
-
-class NeonDot(Dot):
-    """Arm's dot product extension, which takes signed bytes: 8-bit codes are made signed by their highest bit."""
-
-    def operands(self, word: Scalar) -> list[Operand]:
-        if self._four_bits:
-            return super().operands(word)
-        return [(self._kernel.let("word", word ^ number(0x80808080, self._word)),)]
-
-    def add(self, state: State, operand: Operand, x: Scalar) -> State:
-        arguments = state[0], self._bytes(operand[0]), self._everywhere(x)
-        return (self._kernel.let("dot", intrinsic(self._integer, "aarch64.neon.sdot.v4i32.v16i8", *arguments)),)
+    def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
+        arguments = total, reinterpret(operand, self._short), self._everywhere(x, self._short)
+        return self._kernel.let("dot", intrinsic(self._integer, "x86.avx512.vpdpwssd.512", *arguments))
 
 
 class PairDot(Dot):
-    """AVX2 and AVX-512 without VNNI: products are added in pairs to 16 bits, and the pairs to 32 bits at the end.
+    """AVX2 and AVX-512 without VNNI: the same in two instructions."""
 
-    A code of four bits times 127 is at most 1,905, and a sum of 16 of those, 30,480, fits 16 bits. So codes of 8 bits are multiplied in
-    halves.
+    def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
+        name = {8: "x86.avx2.pmadd.wd", 16: "x86.avx512.pmaddw.d.512"}[self._lanes]
+        products = intrinsic(self._integer, name, reinterpret(operand, self._short), self._everywhere(x, self._short))
+        return self._kernel.let("dot", total + products)
+
+
+class ByteDot(Dot):
+    """Operands of four codes in every lane."""
+
+    def operands(self, word: Scalar) -> list[Scalar]:
+        loaded = self._kernel.let("word", word)
+        return [self._codes(loaded, bits, 0x0F0F0F0F) for bits in (0, 4)] if self._four_bits else [loaded]
+
+    def _bytes(self, operand: Scalar, x: Scalar) -> tuple[Scalar, Scalar]:
+        dtype = f"int8x{4 * self._lanes}"
+        return reinterpret(operand, dtype), self._everywhere(x, dtype)
+
+
+class VnniByteDot(ByteDot):
+    """AVX-512 VNNI: one instruction multiplies 64 unsigned bytes by signed ones and adds four products to each of 16 lanes."""
+
+    def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
+        return self._kernel.let("dot", intrinsic(self._integer, "x86.avx512.vpdpbusd.512", total, *self._bytes(operand, x)))
+
+
+class PairByteDot(ByteDot):
+    """AVX2 and AVX-512 without VNNI, for codes of four bits: sums of 16 bits, two in every lane, which are added at the end.
+
+    A code times 127 is at most 1,905, and 16 of those, what a group adds to a sum, 30,480.
     """
 
-    def __init__(self, kernel: KernelBuilder, isa: Isa, fmt: WeightFormat) -> None:
-        super().__init__(kernel, isa, fmt)
-        self._shorts = f"int16x{2 * isa.lanes}"
-        names = {8: ("avx2.pmadd.ub.sw", "avx2.pmadd.wd"), 16: ("avx512.pmaddubs.w.512", "avx512.pmaddw.d.512")}
-        self._multiply, self._add_pairs = (f"x86.{name}" for name in names[isa.lanes])
+    def start(self, offset: Scalar) -> Scalar:  # noqa: ARG002
+        return number(0, self._short)
 
-    def operands(self, word: Scalar) -> list[Operand]:
-        return super().operands(word) if self._four_bits else [tuple(self._halves(self._kernel.let("word", word)))]
+    def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
+        name = {8: "x86.avx2.pmadd.ub.sw", 16: "x86.avx512.pmaddubs.w.512"}[self._lanes]
+        return self._kernel.let("dot", total + intrinsic(self._short, name, *self._bytes(operand, x)))
 
-    def add(self, state: State, operand: Operand, x: Scalar) -> State:
-        activations = self._kernel.let("x", self._everywhere(x))
-        total, *pairs = state
-        products = [intrinsic(self._shorts, self._multiply, self._bytes(codes), activations) for codes in operand]
-        sums = [pair + product for pair, product in zip(pairs, products, strict=True)] if pairs else products
-        return (total, *(self._kernel.let("pairs", each) for each in sums))
+    def finish(self, total: Scalar, offset: Scalar) -> Scalar:
+        name = {8: "x86.avx2.pmadd.wd", 16: "x86.avx512.pmaddw.d.512"}[self._lanes]
+        return offset + intrinsic(self._integer, name, total, number(1, self._short))
 
-    def finish(self, state: State) -> Scalar:
-        total, *sums = state
-        for factor, pairs in zip((1, 16), sums, strict=False):
-            total = total + intrinsic(self._integer, self._add_pairs, pairs, number(factor, self._shorts))
-        return total
+
+class SignedByteDot(ByteDot):
+    """Arm's dot product extension, which takes signed bytes: 8-bit codes are made signed by their highest bit."""
+
+    def operands(self, word: Scalar) -> list[Scalar]:
+        if self._four_bits:
+            return super().operands(word)
+        return [self._kernel.let("codes", word ^ number(0x80808080, self._word))]
+
+    def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
+        arguments = total, *self._bytes(operand, x)
+        return self._kernel.let("dot", intrinsic(self._integer, "aarch64.neon.sdot.v4i32.v16i8", *arguments))
 
 
 class PlainDot(Dot):
     """Multiplications of 32 bits, which every CPU has."""
 
-    def add(self, state: State, operand: Operand, x: Scalar) -> State:
-        (total,), (word,) = state, operand
-        for bits in (0, 8, 16, 24):
-            codes = cast((word >> number(bits, self._word)) & number(255, self._word), self._integer)
-            total = total + codes * splat((x << (24 - bits)) >> 24, self._lanes)
-        return (self._kernel.let("dot", total),)
+    def add(self, total: Scalar, operand: Scalar, x: Scalar) -> Scalar:
+        for bits in (0, 16):
+            codes = cast((operand >> number(bits, self._word)) & number(0xFFFF, self._word), self._integer)
+            total = total + codes * splat((x << (16 - bits)) >> 16, self._lanes)
+        return self._kernel.let("dot", total)

@@ -21,10 +21,11 @@ from .tile_dots import FloatDots, IntegerDots
 ROWS_BYTES = 256 << 10
 
 
-def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int) -> Kernel:
-    """Right for every batch; ``tokens`` 1 is for a single row."""
+def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int, bits: int = 16) -> Kernel:
+    """Right for every batch; ``tokens`` 1 is for a single row. ``bits`` of the integers that meet quantized weights."""
     kernel = CpuKernelBuilder(name)
-    dots = (IntegerDots if facts.weight.scale_dtype else FloatDots)(kernel, isa, facts, tokens)
+    quantized = facts.weight.scale_dtype
+    dots = IntegerDots(kernel, isa, facts, tokens, bits) if quantized else FloatDots(kernel, isa, facts, tokens)
     result = Result(kernel, facts)
     batch = kernel.size(facts.batch)
     tiles = -(-result.outputs // TILE_ROWS)
@@ -50,9 +51,9 @@ def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int) -> Kernel:
 
 
 def vectors_at_once(isa: Isa, tokens: int) -> int:
-    """How many of a tile's vectors are summed at once: all, or as many as registers hold three sums of for each row, and weights."""
+    """How many of a tile's vectors are summed at once: all, or as many as registers hold two sums of for each row, and weights."""
     vectors = TILE_ROWS // isa.lanes
-    while vectors > 1 and 3 * tokens * vectors + 8 > isa.registers:
+    while vectors > 1 and 2 * tokens * vectors + 6 > isa.registers:
         vectors //= 2
     return vectors
 

@@ -10,65 +10,87 @@ from itertools import product
 from ...expr import Expr
 from ...quant.base import GROUP
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, Scalar, cast, number, reinterpret, splat
+from ..builder import Array, Scalar, cast, minimum, number, reinterpret, splat
 from ..projection import Projection
 from .builder import CpuKernelBuilder, Isa, of, ramp
-from .integer_dot import State, integer_dot, zero_of
+from .integer_dot import LOW_BITS, integer_dot, row_layout, zero_of
 from .math import fused
-from .prepare_rows import LANES, LOW_BITS
+from .prepare_rows import LANES, num_scales
 
 # Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be computed.
 GROUPS_AHEAD = 16
 
 
 class IntegerDots:
-    """A dot product is the sum over groups of scale * weight scale * (codes . weight codes + offset), the integers being exact."""
+    """A dot product is the sum over blocks of columns of scale * the sum over groups of weight scale * (codes . weight codes + offset).
 
-    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int) -> None:
+    What is in brackets are integers, and exact. ``bits`` are those of the codes of activations.
+    """
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, facts: Projection, tokens: int, bits: int) -> None:
         self._kernel, self._isa, self._tokens = kernel, isa, tokens
         self._groups = groups = -(-facts.columns // GROUP)
         self._words = {"q4": 4, "q8": 8}[facts.weight.kind]
         tiles = -(-facts.weight_rows // TILE_ROWS)
         self._weight = kernel.buffer("weight.q", (tiles, groups * self._words, TILE_ROWS), "uint32")
         self._weight_scales = kernel.buffer("weight.s", (tiles, groups, TILE_ROWS), facts.weight.scale_dtype)
-        self._dot = integer_dot(kernel, isa, facts.weight)
-        self.row_bytes = groups * GROUP * 2
+        self._dot, self._layout = integer_dot(kernel, isa, facts.weight, bits), row_layout(isa.name, facts.weight, bits)
+        self.row_bytes = groups * self._layout.words * 4
         rows = whole_blocks(facts, tokens)
-        self._codes = kernel.scratch("codes", (rows, groups + 1, GROUP // 2), "float32")
-        self._scales = kernel.scratch("scales", (rows, groups), "float32")
+        self._codes = kernel.scratch("codes", (rows, groups + 1, self._layout.words), "float32")
+        self._scales = kernel.scratch("scales", (rows, num_scales(facts.columns, self._layout)), "float32")
         self._offsets = kernel.scratch("offsets", (rows, groups), "float32") if zero_of(isa, facts.weight) else None
 
     def sums(self, tile: Scalar, block: Scalar, starts: list[int]) -> Array:
         """Dot products of a block's rows with the tile's rows from each of ``starts`` on: all vectors of the first row, of the next, ..."""
-        kernel, dot, lanes, tokens = self._kernel, self._dot, self._isa.lanes, self._tokens
-        floats, integers = of("float32", lanes), of("int32", lanes)
+        kernel, lanes, tokens, groups, together = self._kernel, self._isa.lanes, self._tokens, self._groups, self._layout.scale_groups
         rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
         at = list(product(range(tokens), starts))
-        quads = GROUP // 4 // self._words
-        sums = kernel.local("sums", len(at), floats, fill=0)
-        with kernel.loop("group", self._groups) as group:
-            words = [group * self._words + word for word in range(self._words)]
-            if starts[0] == 0:
-                for each in words:
-                    kernel.prefetch(self._weight, (tile, each + GROUPS_AHEAD * self._words, 0))
-                kernel.prefetch(self._weight_scales, (tile, group + GROUPS_AHEAD, 0))
-            # The sums of high and low parts go side by side, so that a weight is needed once and waits in no register.
-            states: list[dict[tuple[int, int], State]] = [
-                {key: (number(0, integers),) for key in at},
-                {(token, start): (splat(self._offset(rows[token], group), lanes),) for token, start in at},
-            ]
-            for word, index in enumerate(words):
-                operands = {start: dot.operands(self._weight[tile, index, ramp(start, lanes)]) for start in starts}
-                for quad, token, part in product(range(quads), range(tokens), range(2)):
-                    x = reinterpret(self._codes[rows[token], group, (part * self._words + word) * quads + quad], "int32")
-                    for start in starts:
-                        states[part][token, start] = dot.add(states[part][token, start], operands[start][quad], x)
-            scales = {start: kernel.let("scales", cast(self._weight_scales[tile, group, ramp(start, lanes)], floats)) for start in starts}
-            for place, (token, start) in enumerate(at):
-                high, low = (dot.finish(part[token, start]) for part in states)
-                total = cast((high << number(LOW_BITS, integers)) + low, floats)
-                sums[place] = fused(total, scales[start] * splat(self._scales[rows[token], group], lanes), sums[place])
+        sums = kernel.local("sums", len(at), of("float32", lanes), fill=0)
+        if together == 1:
+            with kernel.loop("group", groups) as group:
+                for place, (total, scale) in enumerate(self._of_group(tile, rows, group, starts)):
+                    sums[place] = fused(total, scale * splat(self._scales[rows[at[place][0]], group], lanes), sums[place])
+            return sums
+        with kernel.loop("scale", -(-groups // together)) as block_of_groups:
+            first = kernel.let("first", block_of_groups * together)
+            parts = kernel.local("parts", len(at), of("float32", lanes), fill=0)
+            with kernel.loop("offset", together if groups % together == 0 else minimum(together, groups - first)) as offset:
+                for place, (total, scale) in enumerate(self._of_group(tile, rows, kernel.let("group", first + offset), starts)):
+                    parts[place] = fused(total, scale, parts[place])
+            for place, (token, _) in enumerate(at):
+                sums[place] = fused(parts[place], splat(self._scales[rows[token], block_of_groups], lanes), sums[place])
         return sums
+
+    def _of_group(self, tile: Scalar, rows: list[Scalar], group: Scalar, starts: list[int]) -> list[tuple[Scalar, Scalar]]:
+        """What is in brackets for one group, as floats, and the weights' scales; in the order of `sums`."""
+        kernel, dot, lanes = self._kernel, self._dot, self._isa.lanes
+        floats, integers = of("float32", lanes), of("int32", lanes)
+        words = [group * self._words + word for word in range(self._words)]
+        if starts[0] == 0:
+            for each in words:
+                kernel.prefetch(self._weight, (tile, each + GROUPS_AHEAD * self._words, 0))
+            kernel.prefetch(self._weight_scales, (tile, group + GROUPS_AHEAD, 0))
+        at = list(product(range(len(rows)), starts))
+        # The sums of high and low parts go side by side, so that a weight is needed once and waits in no register.
+        parts = self._layout.parts
+        offsets = {key: splat(self._offset(rows[key[0]], group), lanes) for key in at}
+        totals = [{key: dot.start(offsets[key] if part == parts - 1 else number(0, integers)) for key in at} for part in range(parts)]
+        for word, index in enumerate(words):
+            operands = {start: dot.operands(self._weight[tile, index, ramp(start, lanes)]) for start in starts}
+            count = len(operands[starts[0]])
+            for operand, token, part in product(range(count), range(len(rows)), range(parts)):
+                x = reinterpret(self._codes[rows[token], group, (part * self._words + word) * count + operand], "int32")
+                for start in starts:
+                    totals[part][token, start] = dot.add(totals[part][token, start], operands[start][operand], x)
+        scales = {start: kernel.let("scales", cast(self._weight_scales[tile, group, ramp(start, lanes)], floats)) for start in starts}
+        found = []
+        for key in at:
+            total = dot.finish(totals[-1][key], offsets[key])
+            if parts == 2:
+                total = total + (totals[0][key] << number(LOW_BITS, integers))
+            found.append((cast(total, floats), scales[key[1]]))
+        return found
 
     def _offset(self, row: Scalar, group: Scalar) -> Scalar:
         return number(0, "int32") if self._offsets is None else reinterpret(self._offsets[row, group], "int32")

@@ -18,6 +18,7 @@ from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.embed import embed
+from nearfar.compiler.kernels.cpu.integer_dot import RowLayout
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
@@ -64,8 +65,9 @@ def all_cases() -> Iterator[CpuCase]:
         facts = replace(facts, **options)  # type: ignore[arg-type]
         name = f"{facts.name}_{quantization}"
         build = partial(linear_tiles, facts=facts, tokens=4)
-        dtype = "int15" if facts.weight.scale_dtype else None
-        yield CpuCase(name, build, partial(projection_runs, name, facts, quantization), dtype, partial(prepare_rows, facts=facts))
+        dtype = "int16" if facts.weight.scale_dtype else None
+        prepare = partial(prepare_rows, facts=facts, layout=RowLayout(16, as_bytes=False))
+        yield CpuCase(name, build, partial(projection_runs, name, facts, quantization), dtype, prepare)
     for quantization, columns in (("q4f32", 37), ("q8f16", 37), ("f16", 96), ("f32", 72)):
         yield embed_case(quantization, 51, columns)
     yield embed_case("q4f16", 17, 72, first_row=20)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.compile import CompileOptions, compile_model
 from nearfar.compiler.errors import DeviceError, RequestError, ToolError
 from nearfar.targets.cpu import levels, link
 from nearfar.targets.cpu.runner import CpuRunner
 
 CompileTiny = Callable[..., Path]
 AARCH64_OF_ELF = 183
+FOR_ARM: dict[str, Any] = {"target": "cpu", "arch": "aarch64", "activations": ("int8", "float32")}
 ZEN3 = "flags : fpu sse2 avx2 fma f16c bmi1 bmi2 movbe\n"
 ZEN5 = ZEN3.replace("\n", " avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni\n")
 
@@ -21,7 +24,7 @@ ZEN5 = ZEN3.replace("\n", " avx512f avx512bw avx512cd avx512dq avx512vl avx512_v
 def test_a_library_for_aarch64_is_made_on_any_machine_with_every_kernel_that_the_manifest_names(
     compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = compile_tiny("embedding", "q4f16", target="cpu", arch="aarch64", activations=("float32",))
+    path = compile_tiny("embedding", "q4f16", **FOR_ARM)
     manifest = open_bundle(path).manifest
     assert manifest.arch == "aarch64"
     assert {kernel.file for kernel in manifest.kernels.values()} == {"kernels/aarch64.so"}
@@ -33,6 +36,23 @@ def test_a_library_for_aarch64_is_made_on_any_machine_with_every_kernel_that_the
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(DeviceError, match="is for aarch64 on Linux, this machine is x86_64"):
         CpuRunner(open_bundle(path))
+
+
+def test_int8_beside_other_activations_has_rows_of_its_own(compile_tiny: CompileTiny) -> None:
+    manifest = open_bundle(compile_tiny("embedding", "q4f16", **FOR_ARM)).manifest
+    for step in manifest.plan.steps:
+        if step.op in ("linear", "gated_linear"):
+            rows = manifest.variants[step.variants]
+            assert {row.activation for row in rows} == {"int8", "float32"}
+            for row in rows:
+                assert all(("_int8" in kernel) == (row.activation == "int8") for kernel in row.kernels)
+
+
+def test_int8_is_for_cpus_and_integer_weights(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    for target, quantization in (("webgpu", "q4f16"), ("cpu", "f16")):
+        options = CompileOptions(target=target, quantization=quantization, activations=("int8",))
+        with pytest.raises(RequestError, match="--activations int8: quantization"):
+            compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", options)
 
 
 def test_every_variants_list_ends_in_a_row_that_needs_nothing(compile_tiny: CompileTiny) -> None:

@@ -13,17 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
+from slot_answers import assert_same_choices
 from tiny_models import VOCAB_SIZE
-from tolerances import F16, F32, INT15_MODEL, OF_ACTIVATION, relative_error
+from tolerances import F16, F32, INT8_MODEL, INT16_MODEL, OF_ACTIVATION, relative_error
 
-from nearfar.compiler.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.batch import Chunk, Limits, make_batch
 from nearfar.compiler.bundle import Bundle, open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
 from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, Settings
 from nearfar.compiler.target import open_runner
+from nearfar.compiler.variant import stored_dtype
 from nearfar.targets.cpu.levels import features
-from nearfar.targets.cpu.runner import CpuRunner, default_threads
+from nearfar.targets.cpu.runner import CpuRunner
+from nearfar.targets.threads import default_threads
 
 CompileTiny = Callable[..., Path]
 ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
@@ -49,7 +51,11 @@ def test_logits_are_those_of_transformers_and_no_chunking_changes_a_bit(
 
 @pytest.mark.parametrize(
     ("checkpoint", "quantization", "options"),
-    [("qwen2", "q8f16", {"kv": "q8", "activations": ("float32",)}), ("qwen3", "q4f16", {"context": 320})],
+    [
+        ("qwen2", "q8f16", {"kv": "q8", "activations": ("float32",)}),
+        ("qwen3", "q4f16", {"context": 320}),
+        ("qwen3", "q4f16", {"context": 320, "activations": ("int8",)}),
+    ],
 )
 def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_and_side_by_side(
     checkpoint: str, quantization: str, options: dict[str, object], compile_tiny: CompileTiny
@@ -57,8 +63,9 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_an
     path = compile_tiny(checkpoint, quantization, target="cpu", **options)
     for entry in open_bundle(path).manifest.activations:
         runner = CpuRunner(open_bundle(path), limits=ALL_ROWS, activation=entry.dtype)
-        reference = ReferenceRunner(open_bundle(path), limits=Limits(sequences=8, pages=20), activation=entry.dtype)
-        limit = F16 if "kv" in options else max(OF_ACTIVATION[entry.dtype], INT15_MODEL)
+        reference = ReferenceRunner(open_bundle(path), limits=Limits(sequences=8, pages=20), activation=stored_dtype(entry.dtype))
+        limits = {**{dtype: max(limit, INT16_MODEL) for dtype, limit in OF_ACTIVATION.items()}, "int8": INT8_MODEL}
+        limit = F16 if "kv" in options else limits[entry.dtype]
         together, alone, expected = ragged_logits(runner), sequences_alone(runner), sequences_alone(reference)
         for mine, mine_alone, right in zip(together, alone, expected, strict=True):
             np.testing.assert_array_equal(mine, mine_alone)
@@ -67,7 +74,11 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype_alone_an
 
 
 @pytest.mark.parametrize("allowed", [features(), {"avx2"}], ids=["best", "avx2"])
-def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_of_threads(allowed: set[str], bundle: Bundle) -> None:
+@pytest.mark.parametrize("options", [{}, {"activations": ("int8",)}], ids=["int16", "int8"])
+def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_of_threads(
+    options: dict[str, object], allowed: set[str], compile_tiny: CompileTiny
+) -> None:
+    bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", context=320, **options))
     limits = Limits(tokens=310, sequences=8, rows=300, pages=40)
     runner = CpuRunner(bundle, limits=limits, allowed=allowed)
     alone = whole_and_in_chunks(runner, LONG, 300)
@@ -89,35 +100,10 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
 
 
 def test_penalties_bias_mask_and_tokens_fed_on_the_device_are_those_of_the_reference(bundle: Bundle) -> None:
-    rng = np.random.default_rng(2)
-    counts = (rng.integers(0, 3, VOCAB_SIZE) | IN_PROMPT * rng.integers(0, 2, VOCAB_SIZE)).astype(np.int32)
-    bias = rng.normal(size=VOCAB_SIZE).astype(np.float32)
-    mask = rng.integers(-(2**31), 2**31, -(-VOCAB_SIZE // 32)).astype(np.int32)
-    runners: list[Runner] = [
+    assert_same_choices(
         CpuRunner(bundle, limits=Limits(tokens=8, sequences=2, rows=2), activation="float32"),
         ReferenceRunner(bundle, limits=Limits(sequences=2), activation="float32"),
-    ]
-    answers = []
-    for runner in runners:
-        for name, values in (("token_counts", counts), ("logit_bias", bias), ("token_mask", mask)):
-            runner.write_state(name, 1, values)
-        futures = []
-        for i, draw in enumerate(np.random.default_rng(3).random(8).tolist()):
-            settings = Settings(1.2, 50, 0.97, 0.01, draw, 1.4, 0.3, 0.5)
-            # Slot 0 is greedy and unadjusted beside it; from the second forward on, each takes its own token from its slot.
-            chunks = [
-                Chunk([-1 - slot] if i else [5 + slot], i, [slot], [0], settings if slot else GREEDY, slot, slot * (COUNTS | BIAS | MASK))
-                for slot in (1, 0)
-            ]
-            # All are on their way before the first answer is read.
-            futures.append(runner.submit(make_batch(chunks, 16, alternatives=i == 3)))
-        answers.append([future.result() for future in futures])
-        runner.close()
-    for mine, expected in zip(*answers, strict=True):
-        assert mine.next_token_ids.tolist() == expected.next_token_ids.tolist()
-        np.testing.assert_allclose(mine.token_logprobs, expected.token_logprobs, atol=1e-3)
-        assert mine.top_token_ids.tolist() == expected.top_token_ids.tolist()
-    assert [len(output.top_token_ids) for output in answers[0]] == [0, 0, 0, 2, 0, 0, 0, 0]
+    )
 
 
 def test_a_sequence_goes_on_in_copied_pages(bundle: Bundle) -> None:
@@ -133,7 +119,7 @@ def test_embeddings_are_those_of_the_reference(compile_tiny: CompileTiny, prompt
     path = compile_tiny("embedding", "q4f16", target="cpu", activations=("float32",))
     batch = make_batch([Chunk(prompt_token_ids, 0, list(range(5)), [74, 3])], 16)
     runner, reference = CpuRunner(open_bundle(path), limits=ALL_ROWS), ReferenceRunner(open_bundle(path))
-    assert relative_error(runner.embed(batch), reference.embed(batch)) < INT15_MODEL
+    assert relative_error(runner.embed(batch), reference.embed(batch)) < INT16_MODEL
     with pytest.raises(RequestError, match="makes embeddings and generates no text"):
         runner.submit(batch)
     runner.close()
@@ -187,7 +173,7 @@ def test_the_number_of_threads_is_the_users_or_that_of_the_cores(monkeypatch: py
         topology = tmp_path / f"cpu{processor}/topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{processor % 4},{processor % 4 + 4}\n")
-    monkeypatch.setattr("nearfar.targets.cpu.runner.PROCESSORS", tmp_path)
+    monkeypatch.setattr("nearfar.targets.threads.PROCESSORS", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 4, 7})
     assert default_threads() == 3
     for wrong in ("0", "-1", "many"):
