@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..errors import QuantizationError
-from .base import PlaneLayout, Quantization
+from .base import GROUPS, PlaneLayout, Quantization
 from .dense import Dense
 from .q4 import Q4
 from .q8 import Q8
 
-__all__ = ["NAMES", "PlaneLayout", "Quantization", "by_name"]
+__all__ = ["GROUPS", "NAMES", "PlaneLayout", "Quantization", "by_name"]
 
 # A device without f16 runs the f16 formats too, with f32 activations: scales and weights are unpacked from u32.
-_FORMATS: dict[str, Quantization] = {
+_FORMATS: dict[str, Q4 | Q8 | Dense] = {
     "q4f16": Q4("q4f16", "float16", ("float16", "float32")),
     "q4f32": Q4("q4f32", "float32", ("float32",)),
     "q8f16": Q8("q8f16", "float16", ("float16", "float32")),
@@ -21,8 +23,13 @@ _FORMATS: dict[str, Quantization] = {
 NAMES = tuple(_FORMATS)
 
 
-def by_name(name: str) -> Quantization:
-    """Raises QuantizationError for a name that is not in NAMES."""
+def by_name(name: str, group: int | None = None) -> Quantization:
+    """``group``: weights that share a scale, None for the format's own. Raises QuantizationError for what is not known."""
     if name not in _FORMATS:
         raise QuantizationError(f"quantization {name!r} is not known; known: {', '.join(NAMES)}")
-    return _FORMATS[name]
+    found = _FORMATS[name]
+    if group is None:
+        return found
+    if group not in GROUPS or isinstance(found, Dense):
+        raise QuantizationError(f"quantization {name!r} with groups of {group} is not known; q4 and q8 take {', '.join(map(str, GROUPS))}")
+    return replace(found, group=group)

@@ -17,6 +17,8 @@ from ..errors import QuantizationError
 
 # Weights in a group. Every format pads its rows to whole groups, so kernels read all of them in chunks of this size.
 GROUP = 32
+# What else other frameworks' kernels take.
+GROUPS = (32, 64, 128)
 
 Array = npt.NDArray[np.generic]
 FloatArray = npt.NDArray[np.float32]
@@ -66,11 +68,11 @@ def require_finite(matrix: FloatArray) -> None:
         raise QuantizationError("the tensor holds NaN or infinity; the checkpoint is damaged or was saved after a diverged training")
 
 
-def pad_columns(matrix: FloatArray) -> FloatArray:
+def pad_columns(matrix: FloatArray, group: int = GROUP) -> FloatArray:
     """Append zero columns, so that a row is a whole number of groups."""
-    missing = -matrix.shape[1] % GROUP
+    missing = -matrix.shape[1] % group
     return np.pad(matrix, ((0, 0), (0, missing))) if missing else matrix
 
 
-def padded_columns(columns: int) -> int:
-    return -(-columns // GROUP) * GROUP
+def padded_columns(columns: int, group: int = GROUP) -> int:
+    return -(-columns // group) * group

@@ -1,11 +1,11 @@
-"""4-bit weights in groups of 32 along a row, one scale a group: w = (q - 8) * scale, q in 0..15.
+"""4-bit weights in groups along a row, of 32 in a plan, one scale a group: w = (q - 8) * scale, q in 0..15.
 
 The scale is the group's value of largest magnitude over -8, so that value is represented exactly and all 16 codes are used
 (the scheme of ggml's Q4_0). Planes:
 
     q  (N, K/8)  uint32: byte b holds element b in its low nibble and element b + 4 in its high one, so that
                  ``u & 0x0F0F0F0F`` and ``(u >> 4) & 0x0F0F0F0F`` are each four consecutive elements.
-    s  (N, K/32) float16 or float32.
+    s  (N, K/group) float16 or float32.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ class Q4:
     scale_dtype: str
     activations: tuple[str, ...]
     kind: str = "q4"
+    group: int = GROUP
 
     def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
-        padded = padded_columns(columns)
-        return PlaneLayout("q", "uint32", padded // 8), PlaneLayout("s", self.scale_dtype, padded // GROUP)
+        padded = padded_columns(columns, self.group)
+        return PlaneLayout("q", "uint32", padded // 8), PlaneLayout("s", self.scale_dtype, padded // self.group)
 
     def pack(self, matrix: FloatArray) -> dict[str, Array]:
         require_finite(matrix)
-        padded = pad_columns(matrix)
-        groups = padded.reshape(-1, padded.shape[1] // GROUP, GROUP)
+        padded = pad_columns(matrix, self.group)
+        groups = padded.reshape(-1, padded.shape[1] // self.group, self.group)
         highest, lowest = groups.max(axis=-1), groups.min(axis=-1)
         scale = to_scale(np.where(highest > -lowest, highest, lowest) / np.float32(-8), self.scale_dtype)
         inverse = np.zeros(scale.shape, np.float32)
@@ -53,7 +54,7 @@ class Q4:
         packed = np.ascontiguousarray(planes["q"]).view(np.uint8)
         rows = len(packed)
         packed = packed.reshape(rows, -1, 4)
-        codes = np.concatenate([packed & 15, packed >> 4], axis=-1).reshape(rows, -1, GROUP).astype(np.float32)
+        codes = np.concatenate([packed & 15, packed >> 4], axis=-1).reshape(rows, -1, self.group).astype(np.float32)
         weights = (codes - np.float32(8)) * planes["s"].astype(np.float32)[..., None]
         return weights.reshape(rows, -1)[:, :columns]
 

@@ -1,9 +1,9 @@
-"""8-bit weights in groups of 32 along a row, one scale a group: w = (q - 128) * scale, q in 1..255.
+"""8-bit weights in groups along a row, of 32 in a plan, one scale a group: w = (q - 128) * scale, q in 1..255.
 
 The scale is the group's largest magnitude over 127 (the scheme of ggml's Q8_0, with an offset so that the bytes are unsigned). Planes:
 
     q  (N, K/4)  uint32: byte b holds element b.
-    s  (N, K/32) float16 or float32.
+    s  (N, K/group) float16 or float32.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ class Q8:
     scale_dtype: str
     activations: tuple[str, ...]
     kind: str = "q8"
+    group: int = GROUP
 
     def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
-        padded = padded_columns(columns)
-        return PlaneLayout("q", "uint32", padded // 4), PlaneLayout("s", self.scale_dtype, padded // GROUP)
+        padded = padded_columns(columns, self.group)
+        return PlaneLayout("q", "uint32", padded // 4), PlaneLayout("s", self.scale_dtype, padded // self.group)
 
     def pack(self, matrix: FloatArray) -> dict[str, Array]:
         require_finite(matrix)
-        padded = pad_columns(matrix)
-        groups = padded.reshape(-1, padded.shape[1] // GROUP, GROUP)
+        padded = pad_columns(matrix, self.group)
+        groups = padded.reshape(-1, padded.shape[1] // self.group, self.group)
         largest = np.maximum(groups.max(axis=-1), -groups.min(axis=-1))
         scale = to_scale(largest / np.float32(127), self.scale_dtype)
         inverse = np.zeros(scale.shape, np.float32)
@@ -43,6 +44,6 @@ class Q8:
 
     def unpack(self, planes: Mapping[str, Array], columns: int) -> FloatArray:
         codes = np.ascontiguousarray(planes["q"]).view(np.uint8)
-        groups = codes.reshape(len(codes), -1, GROUP).astype(np.float32)
+        groups = codes.reshape(len(codes), -1, self.group).astype(np.float32)
         weights = (groups - np.float32(128)) * planes["s"].astype(np.float32)[..., None]
         return weights.reshape(len(codes), -1)[:, :columns]

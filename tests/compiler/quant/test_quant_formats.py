@@ -184,3 +184,30 @@ def test_columns_beyond_the_last_unpack_to_zero(name: str) -> None:
 def test_an_unknown_quantization_is_refused_with_the_known_ones() -> None:
     with pytest.raises(QuantizationError, match="'q5' is not known; known: q4f16, q4f32"):
         quant.by_name("q5")
+
+
+# --- groups of other sizes, for exports ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("name", ["q4f16", "q4f32", "q8f16"])
+def test_a_larger_group_shares_one_scale_and_keeps_its_largest_value(name: str, group: int) -> None:
+    fmt = quant.by_name(name, group)
+    matrix = np.random.default_rng(4).normal(size=(3, 200)).astype(np.float32)
+    planes = fmt.pack(matrix)
+    assert planes["s"].shape == (3, -(-200 // group))
+    for layout in fmt.planes(200):
+        assert planes[layout.name].shape == (3, layout.columns)
+    error = np.abs(fmt.unpack(planes, 200) - matrix)
+    padded = np.pad(np.abs(matrix), ((0, 0), (0, -200 % group))).reshape(3, -1, group)
+    bound = np.repeat(padded.max(-1), group, axis=1)[:, :200] * (STEP[name] + ROUNDING[name]) * 1.001
+    assert (error <= bound).all()
+    # Of a whole row the scale is coarser than of a part of it.
+    assert error.mean() > np.abs(quant.by_name(name).unpack(quant.by_name(name).pack(matrix), 200) - matrix).mean()
+
+
+def test_groups_that_no_kernel_takes_are_refused() -> None:
+    with pytest.raises(QuantizationError, match="groups of 48 is not known; q4 and q8 take 32, 64, 128"):
+        quant.by_name("q4f16", 48)
+    with pytest.raises(QuantizationError, match="'f16' with groups of 64"):
+        quant.by_name("f16", 64)
