@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import RequestError
-from .manifest import Manifest
+from .manifest import Description
 from .sampling import GREEDY, Settings
 
 IntArray = npt.NDArray[np.int32]
@@ -134,7 +134,7 @@ class Output:
         return self.read_logits()
 
 
-def require_task(manifest: Manifest, *, embeds: bool) -> None:
+def require_task(manifest: Description, *, embeds: bool) -> None:
     """Raise RequestError unless the bundle embeds, or unless it generates text."""
     if embeds and manifest.embedding is None:
         raise RequestError(f"{manifest.model} generates text and makes no embeddings; use the bundle of an embedding model")
@@ -170,7 +170,7 @@ class Runner(Protocol):
     """
 
     @property
-    def manifest(self) -> Manifest: ...
+    def manifest(self) -> Description: ...
 
     @property
     def limits(self) -> Limits:

@@ -17,10 +17,12 @@ from typing import Literal
 
 from . import quant
 from .arch import by_model_type
-from .bundle import Bundle, file_entry, new_folder
+from .bundle import Bundle, ExportBundle, file_entry, new_folder, tokenizer_entry
 from .errors import RequestError
-from .formats import Checkpoint, load
+from .export import DEFAULT_CONTEXT, export_model
+from .formats import load
 from .manifest import (
+    EXPORTS,
     FORMAT_VERSION,
     MANIFEST_FILE,
     BufferEntry,
@@ -29,7 +31,6 @@ from .manifest import (
     Manifest,
     PlanEntry,
     StepEntry,
-    TokenizerEntry,
 )
 from .passes import run_passes
 from .passes.add_lora import lora_entry
@@ -39,10 +40,10 @@ from .self_test import make_self_test
 from .spec import ModelSpec
 from .target import LoweredPlan, load_target
 from .tuning import check_tuning, read_tuning
+from .variant import stored_dtype
 from .weights import check_tensors, write_weights
 
 PAGE_SIZE = 16
-DEFAULT_CONTEXT = 4096
 MAX_LORA_RANK = 256
 
 # Called with a phase ("kernels", "weights", "self-test"), what is done and what there is in all.
@@ -54,7 +55,8 @@ class CompileOptions:
     """``arch`` None takes the target's default. ``context`` None means 4,096 tokens, or fewer where the model was trained for fewer.
 
     ``activations`` are those to offer, best first; None means all that the quantization allows. ``kv`` is the format of keys and values:
-    "activation" or "q8". ``lora_rank`` is the largest rank of LoRA adapters that the bundle takes, 0 for none. ``tuning`` are files of
+    "activation" or "q8". Of exports, ``group_size`` weights share a scale, None the format's own, and the graph is for ``device``, None the
+    framework's default. ``lora_rank`` is the largest rank of LoRA adapters that the bundle takes, 0 for none. ``tuning`` are files of
     measured tunings to ship.
     """
 
@@ -63,11 +65,36 @@ class CompileOptions:
     quantization: str = "q4f16"
     context: int | None = None
     activations: tuple[str, ...] | None = None
+    group_size: int | None = None
+    device: str | None = None
     kv: Literal["activation", "q8"] = "activation"
     lora_rank: int = 0
     self_test: bool = True
     tuning: tuple[Path, ...] = ()
     force: bool = False
+
+
+def compile_any(model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Bundle | ExportBundle:
+    """`compile_model`, or for a target of EXPORTS `export_model`."""
+    if options.target not in EXPORTS:
+        return compile_model(model, output, options, progress)
+    given = {"--arch": options.arch, "--lora-rank": options.lora_rank, "--tuning": options.tuning}
+    for flag, value in given.items():
+        if value:
+            raise RequestError(f"{flag}: target {options.target} takes none; leave it out")
+    return export_model(
+        model,
+        output,
+        target=options.target,
+        quantization=options.quantization,
+        group_size=options.group_size,
+        activations=options.activations,
+        device=options.device,
+        context=options.context,
+        kv=options.kv,
+        force=options.force,
+        progress=lambda done, total: progress("weights", done, total),
+    )
 
 
 def compile_model(model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Bundle:
@@ -79,6 +106,8 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     quantization = quant.by_name(options.quantization)
     activations = choose_activations(options.activations, quantization, getattr(target, "EXTRA_ACTIVATIONS", ()))
     tuning = read_tuning(options.tuning)
+    if options.group_size is not None or options.device is not None:
+        raise RequestError(f"--group-size and --device: target {options.target} has its own; they are for {', '.join(EXPORTS)}")
     if not 0 <= options.lora_rank <= MAX_LORA_RANK:
         raise RequestError(f"--lora-rank {options.lora_rank}: must be 0, for no adapters, to {MAX_LORA_RANK}")
     if options.lora_rank and not target.TAKES_LORA:
@@ -121,7 +150,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             kernels=kernels,
             weights=weights,
             shards=shards,
-            tokenizer=tokenizer_entry(checkpoint),
+            tokenizer=tokenizer_entry(checkpoint.tokenizer),
             files=[file_entry(folder, "tokenizer.json")],
             self_test=None,
             tuning=list(tuning.values()),
@@ -135,10 +164,11 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
 
 
 def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """``extra``: what the target can besides, in place of float16."""
+    """``extra``: what the target can besides; bfloat16 in place of float16, int8 for weights that are integers too."""
     if wanted is None:
         return quantization.activations
-    offered = (*quantization.activations, *(extra if "float16" in quantization.activations else ()))
+    suits = {"bfloat16": "float16" in quantization.activations, "int8": quantization.kind in ("q4", "q8")}
+    offered = (*quantization.activations, *(dtype for dtype in extra if suits[dtype]))
     missing = [dtype for dtype in wanted if dtype not in offered]
     if missing or not wanted:
         raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}")
@@ -149,7 +179,7 @@ def choose_context(
     wanted: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int, kv: str = "activation"
 ) -> int:
     """The longest sequence that the bundle will take. Raises RequestError when the model or the target's bindings cannot hold it."""
-    element_bytes = 4 if "float32" in activations else 2
+    element_bytes = 4 if "float32" in map(stored_dtype, activations) else 2
     row_bytes = spec.head_dim + 4 if kv == "q8" else spec.head_dim * element_bytes
     bytes_per_token = 2 * spec.num_kv_heads * row_bytes
     largest = min(spec.max_position_embeddings, max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE)
@@ -202,17 +232,4 @@ def plan_entry(plan: Plan, lowered: LoweredPlan) -> PlanEntry:
             for step, variants in zip(plan.steps, lowered.step_variants, strict=True)
         ],
         outputs=dict(plan.outputs),
-    )
-
-
-def tokenizer_entry(checkpoint: Checkpoint) -> TokenizerEntry:
-    files = checkpoint.tokenizer
-    return TokenizerEntry(
-        file="tokenizer.json",
-        chat_template=files.chat_template,
-        bos_token=files.bos_token,
-        eos_token=files.eos_token,
-        pad_token=files.pad_token,
-        unk_token=files.unk_token,
-        add_bos_token=files.add_bos_token,
     )

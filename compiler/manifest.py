@@ -16,6 +16,13 @@ from .spec import EmbeddingSpec, ModelSpec
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+# The targets whose bundles are a framework's own files; all others have a plan of ours.
+EXPORTS = ("onnx", "mlx")
+# Activations of int8 lie in memory as float32; see `variant.stored_dtype`.
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 4, "int32": 4, "uint32": 4}
+
+# How activations are stored and multiplied. int8 is for CPUs: float32, but projections multiply integers of 8 bits.
+Activation = Literal["float32", "float16", "bfloat16", "int8"]
 
 
 class Entry(BaseModel):
@@ -129,7 +136,7 @@ class VariantEntry(Entry):
     """
 
     kernels: list[str]
-    activation: Literal["float32", "float16", "bfloat16"] | None
+    activation: Activation | None
     needs: list[str]
     when: Condition
 
@@ -137,7 +144,7 @@ class VariantEntry(Entry):
 class ActivationEntry(Entry):
     """An activation dtype, and the device features without which a runtime takes the next entry."""
 
-    dtype: Literal["float32", "float16", "bfloat16"]
+    dtype: Activation
     needs: list[str]
 
 
@@ -218,27 +225,20 @@ class TuningEntry(Entry):
     """What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists."""
 
     adapter: AdapterEntry
-    activation: Literal["float32", "float16", "bfloat16"]
+    activation: Activation
     variants: dict[str, list[TunedRow]]
 
 
-class Manifest(Entry):
-    """A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards.
+class Description(Entry):
+    """What every bundle's manifest says, whatever runs it. ``context``: the longest sequence in tokens. ``page_size``: tokens of a page.
 
-    ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes.
-
-    ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys,
-    then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the
-    first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values
-    on; all steps share them.
-    ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and
-    activation dtype. ``lora`` is None where the bundle takes no adapters. ``embedding`` is None where the model generates text.
+    ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None where the model
+    generates text.
     """
 
     format_version: int
     generator: str
     target: str
-    arch: str | None
     model: str
     spec: ModelSpec
     embedding: EmbeddingSpec | None
@@ -246,6 +246,51 @@ class Manifest(Entry):
     context: int
     page_size: int
     kv: Literal["activation", "q8"]
+    tokenizer: TokenizerEntry
+    files: list[FileEntry]
+
+    def pages_for(self, tokens: int) -> int:
+        """How many pages hold that many tokens of one sequence."""
+        return -(-tokens // self.page_size)
+
+
+class ExportManifest(Description):
+    """A bundle in a framework's own form, which the framework's own tools load; ``files`` are all that is in it.
+
+    A page holds a whole sequence: ``page_size`` is ``context``. ``device`` is what the graph was made for, None where the framework asks
+    for no choice; ``activation`` the dtype of activations, keys and values. ``group_size``: weights that share a scale, None where they
+    are not quantized.
+    """
+
+    device: str | None
+    activation: Literal["float32", "float16", "bfloat16"]
+    group_size: int | None
+
+    def model_bytes(self) -> int:
+        """Of all files but the tokenizer's: what is in memory at least."""
+        return sum(file.size for file in self.files if file.file != self.tokenizer.file)
+
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers; of 8-bit ones without their scales."""
+        spec = self.spec
+        item_bytes = 1 if self.kv == "q8" else ITEM_BYTES[self.activation]
+        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+
+
+class Manifest(Description):
+    """A bundle with a plan and kernels. ``files`` are those beside kernels and shards.
+
+    ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes.
+
+    Keys and values are the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8":
+    (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then
+    the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share
+    them.
+    ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and
+    activation dtype. ``lora`` is None where the bundle takes no adapters.
+    """
+
+    arch: str | None
     lora: LoraEntry | None
     activations: list[ActivationEntry]
     plan: PlanEntry
@@ -254,15 +299,9 @@ class Manifest(Entry):
     kernels: dict[str, KernelEntry]
     weights: dict[str, WeightEntry]
     shards: list[FileEntry]
-    tokenizer: TokenizerEntry
-    files: list[FileEntry]
     self_test: SelfTestEntry | None
     tuning: list[TuningEntry]
 
     def page_states(self) -> list[str]:
         """The states that hold keys and values, page by page."""
         return [name for name, state in self.plan.states.items() if state.shape[0] == "P"]
-
-    def pages_for(self, tokens: int) -> int:
-        """How many pages hold that many tokens of one sequence."""
-        return -(-tokens // self.page_size)

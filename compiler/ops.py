@@ -21,8 +21,8 @@ from .expr import Expr
 from .sampling import ALTERNATIVES, COUNTS, Settings, choose_token
 from .sampling import adjust_logits as adjusted_row
 
-# "activation" is float16, float32 or, on some targets, bfloat16: a bundle may offer several and the device decides. What must not overflow
-# is always float32.
+# "activation" is float16, float32 or, on some targets, bfloat16 or int8: a bundle may offer several and the device decides. What must not
+# overflow is always float32.
 # "uint32" are words of packed integers.
 DType = Literal["float32", "int32", "uint32", "activation"]
 Array: TypeAlias = npt.NDArray[Any]

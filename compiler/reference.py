@@ -27,8 +27,8 @@ class ReferenceRunner:
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
-        # numpy has no bfloat16: float32 stands in for it.
-        offered = ["float32" if entry.dtype == "bfloat16" else entry.dtype for entry in self._manifest.activations]
+        # numpy has no bfloat16: float32 stands in for it. int8 rounds within projections, which are exact here.
+        offered = ["float32" if entry.dtype in ("bfloat16", "int8") else entry.dtype for entry in self._manifest.activations]
         self.activation = activation or ("float32" if "float32" in offered else offered[0])
         if self.activation not in offered:
             raise DeviceError(f"{bundle.path}: was compiled for {', '.join(offered)} activations, not for {self.activation}")

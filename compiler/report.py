@@ -6,15 +6,15 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .arch import by_model_type
 from .errors import RequestError
 from .expr import evaluate
 from .generate import PREFILL_CHUNK
-from .manifest import Manifest
+from .manifest import ITEM_BYTES, Description, ExportManifest, Manifest
 from .variant import choose_variant
 
 # The dims of one sequence, with all that sampling can do.
 ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1}
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,65 @@ class Report:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """Sizes in bytes. ``runtime_memory_bytes`` is the model's files and keys and values for ``context`` tokens; a framework takes more."""
+
+    model: str
+    target: str
+    device: str | None
+    quantization: str
+    group_size: int | None
+    activation: str
+    kv: str
+    context: int
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    runtime_memory_bytes: int
+    files: dict[str, int]
+    spec: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_export_report(manifest: ExportManifest, *, context: int | None = None) -> ExportReport:
+    """Raises RequestError for a context beyond the bundle's."""
+    context, spec = choose_context(manifest, context), manifest.spec
+    kv = manifest.kv_bytes_per_token()
+    parameters = by_model_type(spec.model_type).forward(spec, context, context).parameters.values()
+    return ExportReport(
+        model=manifest.model,
+        target=manifest.target,
+        device=manifest.device,
+        quantization=manifest.quantization,
+        group_size=manifest.group_size,
+        activation=manifest.activation,
+        kv=manifest.kv,
+        context=context,
+        parameters=sum(parameter.rows * (parameter.columns or 1) for parameter in parameters),
+        weight_bytes=manifest.model_bytes(),
+        kv_bytes_per_token=kv,
+        runtime_memory_bytes=manifest.model_bytes() + kv * context,
+        files={file.file: file.size for file in manifest.files},
+        spec=spec.to_json(),
+    )
+
+
+def choose_context(manifest: Description, context: int | None) -> int:
+    """The bundle's where none is given. Raises RequestError for one beyond it."""
+    if context is not None and not 1 <= context <= manifest.context:
+        raise RequestError(f"--context {context}: the bundle was compiled for 1 to {manifest.context} tokens")
+    return context or manifest.context
+
+
 def make_report(manifest: Manifest, *, context: int | None = None, activation: str | None = None) -> Report:
     """``activation`` None means the bundle's first choice.
 
     Raises RequestError for a context beyond the bundle's, or a dtype that it does not offer.
     """
-    context = context or manifest.context
-    if not 1 <= context <= manifest.context:
-        raise RequestError(f"--context {context}: the bundle was compiled for 1 to {manifest.context} tokens")
+    context = choose_context(manifest, context)
     offered = [entry.dtype for entry in manifest.activations]
     chosen = activation or offered[0]
     if chosen not in offered:

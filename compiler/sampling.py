@@ -94,8 +94,8 @@ def adjust_logits(
     if flags & BIAS:
         x = x + bias.astype(np.float32)
     if flags & MASK:
-        tokens = np.arange(len(x))
-        x = np.where(mask[tokens // 32] >> (tokens % 32) & 1, x, MASKED)
+        bits = np.unpackbits(np.ascontiguousarray(mask, "<i4").view(np.uint8), count=len(x), bitorder="little")
+        x = np.where(bits, x, MASKED)
     return x
 
 

@@ -7,6 +7,7 @@ prompt runs once with float32 and once with float16 activations, and the distanc
   the roundings of a GPU and of numpy need not cancel. Never less than `FLOAT16_LEAST`, what tests allow tiny models (tests/tolerances.py).
   Never more than `FLOAT16_MOST`: a model that float16 changes by so much is wrong in float16, however right its kernels are.
 * bfloat16: eight times as far as float16, for it has three bits less.
+* int8: `INT8`, for the reference does not round where projections do then.
 * float32: rounding is 2^13 times finer here, so no model comes near `FLOAT32_LEAST`, ten times what tests allow tiny models, for more
   layers and longer sums; unless keys and values are integers, where the finest difference may take a value to the next one. So where the
   distance is larger, it counts, up to `FLOAT32_MOST`.
@@ -40,6 +41,7 @@ FLOAT32_LEAST = 1e-3
 FLOAT32_MOST = 5e-3
 FLOAT16_LEAST = 5e-3
 FLOAT16_MOST = 0.25
+INT8 = 0.05
 
 
 def make_self_test(bundle: Bundle, progress: Callable[[int, int], None] = lambda *_: None) -> SelfTestEntry:
@@ -60,6 +62,7 @@ def make_self_test(bundle: Bundle, progress: Callable[[int, int], None] = lambda
         "float32": rounded(min(max(distance, FLOAT32_LEAST), FLOAT32_MOST)),
         "float16": rounded(min(max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
         "bfloat16": rounded(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
+        "int8": INT8,
     }
     return SelfTestEntry(prompt_ids=prompt, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)})
 

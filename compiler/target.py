@@ -1,7 +1,7 @@
 """What a target gives the compiler: for a plan, every kernel as source text and the variants of every step.
 
-A target is a package `targets/<name>` with a module ``lower`` (see `Target`) and a module ``runner`` with ``open_runner``. Both are found
-by name, so that the compiler knows no device.
+A target is a package `targets/<name>` with a module ``lower`` (see `Target`) and a module ``runner`` with ``open_runner``. A framework with
+kernels of its own has a module ``export`` (see `Exporter`) in place of ``lower``. They are found by name: the compiler knows no device.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, cast
 
 from .batch import Limits, Runner
-from .bundle import Bundle
+from .bundle import Bundle, ExportBundle
 from .errors import RequestError
 from .expr import Expr
-from .manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
+from .formats import Checkpoint
+from .graph import Graph
+from .manifest import EXPORTS, ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from .plan import Plan
 from .quant import Quantization
 from .quant.layout import Layout
@@ -23,7 +26,7 @@ from .reference import ReferenceRunner
 from .spec import ModelSpec
 
 TARGETS = ("webgpu", "cpu", "cuda")
-RUNNERS = ("numpy", *TARGETS)
+RUNNERS = ("numpy", *TARGETS, *EXPORTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,37 @@ class Target(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What is to be written. ``quantization`` has the wanted group size; ``activation`` is one of its dtypes; ``context`` in tokens."""
+
+    quantization: Quantization
+    activation: str
+    device: str | None
+    kv: str
+    context: int
+
+
+class Exporter(Protocol):
+    # The devices that graphs differ for, the default first; none where the framework asks for no choice.
+    DEVICES: tuple[str, ...]
+
+    def activations(self, device: str | None) -> tuple[str, ...]:
+        """The dtypes that activations may have on a device."""
+
+    def export(
+        self, checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]
+    ) -> None:
+        """Write the framework's files into ``folder``, tokenizer.json too. ``progress`` is told elements of weights done and in all.
+
+        Raises RequestError or QuantizationError for what the framework's kernels do not take, or run badly.
+        """
+
+
+def load_exporter(name: str) -> Exporter:
+    return cast(Exporter, importlib.import_module(f"nearfar.targets.{name}.export"))
+
+
 def load_target(name: str) -> Target:
     """Raises RequestError for a name that is not in TARGETS."""
     if name not in TARGETS:
@@ -84,16 +118,16 @@ def load_target(name: str) -> Target:
     return cast(Target, importlib.import_module(f"nearfar.targets.{name}.lower"))
 
 
-def open_runner(name: str, bundle: Bundle, limits: Limits) -> Runner:
-    """A runner for batches up to ``limits``: "numpy", the reference, or a target's own.
+def open_runner(name: str, bundle: Bundle | ExportBundle, limits: Limits) -> Runner:
+    """A runner for batches up to ``limits``: "numpy", the reference, which takes any plan, or a target's own.
 
     Raises RequestError for an unknown name or a bundle of another target, BundleError for a file whose hash is wrong, and DeviceError where
     this machine cannot run it.
     """
     bundle.verify()
-    if name == "numpy":
+    if name == "numpy" and isinstance(bundle, Bundle):
         return ReferenceRunner(bundle, limits=limits)
-    if name not in TARGETS:
+    if name not in RUNNERS:
         raise RequestError(f"runner {name!r} is not known; known: {', '.join(RUNNERS)}")
     if bundle.manifest.target != name:
         raise RequestError(f"{bundle.path}: was compiled for {bundle.manifest.target}; the {name} runner cannot run it")

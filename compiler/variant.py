@@ -18,6 +18,11 @@ def choose_activation(manifest: Manifest, wanted: str | None, path: Path) -> str
     return wanted or offered[0]
 
 
+def stored_dtype(activation: str) -> str:
+    """The dtype in which activations lie in memory: with int8 only what projections multiply has 8 bits, and they are float32 between."""
+    return "float32" if activation == "int8" else activation
+
+
 def choose_variant(
     manifest: Manifest, step: StepEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
 ) -> VariantEntry:

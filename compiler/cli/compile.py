@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from .. import quant
+from ..bundle import Bundle
+from ..manifest import EXPORTS
 from ..target import TARGETS
 from .output import add_command, megabytes, print_json
 
@@ -30,7 +32,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or a name on its hub such as Qwen/Qwen3-0.6B")
     parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--target", choices=TARGETS, default="webgpu", help="the kind of device (default: %(default)s)")
+    parser.add_argument("--target", choices=(*TARGETS, *EXPORTS), default="webgpu", help="the device or framework (default: %(default)s)")
     parser.add_argument(
         "--arch",
         metavar="ARCH",
@@ -41,9 +43,14 @@ def add_parser(commands: Any) -> None:
         "--context", type=int, metavar="N", help="the longest sequence in tokens (default: 4096, or what the model was trained for)"
     )
     parser.add_argument(
-        "--activations", nargs="+", choices=("float16", "bfloat16", "float32"), metavar="DTYPE",
-        help="which activation dtypes to offer, best first: float16, float32, on cuda bfloat16 (default: the weights' format's)",
+        "--activations", nargs="+", choices=("float16", "bfloat16", "float32", "int8"), metavar="DTYPE",
+        help="activation dtypes to offer, best first: float16, float32, on cuda and mlx bfloat16, on cpu int8 (default: the format's)",
     )  # fmt: skip
+    parser.add_argument(
+        "--group-size", type=int, choices=quant.GROUPS, metavar="N",
+        help="of onnx and mlx: how many weights share a scale, 32, 64 or 128 (default: 32)",
+    )  # fmt: skip
+    parser.add_argument("--device", metavar="DEVICE", help="of onnx: what the graph is for: cpu, webgpu, cuda, ... (default: cpu)")
     parser.add_argument(
         "--kv", choices=("activation", "q8"), default="activation",
         help="keys and values: activation, as computed, or q8, 8-bit integers in half the memory of float16 (default: %(default)s)",
@@ -65,7 +72,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..compile import CompileOptions, compile_model
+    from ..compile import CompileOptions, compile_any
 
     started = time.perf_counter()
     wanted = CompileOptions(
@@ -74,6 +81,8 @@ def run(options: argparse.Namespace) -> None:
         quantization=options.quantization,
         context=options.context,
         activations=tuple(options.activations) if options.activations else None,
+        group_size=options.group_size,
+        device=options.device,
         kv=options.kv,
         lora_rank=options.lora_rank,
         self_test=options.self_test,
@@ -81,15 +90,16 @@ def run(options: argparse.Namespace) -> None:
         force=options.force,
     )
     with progress_bars(quiet=options.json) as bars:
-        bundle = compile_model(options.model, options.output, wanted, phases(bars))
+        bundle = compile_any(options.model, options.output, wanted, phases(bars))
     seconds = time.perf_counter() - started
     size = bundle.size_bytes()
+    kernels = len(bundle.manifest.kernels) if isinstance(bundle, Bundle) else 0
     if options.json:
-        print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": len(bundle.manifest.kernels)})
+        print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": kernels})
         return
     name = escape(str(options.output))
     console = Console()
-    console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}, {len(bundle.manifest.kernels)} kernels, {seconds:.1f} s")
+    console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}, {f'{kernels} kernels, ' if kernels else ''}{seconds:.1f} s")
     if bundle.manifest.embedding is None:
         console.print(f"try it:  nearfar run {name} 'hello'", highlight=False)
     else:

@@ -9,9 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..bundle import open_bundle
+from ..bundle import ExportBundle, open_any
+from ..errors import RequestError
 from ..manifest import Manifest
-from ..report import Report, make_report
+from ..report import ExportReport, Report, make_export_report, make_report
+from ..variant import stored_dtype
 from .output import add_command, megabytes, print_json
 
 
@@ -26,16 +28,25 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("--context", type=int, metavar="N", help="the sequence length that memory is counted for (default: the bundle's)")
     parser.add_argument(
-        "--activation", choices=("float16", "bfloat16", "float32"), help="count for this dtype (default: the bundle's first choice)"
+        "--activation", choices=("float16", "bfloat16", "float32", "int8"), help="count for this dtype (default: the bundle's first choice)"
     )
     parser.add_argument("--verify", action="store_true", help="compare every file with its hash first")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
-    bundle = open_bundle(options.bundle)
+    bundle = open_any(options.bundle)
     if options.verify:
         bundle.verify()
+    if isinstance(bundle, ExportBundle):
+        if options.activation not in (None, bundle.manifest.activation):
+            raise RequestError(f"activation {options.activation}: the bundle offers {bundle.manifest.activation}")
+        exported = make_export_report(bundle.manifest, context=options.context)
+        if options.json:
+            print_json(exported.to_json())
+        else:
+            Console().print(export_facts(exported), files(exported))
+        return
     report = make_report(bundle.manifest, context=options.context, activation=options.activation)
     if options.json:
         steps = {step.variants for step in bundle.manifest.plan.steps}
@@ -50,21 +61,47 @@ def run(options: argparse.Namespace) -> None:
 
 
 def facts(report: Report) -> Table:
-    spec = report.spec
     table = Table(title=f"{report.model} for {report.target}", show_header=False, title_justify="left")
-    heads = f"{spec['num_heads']} query, {spec['num_kv_heads']} key/value, {spec['head_dim']} wide"
-    rows = {
-        "architecture": f"{spec['model_type']}, {spec['num_layers']} layers, {spec['hidden_size']} hidden, {spec['vocab_size']:,} tokens",
-        "attention heads": heads,
-        "parameters": f"{report.parameters:,}",
-        "quantization": f"{report.quantization}, activations {report.activation}",
-        "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
-        "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token, " + (report.activation if report.kv == "activation" else report.kv),
-        "memory": f"{megabytes(report.runtime_memory_bytes)} at {report.context:,} tokens",
+    rows = shared_facts(report) | {
         "dispatches": f"{report.dispatches_per_token} a decoded token, {report.dispatches_at_context} at {report.context:,} tokens",
     }
     for name, value in rows.items():
         table.add_row(name, value)
+    return table
+
+
+def export_facts(report: ExportReport) -> Table:
+    device = f", {report.device}" if report.device else ""
+    table = Table(title=f"{report.model} for {report.target}{device}", show_header=False, title_justify="left")
+    rows = shared_facts(report)
+    if report.group_size is not None:
+        rows["quantization"] += f", groups of {report.group_size}"
+    rows["memory"] += ", and what the framework takes besides"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def shared_facts(report: Report | ExportReport) -> dict[str, str]:
+    spec = report.spec
+    return {
+        "architecture": f"{spec['model_type']}, {spec['num_layers']} layers, {spec['hidden_size']} hidden, {spec['vocab_size']:,} tokens",
+        "attention heads": f"{spec['num_heads']} query, {spec['num_kv_heads']} key/value, {spec['head_dim']} wide",
+        "parameters": f"{report.parameters:,}",
+        "quantization": f"{report.quantization}, activations {report.activation}",
+        "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
+        "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token, "
+        + (stored_dtype(report.activation) if report.kv == "activation" else report.kv),
+        "memory": f"{megabytes(report.runtime_memory_bytes)} at {report.context:,} tokens",
+    }
+
+
+def files(report: ExportReport) -> Table:
+    table = Table(title="files, as the framework's own tools load them", title_justify="left")
+    table.add_column("file")
+    table.add_column("size", justify="right")
+    for name, size in report.files.items():
+        table.add_row(name, megabytes(size))
     return table
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..batch import Limits
-from ..bundle import Bundle, open_bundle
+from ..bundle import Bundle, ExportBundle, open_any
 from ..generate import Timings, generate
 from ..sampling import Sampler
 from ..target import RUNNERS, open_runner
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    bundle = open_bundle(options.bundle)
+    bundle = open_any(options.bundle)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     prompt = encode(tokenizer, options.prompt, raw=options.raw)
     sampler = Sampler(options.temperature, options.seed)
@@ -83,7 +83,7 @@ def encode(tokenizer: Tokenizer, prompt: str, *, raw: bool) -> list[int]:
     return tokenizer.encode(prompt) if raw else tokenizer.encode_chat([{"role": "user", "content": prompt}])
 
 
-def default_max_tokens(bundle: Bundle, prompt_tokens: int) -> int:
+def default_max_tokens(bundle: Bundle | ExportBundle, prompt_tokens: int) -> int:
     return max(1, min(DEFAULT_MAX_TOKENS, bundle.manifest.context - prompt_tokens + 1))
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..batch import Limits
-from ..bundle import open_bundle
+from ..bundle import open_any
 from ..errors import OutputError, RequestError
 from ..generate import PREFILL_CHUNK, score
 from ..target import RUNNERS, open_runner
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     token_ids = parse_tokens(options.tokens)
-    bundle = open_bundle(options.bundle)
+    bundle = open_any(options.bundle)
     runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits(rows=PREFILL_CHUNK))
     blocks = []
     with progress_bars(quiet=options.json) as bars:

@@ -35,7 +35,7 @@ def test_logits_are_those_of_transformers_in_chunks_of_any_size(
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_tiny: CompileTiny) -> None:
-    bundle = open_bundle(compile_tiny(checkpoint, "q8f16"))
+    bundle = open_bundle(compile_tiny(checkpoint, "q4f16"))
     found = ragged_logits(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20)))
     for mine, alone in zip(found, sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20))), strict=True):
         assert relative_error(mine, alone) < F32

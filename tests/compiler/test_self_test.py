@@ -65,12 +65,13 @@ def test_every_part_of_the_logits_is_looked_at(bundle: Bundle) -> None:
 
 
 def test_a_context_shorter_than_the_prompt_shortens_it(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
-    compiled = compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=3))
+    compiled = compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=3, activations=("float32",)))
     assert len(self_test_of(compiled).prompt_ids) == 3
 
 
 def test_without_a_self_test_the_manifest_says_so(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
-    compiled = compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=64, self_test=False))
+    options = CompileOptions(context=64, activations=("float32",), self_test=False)
+    compiled = compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", options)
     assert compiled.manifest.self_test is None
     assert open_bundle(tmp_path / "bundle").manifest.self_test is None
 

@@ -59,7 +59,7 @@ def test_a_record_of_another_bundle_is_refused_and_leaves_nothing(
         (b"\xff", "cannot be read"),
         (b"[]", "is no tuning record"),
         (b'{"adapter": {}}', r"is no tuning record \(adapter\.vendor: Field required\)"),
-        (json.dumps({"adapter": ADAPTER, "activation": "int8", "variants": {}}).encode(), "activation: Input should be"),
+        (json.dumps({"adapter": ADAPTER, "activation": "int4", "variants": {}}).encode(), "activation: Input should be"),
         (json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "x": 1}).encode(), "x: Extra inputs"),
         (
             json.dumps(
