@@ -10,6 +10,7 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.plan import Plan, Step
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.spec import ModelSpec
+from nearfar.compiler.variant import stored_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Context:
 
     def dtype_of(self, name: str, activation: str) -> str:
         dtype = self.plan.buffers[name].dtype
-        return activation if dtype == "activation" else dtype
+        return stored_dtype(activation) if dtype == "activation" else dtype
 
     def projections(self, step: Step) -> dict[str, Projection]:
         """A linear or gated_linear, by activation dtype."""
@@ -58,7 +59,7 @@ class Context:
         (positions,) = sizes(self.plan.shape_of(step.inputs["table"])[:1])
         kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")
         return [
-            Heads(self.spec.num_heads, kv_heads, self.spec.head_dim, page_size, positions, activation, eps, kv)
+            Heads(self.spec.num_heads, kv_heads, self.spec.head_dim, page_size, positions, stored_dtype(activation), eps, kv)
             for activation in self.activations
         ]
 

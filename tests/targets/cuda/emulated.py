@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from made_once import made_once
 
 EMULATOR = Path(__file__).parent / "emulator"
 PRELUDE = EMULATOR / "prelude.hpp"
@@ -56,11 +57,12 @@ def library_of(source: str, folder: Path) -> Path:
         parts += [kernel, f"KERNEL({name[1]}, {'false' if TOGETHER.search(kernel) else 'true'})"]
     text = "\n".join(parts)
     file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.cpp"
-    library = file.with_suffix(".so")
-    if not library.exists():
+
+    def make(library: Path) -> None:
         file.write_text(text)
         compile_library(file, library)
-    return library
+
+    return made_once(file.with_suffix(".so"), make)
 
 
 def compile_library(source: Path, library: Path) -> None:

@@ -1,0 +1,111 @@
+"""Packing: a parameter becomes the tensors that MLX knows it by, row for row.
+
+Rows of a matrix in float32 flow in, what MLX's `quantized_matmul` reads flows out: for each group of g weights along a row
+w = code * scale + bias. Codes and scales are those of `quant/`, whose w = (code - zero) * scale makes the bias -zero * scale.
+
+    <name>.weight  (N, K * bits / 32) uint32: element i of a word in its bits [i * bits, (i + 1) * bits)
+    <name>.scales, <name>.biases  (N, K / g), in the activations' dtype, as are norms, biases and matrices that are not quantized
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.errors import QuantizationError, RequestError
+from nearfar.compiler.graph import Parameter
+from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant.base import FloatArray
+from nearfar.compiler.quant.q4 import Q4
+from nearfar.compiler.quant.q8 import Q8
+
+Array = npt.NDArray[Any]
+
+# How safetensors names the dtypes of activations.
+SAFETENSORS_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
+ITEM_BYTES = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How every parameter of a folder is stored. ``activation`` is the dtype of all that is not codes."""
+
+    quantization: Quantization
+    activation: str
+
+    @property
+    def group(self) -> tuple[int, int] | None:
+        """Weights in a group and bits of a weight; None where matrices are not quantized."""
+        if isinstance(self.quantization, Q4 | Q8):
+            return self.quantization.group, 4 if isinstance(self.quantization, Q4) else 8
+        return None
+
+    def tensors(self, parameter: Parameter) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Names of a parameter's tensors with their safetensors dtype and shape. Raises QuantizationError for a width that groups do not
+        divide: MLX's kernels know no padding.
+        """
+        dtype = SAFETENSORS_DTYPES[self.activation]
+        if self.group is None or parameter.columns is None:
+            return {parameter.name: (dtype, parameter.shape)}
+        group, bits = self.group
+        if parameter.columns % group:
+            raise QuantizationError(
+                f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {group}, which MLX needs; "
+                "take a smaller --group-size, or --quantization f16",
+                tensor=parameter.name,
+            )
+        rows, module = parameter.rows, parameter.name.removesuffix(".weight")
+        groups = (rows, parameter.columns // group)
+        return {
+            parameter.name: ("U32", (rows, parameter.columns * bits // 32)),
+            f"{module}.scales": (dtype, groups),
+            f"{module}.biases": (dtype, groups),
+        }
+
+    def pack(self, parameter: Parameter, rows: FloatArray) -> list[Array]:
+        """Rows (n, K) or (n,) of a parameter as rows of each of its `tensors`. Raises QuantizationError where a value does not fit."""
+        if parameter.columns is None:
+            return [self._stored(rows)]
+        planes = self.quantization.pack(rows)
+        if self.group is None:
+            return [self._stored(self.quantization.unpack(planes, parameter.columns))]
+        _, bits = self.group
+        codes = planes["q"].astype(np.uint32, copy=False)
+        scales = planes["s"].astype(np.float32)
+        return [in_order(codes) if bits == 4 else codes, self._stored(scales), self._stored(scales * np.float32(-(1 << (bits - 1))))]
+
+    def _stored(self, values: FloatArray) -> Array:
+        """Values in the activations' dtype; bfloat16 as its bits, uint16."""
+        if self.activation == "float32":
+            return values
+        if self.activation == "bfloat16":
+            bits = values.view(np.uint32)
+            # Rounded to nearest, ties to even.
+            return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
+            raise QuantizationError("values exceed float16's largest, 65504; use --activations bfloat16 or float32")
+        return values.astype(np.float16)
+
+
+def kv_group(head_dim: int) -> int:
+    """How many elements of a key share a scale where keys and values are 8-bit integers. Raises RequestError where none fits."""
+    for group in (64, 32):
+        if head_dim % group == 0:
+            return group
+    raise RequestError(f"--kv q8: the model's head size of {head_dim} is not a multiple of 32, which MLX needs; leave it out")
+
+
+def in_order(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Words of 8 codes as `q4.py` packs them (element b in the low half of byte b, element b + 4 in the high one) with element i in bits
+    [4 i, 4 i + 4)."""
+    low, high = words & np.uint32(0x0F0F0F0F), words >> np.uint32(4) & np.uint32(0x0F0F0F0F)
+    return together(low) | together(high) << np.uint32(16)
+
+
+def together(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Four codes, one in each byte, moved into the low 16 bits."""
+    pairs = (words | words >> np.uint32(4)) & np.uint32(0x00FF00FF)
+    return (pairs | pairs >> np.uint32(8)) & np.uint32(0xFFFF)

@@ -1,0 +1,100 @@
+"""Pages: keys and values of every layer. A page is one sequence's, as long as its context; it grows with what is in it.
+
+MLX's arrays are values, so a copy of a page costs nothing until either is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nearfar.compiler.batch import Batch
+
+# Tokens by which a page grows.
+STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """New tokens of one sequence: rows [first, stop) of the batch, which follow ``start`` tokens on ``page``."""
+
+    page: int
+    start: int
+    first: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence with the new ones."""
+        return self.start + self.stop - self.first
+
+
+def spans_of(batch: Batch) -> list[Span]:
+    ends = batch.seq_starts.tolist()
+    starts, pages = batch.positions[batch.seq_starts[:-1]].tolist(), batch.page_ids[batch.page_indptr[:-1]].tolist()
+    return [Span(*each) for each in zip(pages, starts, ends[:-1], ends[1:], strict=True)]
+
+
+# Keys or values of a page, one array of the activations' dtype, or codes, scales and biases: each (1, K, capacity, elements of a row).
+Arrays = tuple[Any, ...]
+
+
+class Pages:
+    """``names`` are the layers' states in the graph; ``group`` None keeps keys and values as they are, else as 8-bit integers in groups of
+    that many. MLX computes nothing until `written` is evaluated.
+    """
+
+    def __init__(self, names: Iterable[str], num_pages: int, group: int | None = None) -> None:
+        self.group = group
+        self._layers: dict[str, list[tuple[Arrays, Arrays] | None]] = {name: [None] * num_pages for name in names}
+
+    def append(self, name: str, span: Span, keys: Any, values: Any) -> None:
+        """Put a span's new keys and values (1, K, n, D) behind the tokens that its page has."""
+        pages = self._layers[name]
+        # What begins anew gives back the memory of what was there before.
+        old = pages[span.page] if span.start else None
+        old_keys, old_values = old or (None, None)
+        pages[span.page] = self._placed(old_keys, keys, span.start), self._placed(old_values, values, span.start)
+
+    def read(self, name: str, span: Span) -> tuple[Arrays, Arrays]:
+        """Keys and values of a span's sequence, (1, K, length, elements of a row), the new ones too."""
+        page = self._layers[name][span.page]
+        assert page is not None, (name, span)
+        keys, values = (tuple(array[:, :, : span.length] for array in arrays) for arrays in page)
+        return keys, values
+
+    def _placed(self, old: Arrays | None, rows: Any, start: int) -> Arrays:
+        import mlx.core as mx
+
+        new = (rows,) if self.group is None else mx.quantize(rows, group_size=self.group, bits=8)
+        return tuple(placed(None if old is None else old[index], array, start) for index, array in enumerate(new))
+
+    def written(self, spans: Sequence[Span]) -> list[Any]:
+        """The arrays of the spans' pages, to be evaluated."""
+        pages = [layer[span.page] for layer in self._layers.values() for span in spans]
+        return [array for page in pages for arrays in page or () for array in arrays]
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, from the first of each pair to the second."""
+        for pages in self._layers.values():
+            for source, destination in pairs:
+                pages[destination] = pages[source]
+
+    def clear(self) -> None:
+        self._layers.clear()
+
+
+def placed(array: Any | None, rows: Any, start: int) -> Any:
+    """``array`` (1, K, capacity, D) with ``rows`` (1, K, n, D) at places ``start`` and on, grown where they do not fit. MLX writes to the
+    array's own memory where nobody else refers to it.
+    """
+    import mlx.core as mx
+
+    _, heads, count, width = rows.shape
+    capacity = -(-(start + count) // STEP) * STEP
+    if array is None:
+        array = mx.zeros((1, heads, capacity, width), rows.dtype)
+    elif array.shape[2] < capacity:
+        array = mx.concatenate([array, mx.zeros((1, heads, capacity - array.shape[2], width), rows.dtype)], axis=2)
+    return mx.slice_update(array, rows, mx.array([start]), [2])

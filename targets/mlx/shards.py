@@ -1,0 +1,101 @@
+"""Shards: the weights' safetensors files, written a block of rows at a time, so that memory does not grow with the model.
+
+Every file opens with its header, which says where each tensor lies; rows are then written to their places.
+https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nearfar.compiler.errors import QuantizationError
+from nearfar.compiler.formats import Checkpoint
+from nearfar.compiler.graph import Parameter
+from nearfar.compiler.weights import blocks, read_rows
+
+from .packing import ITEM_BYTES, Packing
+
+# As mlx-lm cuts them: what the hub's caches and old file systems take.
+SHARD_BYTES = 5 * 10**9
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def write_shards(
+    checkpoint: Checkpoint,
+    parameters: Mapping[str, Parameter],
+    packing: Packing,
+    folder: Path,
+    progress: Callable[[int, int], None],
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Pack all parameters into safetensors files of at most ``shard_bytes``, or one parameter, and write their index.
+
+    Raises CheckpointError or QuantizationError, naming the tensor.
+    """
+    shards = split(parameters, packing, shard_bytes)
+    total = sum(math.prod(parameter.shape) for parameter in parameters.values())
+    done, data_bytes = 0, 0
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        header, places = make_header(shard, packing)
+        with (folder / name).open("wb") as file:
+            file.write(header)
+            for parameter in shard:
+                for start, stop in blocks(parameter, "rows"):
+                    arrays = pack_rows(checkpoint, parameter, packing, start, stop)
+                    for tensor, rows in zip(packing.tensors(parameter), arrays, strict=True):
+                        file.seek(len(header) + places[tensor] + start * rows[0].nbytes)
+                        file.write(rows.tobytes())
+                    done += (stop - start) * (parameter.columns or 1)
+                    progress(done, total)
+            data_bytes += file.seek(0, 2) - len(header)
+        weight_map |= dict.fromkeys(places, name)
+    index = {"metadata": {"total_size": data_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2))
+
+
+def split(parameters: Mapping[str, Parameter], packing: Packing, shard_bytes: int) -> list[list[Parameter]]:
+    """The parameters of each file, in order; the tensors of one stay together."""
+    shards: list[list[Parameter]] = [[]]
+    filled = 0
+    for parameter in parameters.values():
+        size = sum(size_of(tensor) for tensor in packing.tensors(parameter).values())
+        if filled and filled + size > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(parameter)
+        filled += size
+    return shards
+
+
+def make_header(shard: list[Parameter], packing: Packing) -> tuple[bytes, dict[str, int]]:
+    """The header's bytes with its length before it, and where each tensor begins in the data behind."""
+    tensors = {name: tensor for parameter in shard for name, tensor in packing.tensors(parameter).items()}
+    entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    places, end = {}, 0
+    # Wide elements first, so that every tensor begins at a multiple of its element.
+    for name, tensor in sorted(tensors.items(), key=lambda item: -ITEM_BYTES[item[1][0]]):
+        places[name] = end
+        end += size_of(tensor)
+        entries[name] = {"dtype": tensor[0], "shape": tensor[1], "data_offsets": [places[name], end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, places
+
+
+def size_of(tensor: tuple[str, tuple[int, ...]]) -> int:
+    """Bytes of a tensor, given its dtype and shape."""
+    dtype, shape = tensor
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def pack_rows(checkpoint: Checkpoint, parameter: Parameter, packing: Packing, start: int, stop: int) -> list[Any]:
+    try:
+        return packing.pack(parameter, read_rows(checkpoint, parameter, start, stop))
+    except QuantizationError as error:
+        raise QuantizationError(f"{checkpoint.path}: {parameter.name}: {error.message}", tensor=parameter.name) from error

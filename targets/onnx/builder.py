@@ -1,0 +1,68 @@
+"""Builder: an ONNX graph under construction. Nodes, small constants and the names of stored weights flow in, a ModelProto flows out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from nearfar.compiler.ops import Array
+
+MICROSOFT = "com.microsoft"
+# The oldest opset with all that is used here, and its file format: what ONNX Runtime in browsers and on phones knows too.
+OPSETS = {"": 21, MICROSOFT: 1}
+IR_VERSION = 10
+ELEMENT_TYPES = {
+    "float32": onnx.TensorProto.FLOAT,
+    "float16": onnx.TensorProto.FLOAT16,
+    "int64": onnx.TensorProto.INT64,
+    "int32": onnx.TensorProto.INT32,
+    "int8": onnx.TensorProto.INT8,
+    "uint8": onnx.TensorProto.UINT8,
+}
+
+
+class Builder:
+    """Collects nodes in the order of execution; every value has one name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+
+    def add_input(self, name: str, dtype: str, shape: Sequence[int | str]) -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], shape))
+        return name
+
+    def add_output(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
+        self.outputs.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], shape))
+
+    def constant(self, name: str, values: Array) -> str:
+        """An array that is part of the graph's file."""
+        self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
+        return name
+
+    def integers(self, *values: int) -> str:
+        """A constant list of int64, such as a shape; equal ones are one."""
+        name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
+        return self.constant(name, np.array(values, np.int64))
+
+    def integer(self, value: int) -> str:
+        """A constant int64 scalar."""
+        return self.constant(f"integer_{value}".replace("-", "minus"), np.array(value, np.int64))
+
+    def add(self, op: str, inputs: Sequence[str], output: str, *more: str, domain: str = "", **attrs: Any) -> str:
+        """Append a node and return its first output's name. "" stands for an input or output that is left out."""
+        self.nodes.append(helper.make_node(op, inputs, [output, *more], name=f"{output}/{op}", domain=domain, **attrs))
+        return output
+
+    def model(self, weights: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+        """The model, given its stored weights by name."""
+        initializers = [*self.constants.values(), *weights.values()]
+        graph = helper.make_graph(self.nodes, "decoder", self.inputs, self.outputs, initializers)
+        opsets = [helper.make_opsetid(domain, version) for domain, version in OPSETS.items()]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="nearfar")

@@ -1,0 +1,60 @@
+"""Export: a checkpoint becomes a folder that ONNX Runtime, its GenAI library and Transformers.js load as it is.
+
+onnx/model.onnx          one decoder graph (`decoder.py`)
+onnx/model.onnx_data     its large weights (`weights.py`), in further files _data_1, _data_2 .. beyond 2 GB
+genai_config.json        what ONNX Runtime GenAI must know
+config.json and others   as the checkpoint has them, with what Transformers.js must know
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from nearfar.compiler.errors import RequestError, ToolError
+from nearfar.compiler.formats import Checkpoint
+from nearfar.compiler.graph import Graph
+from nearfar.compiler.target import ExportOptions
+
+from . import devices
+from .genai_config import write_genai_config
+from .huggingface_files import write_huggingface_files
+
+DEVICES = devices.NAMES
+MODEL_FILE = "onnx/model.onnx"
+
+
+def activations(device: str | None) -> tuple[str, ...]:
+    """The dtypes that activations may have on a device. Raises RequestError for one that no graph of ours suits."""
+    return devices.by_name(device or DEVICES[0]).activations
+
+
+def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]) -> None:
+    """Write the folder. Raises RequestError or QuantizationError for what ONNX Runtime's kernels do not take, or run badly, and ToolError
+    where the packages onnx and onnxruntime are not installed.
+    """
+    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        raise ToolError("compiling for onnx needs the packages onnx and onnxruntime; install them with: pip install 'nearfar[onnx]'")
+    from .cache_scales import measure_scales
+    from .decoder import build_decoder
+    from .emitter import Emitter
+    from .weights import write_weights
+
+    name = options.device or DEVICES[0]
+    device = devices.by_name(name)
+    if options.kv == "q8" and not device.int8_cache:
+        raise RequestError(f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or take --device cpu")
+    emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation)
+    build_decoder(emitter)
+    model = folder / MODEL_FILE
+    model.parent.mkdir(parents=True)
+    weights = write_weights(checkpoint, graph.parameters, list(emitter.stored.values()), options.quantization, model, progress)
+    model.write_bytes(emitter.builder.model(weights).SerializeToString())
+    if options.kv == "q8":
+        scales = measure_scales(model, checkpoint, options.context)
+        emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales)
+        build_decoder(emitter)
+        model.write_bytes(emitter.builder.model(weights).SerializeToString())
+    write_genai_config(folder, MODEL_FILE, checkpoint, options)
+    write_huggingface_files(folder, checkpoint, name, data_files=len(list(model.parent.glob("*_data*"))))

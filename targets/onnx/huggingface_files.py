@@ -1,0 +1,59 @@
+"""The files of a Hugging Face folder beside the graph: config.json, generation_config.json and the tokenizer's, as the checkpoint has them.
+
+What a checkpoint lacks and loaders need is made up from what is known. Transformers.js finds its options in config.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from nearfar.compiler.formats import Checkpoint
+
+# Copied where they are there; none of them says more than the tokenizer does.
+OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template.jinja")
+
+
+def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, data_files: int) -> None:
+    """``data_files``: how many files of external data the graph has."""
+    config = read_json(checkpoint.path / "config.json")
+    # "fp32" is Transformers.js' name for a file without a suffix, whatever is in it.
+    config["transformers.js_config"] = {"dtype": "fp32", "use_external_data_format": data_files}
+    # Without a word it takes the CPU: in Node that provider, in browsers wasm.
+    if device != "cpu":
+        config["transformers.js_config"]["device"] = device
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", generation_config(checkpoint))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(checkpoint))
+    shutil.copyfile(checkpoint.tokenizer.tokenizer_json, folder / "tokenizer.json")
+    for name in OPTIONAL_FILES:
+        if (checkpoint.path / name).is_file():
+            shutil.copyfile(checkpoint.path / name, folder / name)
+
+
+def generation_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint's, or the tokens at which a text begins and ends."""
+    found = read_json(checkpoint.path / "generation_config.json")
+    spec = checkpoint.spec
+    known = {"bos_token_id": spec.bos_token_id, "eos_token_id": list(spec.eos_token_ids) or None}
+    return found or {key: value for key, value in known.items() if value is not None}
+
+
+def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The checkpoint's, with the chat template and the special tokens wherever the checkpoint keeps them, and a class."""
+    files = checkpoint.tokenizer
+    names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+    known = {name: getattr(files, name) for name in names if getattr(files, name) is not None}
+    found = read_json(checkpoint.path / "tokenizer_config.json")
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **found, **{name: value for name, value in known.items() if name not in found}}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")

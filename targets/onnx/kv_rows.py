@@ -1,0 +1,95 @@
+"""The rows that hold keys and values: one a page, each as long as the context. Pages are named by the engine, rows lie in memory.
+
+A decode step takes neighbouring rows. What lies between those of its sequences takes part as a **filler**: it writes a key and a value at
+its own next position, which whoever goes on there writes again before reading. Fillers cost time, so pages move together where that pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+# What a filler is taken to cost in a step: as much as copying so many tokens' keys and values.
+FILLER_TOKENS = 64
+
+
+class KvRows:
+    """``planes`` (layers * 2) arrays (pages, kv_heads, context, head_dim): keys and values of each layer in turn."""
+
+    def __init__(self, planes: int, pages: int, kv_heads: int, context: int, head_dim: int, dtype: npt.DTypeLike) -> None:
+        # Memory that is never written is never taken.
+        self.planes = [np.zeros((pages, kv_heads, context, head_dim), dtype) for _ in range(planes)]
+        self.context = context
+        # By row: how many positions have been written since its sequence began there, which is more than it uses if drafts were refused.
+        self._filled = [0] * pages
+        self._rows = list(range(pages))
+        self._pages = list(range(pages))
+        # What fillers have cost that no move has paid back yet, in tokens.
+        self._debt = 0
+
+    def row(self, page: int) -> int:
+        return self._rows[page]
+
+    def filled(self, row: int) -> int:
+        return self._filled[row]
+
+    def wrote(self, row: int, end: int) -> None:
+        """A sequence has written its positions up to ``end``."""
+        self._filled[row] = end
+
+    def copy(self, source: int, destination: int) -> None:
+        """Copy a page."""
+        first, second = self._rows[source], self._rows[destination]
+        length = self._filled[first]
+        for plane in self.planes:
+            plane[second, :, :length] = plane[first, :, :length]
+        self._filled[second] = length
+
+    def span(self, pages: Sequence[int]) -> range:
+        """The run of rows in which the pages lie, moved together where that pays."""
+        self._close_gaps(pages)
+        rows = [self._rows[page] for page in pages]
+        return range(min(rows), max(rows) + 1)
+
+    @contextmanager
+    def fillers(self, rows: Sequence[int]) -> Iterator[list[int]]:
+        """The positions at which filler rows write. In a row that is full it is the last one, which gets back what it held."""
+        full = [row for row in rows if self._filled[row] == self.context]
+        kept = [(plane, row, plane[row, :, -1].copy()) for row in full for plane in self.planes]
+        yield [min(self._filled[row], self.context - 1) for row in rows]
+        for plane, row, values in kept:
+            plane[row, :, -1] = values
+
+    def _close_gaps(self, pages: Sequence[int]) -> None:
+        """Move pages together where their gaps have cost more than that."""
+        rows = sorted(self._rows[page] for page in pages)
+        gaps = rows[-1] - rows[0] + 1 - len(rows)
+        if not gaps:
+            self._debt = 0
+            return
+        self._debt += gaps * FILLER_TOKENS
+        for _ in range(gaps):
+            gap = min(set(range(rows[0], rows[-1])).difference(rows), default=None)
+            if gap is None:
+                return
+            end = min(rows[0], rows[-1], key=self.filled)
+            cost = self._filled[end] + self._filled[gap]
+            if self._debt < cost:
+                return
+            self._debt -= cost
+            self._swap(end, gap)
+            rows = sorted([gap, *(row for row in rows if row != end)])
+
+    def _swap(self, first: int, second: int) -> None:
+        lengths = self._filled[first], self._filled[second]
+        for plane in self.planes:
+            moved = plane[first, :, : lengths[0]].copy()
+            plane[first, :, : lengths[1]] = plane[second, :, : lengths[1]]
+            plane[second, :, : lengths[0]] = moved
+        self._filled[first], self._filled[second] = lengths[1], lengths[0]
+        pages = self._pages[first], self._pages[second]
+        self._pages[first], self._pages[second] = pages[1], pages[0]
+        self._rows[pages[0]], self._rows[pages[1]] = second, first

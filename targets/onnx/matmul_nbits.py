@@ -1,0 +1,50 @@
+"""Quantized matrices as ONNX Runtime's MatMulNBits and GatherBlockQuantized take them, and the guard against their slow forms.
+
+A matrix (N, K) is a blob (N, ceil(K / block), block * bits / 8) of bytes, within which a lower element has the lower bits, and scales
+(N, ceil(K / block)). Without zero points the codes stand for code - 2^(bits - 1), which is what our q4 and q8 mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nearfar.compiler.errors import QuantizationError
+from nearfar.compiler.ops import Array
+
+BITS = {"q4": 4, "q8": 8}
+BLOCKS = (32, 64, 128)
+# 4: inputs become 8-bit integers, a scale a block, for integer dot products. Lower levels of the CPU kernels unpack the weights to floats.
+ACCURACY_LEVEL = 4
+
+
+def require_fast(bits: int, block: int, zero_points: str | None = None, accuracy_level: int = ACCURACY_LEVEL) -> None:
+    """Raise QuantizationError for a MatMulNBits that ONNX Runtime computes without a fast kernel, by unpacking the matrix first.
+
+    ``zero_points`` is their dtype, None for symmetric codes.
+    """
+    where = f"MatMulNBits of {bits} bits in blocks of {block}"
+    if bits not in (2, 4, 8):
+        raise QuantizationError(f"{where}: ONNX Runtime has no fast kernel for {bits} bits; take 4 or 8 (--quantization q4f16, q8f16)")
+    if block not in BLOCKS:
+        raise QuantizationError(f"{where}: fast kernels take blocks of 32, 64 or 128; give one of these as --group-size")
+    if zero_points not in (None, "uint8"):
+        raise QuantizationError(f"{where}: zero points of {zero_points} unpack the whole matrix at every step; take symmetric codes")
+    if bits == 8 and accuracy_level != ACCURACY_LEVEL:
+        raise QuantizationError(f"{where}: at accuracy level {accuracy_level} there is no fast kernel; take level {ACCURACY_LEVEL}")
+
+
+def blob_rows(kind: str, words: Array) -> Array:
+    """Words (N, W) of plane "q" of our q4 or q8, as the bytes (N, 4 W) of a blob. Blocks lie one after the other in both."""
+    if kind == "q8":
+        return words.view(np.uint8)
+    # Of a word's bytes, ours hold elements b and b + 4, a blob's 2 b and 2 b + 1.
+    halves = (words & np.uint32(0x0F0F0F0F), (words >> np.uint32(4)) & np.uint32(0x0F0F0F0F))
+    low, high = (pair_bytes(half) for half in halves)
+    return np.ascontiguousarray(low | high << np.uint32(16)).view(np.uint8)
+
+
+def pair_bytes(half: Array) -> Array:
+    """The four low nibbles of a word's bytes, as its lower two bytes."""
+    pairs = half | half >> np.uint32(4)
+    low: Array = pairs & np.uint32(0xFF) | pairs >> np.uint32(8) & np.uint32(0xFF00)
+    return low

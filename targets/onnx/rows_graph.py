@@ -1,0 +1,61 @@
+"""The decoder's graph as our runner wants it: the caller says how long each row is, and which new tokens' logits are wanted.
+
+`decoder.py` derives both from the attention mask, which is what the framework's own tools hand in: there, logits are those of each row's
+last token. Here what was derived is an input in place of the mask, so that only the logits are computed that are wanted.
+
+    input_ids (batch, sequence) int64
+    seqlens_k (batch,) int32                tokens of each row, past and new, less one
+    total_sequence_length () int32          the most that any row has
+    sample_rows (rows,) int64               of all new tokens, row after row, those whose logits are wanted
+    past_key_values.N.key, .value
+    -> logits (rows, 1, vocab) float32, present.N.key, .value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+from onnx.helper import make_tensor_value_info
+
+from nearfar.compiler.errors import BundleError
+
+MASK, LENGTHS, TOTAL, ROWS = "attention_mask", "seqlens_k", "total_sequence_length", "sample_rows"
+
+
+def rows_graph(path: Path) -> bytes:
+    """The file of an export's graph, changed. Weights that lie in files of their own stay there. Raises BundleError."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise BundleError(f"{path}: cannot be read as a graph: {error}; compile the bundle again") from error
+    graph = model.graph
+    derived = {LENGTHS, TOTAL, ROWS}
+    needed = {output.name for output in graph.output}
+    nodes = []
+    # Whoever takes a value stands behind the node that gives it.
+    for node in reversed(graph.node):
+        if needed.intersection(node.output) - derived:
+            needed.update(node.input)
+            nodes.append(node)
+    inputs = [each for each in graph.input if each.name != MASK]
+    inputs.append(make_tensor_value_info(LENGTHS, TensorProto.INT32, ["batch"]))
+    inputs.append(make_tensor_value_info(TOTAL, TensorProto.INT32, []))
+    inputs.append(make_tensor_value_info(ROWS, TensorProto.INT64, ["rows"]))
+    constants = [each for each in graph.initializer if each.name in needed]
+    replace(graph.node, nodes[::-1])
+    replace(graph.input, inputs)
+    replace(graph.initializer, constants)
+    logits = next(output for output in graph.output if output.name == "logits")
+    logits.type.tensor_type.shape.dim[0].dim_param = "rows"
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+def replace(field: Any, values: Sequence[Any]) -> None:
+    """Give a repeated field of a protocol buffer other values."""
+    del field[:]
+    field.extend(values)

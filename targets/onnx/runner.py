@@ -1,0 +1,163 @@
+"""Runs an ONNX bundle on ONNX Runtime's CPU provider, with continuous batching: sequences come and go, each with its own length.
+
+ONNX Runtime knows no pages there: its attention takes rows, each with a cache of its own. So a page of an export holds a whole sequence,
+and is a row of `KvRows`. Of a batch, sequences with one new token are one call, on neighbouring rows; one with several is a call of its
+own, for attention takes several new tokens behind a past in one row alone. Past and present are the same memory.
+
+A worker thread takes what is asked for in order, so that the thread that asks can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
+from nearfar.compiler.bundle import ExportBundle
+from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.host_sampler import HostSampler
+from nearfar.compiler.manifest import ExportManifest
+
+from ..threads import default_threads
+from .kv_rows import KvRows
+from .rows_decoder import RowsDecoder
+
+
+def open_runner(bundle: ExportBundle, limits: Limits) -> OnnxRunner:
+    return OnnxRunner(bundle, limits=limits)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Of one sequence: its page, the tokens, the position of the first, and by their places among the batch's sampled rows those rows."""
+
+    page: int
+    token_ids: npt.NDArray[np.int32]
+    start: int
+    samples: dict[int, int]
+
+
+class OnnxRunner:
+    """``threads`` None: NEARFAR_THREADS, or one a core. Raises what `open_session` raises, and DeviceError for more pages than memory."""
+
+    def __init__(self, bundle: ExportBundle, *, limits: Limits | None = None, threads: int | None = None) -> None:
+        self._manifest = bundle.manifest
+        limits = limits or Limits()
+        self._num_pages = limits.pages or 1
+        self.limits = replace(limits, pages=self._num_pages)
+        self._most = {
+            "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages, "L": limits.sequences,
+            "T": self._manifest.context, "N": limits.sequences, "A": limits.rows, "W": limits.rows, "M": 0, "G": 0,
+        }  # fmt: skip
+        self.threads = threads or default_threads()
+        self._decoder = RowsDecoder(bundle, self.threads)
+        self._kv = self._allocate(bundle)
+        self._sampler = HostSampler(self._manifest.spec.vocab_size, limits.sequences)
+        self._worker = ThreadPoolExecutor(1, "nearfar-onnx")
+
+    @property
+    def manifest(self) -> ExportManifest:
+        return self._manifest
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    @property
+    def device(self) -> str:
+        return f"ONNX Runtime on the CPU, {self.threads} threads ({self._manifest.activation})"
+
+    def forward(self, batch: Batch) -> Output:
+        """The next tokens of the sampled rows. Raises RequestError for a batch larger than the limits given at the start."""
+        return self.submit(batch).result()
+
+    def submit(self, batch: Batch) -> Future[Output]:
+        """As `forward`, on the worker; a batch beyond the limits is refused at once."""
+        if (batch.adapters >= 0).any():
+            raise RequestError("ONNX bundles take no LoRA adapters; compile with --target cpu or cuda and --lora-rank")
+        require_within(batch.dims(self._num_pages, self._most["N"]), self._most)
+        return self._worker.submit(self._forward, batch)
+
+    def embed(self, batch: Batch) -> FloatArray:  # noqa: ARG002
+        """Exports generate text, so this raises RequestError."""
+        require_task(self._manifest, embeds=True)
+        raise AssertionError("an export that embeds")
+
+    def write_state(self, name: str, slot: int, values: Array) -> None:
+        self._worker.submit(self._sampler.write, name, slot, values)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert all(0 <= page < self._num_pages for pair in pairs for page in pair), pairs
+        for source, destination in pairs:
+            self._worker.submit(self._kv.copy, source, destination)
+
+    def close(self) -> None:
+        """Wait for what has been asked for, then give the memory back."""
+        self._worker.shutdown()
+        self._decoder.close()
+        self._kv.planes.clear()
+
+    def _allocate(self, bundle: ExportBundle) -> KvRows:
+        spec = self._manifest.spec
+        heads, context = spec.num_kv_heads, self._manifest.context
+        dtype = "int8" if self._manifest.kv == "q8" else self._manifest.activation
+        try:
+            return KvRows(2 * spec.num_layers, self._num_pages, heads, context, spec.head_dim, dtype)
+        except MemoryError as error:
+            raise DeviceError(
+                f"{bundle.path}: there is no memory for the keys and values of {self._num_pages} sequences of {context:,} tokens; "
+                "allow fewer with --max-sequences or --kv-memory, or compile for a shorter context with --context"
+            ) from error
+
+    # --- work, on the worker's thread ------------------------------------------------------------------------------------------
+
+    def _forward(self, batch: Batch) -> Output:
+        logits = np.empty((len(batch.sample_rows), self._manifest.spec.vocab_size), np.float32)
+        sequences = self._sequences(batch)
+        single = [each for each in sequences if len(each.token_ids) == 1]
+        if single:
+            self._decode(single, logits)
+        for each in sequences:
+            if len(each.token_ids) > 1:
+                self._prefill(each, logits)
+        return self._sampler.choose(batch, logits)
+
+    def _sequences(self, batch: Batch) -> list[NewTokens]:
+        token_ids, samples = self._sampler.token_ids(batch), batch.sample_rows
+        found = []
+        for index, (start, stop) in enumerate(pairwise(batch.seq_starts.tolist())):
+            page = int(batch.page_ids[batch.page_indptr[index]])
+            places = np.flatnonzero((samples >= start) & (samples < stop))
+            rows = {int(place): int(samples[place]) - start for place in places}
+            found.append(NewTokens(page, token_ids[start:stop], int(batch.positions[start]), rows))
+        return found
+
+    def _decode(self, sequences: Sequence[NewTokens], logits: FloatArray) -> None:
+        """One new token of each sequence, in one call."""
+        kv = self._kv
+        rows = kv.span([each.page for each in sequences])
+        token_ids, positions = np.zeros((len(rows), 1), np.int64), np.zeros(len(rows), np.int32)
+        samples: dict[int, int] = {}
+        for each in sequences:
+            index = kv.row(each.page) - rows.start
+            token_ids[index], positions[index] = each.token_ids, each.start
+            samples |= dict.fromkeys(each.samples, index)
+        taken = {kv.row(each.page) for each in sequences}
+        others = [row for row in rows if row not in taken]
+        with kv.fillers(others) as places:
+            positions[np.array(others, np.intp) - rows.start] = places
+            self._decoder.run(kv.planes, rows, token_ids, positions, samples, logits)
+        for each in sequences:
+            kv.wrote(kv.row(each.page), each.start + 1)
+
+    def _prefill(self, sequence: NewTokens, logits: FloatArray) -> None:
+        """Several new tokens of one sequence."""
+        row, count = self._kv.row(sequence.page), len(sequence.token_ids)
+        token_ids, last = sequence.token_ids.astype(np.int64)[None], np.array([sequence.start + count - 1], np.int32)
+        self._decoder.run(self._kv.planes, range(row, row + 1), token_ids, last, sequence.samples, logits)
+        self._kv.wrote(row, sequence.start + count)

@@ -1,0 +1,54 @@
+"""Opening an export's graph in ONNX Runtime on this machine's CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nearfar.compiler.bundle import ExportBundle
+from nearfar.compiler.errors import BundleError, DeviceError, ToolError
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+PROVIDER = "CPUExecutionProvider"
+ERRORS_ONLY = 3
+
+
+def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
+    """Raises ToolError where ONNX Runtime is not installed, BundleError for a graph that it cannot read, and DeviceError where this machine
+    has not what the graph was made for, or too little memory."""
+    try:
+        import onnxruntime
+        from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, RuntimeException
+
+        from .rows_graph import rows_graph
+    except ImportError as error:
+        raise ToolError(f"running ONNX bundles needs {error.name}: pip install 'nearfar[onnx]'") from error
+    file = bundle.path / next(entry.file for entry in bundle.manifest.files if entry.file.endswith(".onnx"))
+    device = bundle.manifest.device
+    if device != "cpu":
+        raise DeviceError(
+            f"{bundle.path}: its graph was made for {device}, and this runner has ONNX Runtime's CPU provider alone; "
+            "compile with --device cpu, or run the folder with onnxruntime-genai or Transformers.js",
+            device=device,
+        )
+    graph = rows_graph(file)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = ERRORS_ONLY
+    # A thread that spins while it waits takes a core from those who share it, the server's own threads among them.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # The graph is handed over as bytes, so it does not say where its weights are.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
+    try:
+        return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])
+    except (InvalidGraph, InvalidProtobuf) as error:
+        raise BundleError(f"{file}: ONNX Runtime cannot read it: {error}; compile the bundle again") from error
+    except (MemoryError, RuntimeException, Fail) as error:
+        size = bundle.manifest.model_bytes()
+        raise DeviceError(
+            f"{bundle.path}: ONNX Runtime cannot load its {size / 1e6:,.0f} MB of weights: {error}; "
+            "free memory (loading takes twice as much), or compile with a quantization of fewer bits",
+            needed_bytes=2 * size,
+        ) from error

@@ -1,0 +1,141 @@
+"""Weights: from a checkpoint's tensors to initializers, large ones in files beside the graph, a block of rows at a time.
+
+The planes of a weight are those of our quantization (`compiler/quant/`), so that codes and scales are the same as in every other bundle;
+only the order of their bits is ONNX Runtime's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from nearfar.compiler.errors import QuantizationError
+from nearfar.compiler.formats import Checkpoint
+from nearfar.compiler.graph import Parameter
+from nearfar.compiler.ops import Array
+from nearfar.compiler.quant import Quantization
+from nearfar.compiler.weights import PACKING_THREADS, blocks, in_order, place_weights
+
+from .builder import ELEMENT_TYPES
+from .matmul_nbits import blob_rows
+
+# Planes from this size on go to a file of external data; the graph's own file must stay below 2 GB, and is read whole.
+EXTERNAL_BYTES = 64 << 10
+# No file is larger, unless one plane is: browsers cannot hold more in one buffer.
+FILE_BYTES = 2_000_000_000
+# Pages of memory, so that files can be mapped.
+ALIGNMENT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An initializer: plane ``plane`` of a parameter as ``dtype`` and ``shape``, whose first axis are the parameter's rows.
+
+    ``alias`` names an initializer with the same bytes in another shape.
+    """
+
+    name: str
+    parameter: str
+    plane: str
+    dtype: str
+    shape: tuple[int, ...]
+    alias: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an initializer's bytes go: ``offset`` of file number ``file``, or, where that is None, into the graph's own file."""
+
+    stored: Stored
+    file: int | None
+    offset: int
+    inline: bytearray = field(default_factory=bytearray)
+
+    def tensor(self, stored: Stored, file_name: str) -> TensorProto:
+        """The initializer, which may be an alias of the one that is placed here."""
+        if self.file is None:
+            return helper.make_tensor(stored.name, ELEMENT_TYPES[stored.dtype], stored.shape, bytes(self.inline), raw=True)
+        tensor = TensorProto(name=stored.name, data_type=ELEMENT_TYPES[stored.dtype], dims=stored.shape)
+        tensor.data_location = TensorProto.EXTERNAL
+        where = {"location": data_file(file_name, self.file), "offset": self.offset, "length": stored.size_bytes}
+        for key, value in where.items():
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+
+def data_file(file_name: str, number: int) -> str:
+    """The name of a graph's file of external data, as Transformers.js looks for it."""
+    return f"{file_name}_data{f'_{number}' if number else ''}"
+
+
+def write_weights(
+    checkpoint: Checkpoint,
+    parameters: Mapping[str, Parameter],
+    wanted: list[Stored],
+    quantization: Quantization,
+    model: Path,
+    progress: Callable[[int, int], None],
+) -> dict[str, TensorProto]:
+    """Pack what is wanted, write the large ones beside ``model``, and return all initializers by name.
+
+    ``progress`` is told elements done and in all. Raises CheckpointError or QuantizationError, naming the tensor.
+    """
+    places = place(stored for stored in wanted if stored.alias is None)
+    by_parameter: dict[str, list[Place]] = {}
+    for each in places.values():
+        by_parameter.setdefault(each.stored.parameter, []).append(each)
+    weights = place_weights({name: parameters[name] for name in by_parameter}, quantization, "rows")
+    total = sum(math.prod(weight.parameter.shape) for weight in weights)
+    done = 0
+    with ExitStack() as stack, ThreadPoolExecutor(PACKING_THREADS) as pool:
+        count = max((each.file + 1 for each in places.values() if each.file is not None), default=0)
+        files = [stack.enter_context((model.parent / data_file(model.name, number)).open("wb")) for number in range(count)]
+        jobs = ((weight, start, stop) for weight in weights for start, stop in blocks(weight.parameter, "rows"))
+        for weight, start, stop, planes in in_order(pool, jobs, checkpoint, quantization):
+            for each in by_parameter[weight.parameter.name]:
+                data = rows_as_stored(planes[each.stored.plane], each.stored, quantization.kind)
+                if each.file is None:
+                    each.inline += data
+                else:
+                    files[each.file].seek(each.offset + start * (each.stored.size_bytes // weight.parameter.rows))
+                    files[each.file].write(data)
+            done += (stop - start) * (weight.parameter.columns or 1)
+            progress(done, total)
+    return {stored.name: places[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}
+
+
+def place(wanted: Iterable[Stored]) -> dict[str, Place]:
+    """Give every initializer a file and an offset, in order."""
+    places: dict[str, Place] = {}
+    file, end = 0, 0
+    for stored in wanted:
+        if stored.size_bytes < EXTERNAL_BYTES:
+            places[stored.name] = Place(stored, None, 0)
+            continue
+        if end and end + stored.size_bytes > FILE_BYTES:
+            file, end = file + 1, 0
+        places[stored.name] = Place(stored, file, end)
+        end = -(-(end + stored.size_bytes) // ALIGNMENT) * ALIGNMENT
+    return places
+
+
+def rows_as_stored(plane: Array, stored: Stored, kind: str) -> bytes:
+    """Rows of a plane of ours in the dtype and order of an initializer."""
+    if stored.plane == "q":
+        return blob_rows(kind, plane).tobytes()
+    # Rows of dense matrices are padded in our planes.
+    rows = plane[:, : stored.shape[1]] if stored.plane == "w" and plane.ndim > 1 else plane
+    if stored.dtype == "float16" and np.abs(rows).max(initial=0) > np.finfo(np.float16).max:
+        raise QuantizationError(f"{stored.parameter}: exceeds float16's largest value, 65504; use --activations float32")
+    return rows.astype(stored.dtype).tobytes()

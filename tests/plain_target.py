@@ -1,0 +1,43 @@
+"""A target without kernels: its bundles compile at once, and the reference runner runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.manifest import ActivationEntry
+from nearfar.compiler.plan import Plan
+from nearfar.compiler.quant import Quantization
+from nearfar.compiler.spec import ModelSpec
+from nearfar.compiler.target import LoweredPlan
+
+
+class PlainTarget:
+    """Fulfils `Target`."""
+
+    MAX_BINDING_BYTES = 1 << 30
+    TAKES_LORA = False
+    LAYOUT = "rows"
+
+    def lower_plan(
+        self,
+        plan: Plan,
+        spec: ModelSpec,  # noqa: ARG002
+        quantization: Quantization,  # noqa: ARG002
+        activations: tuple[str, ...],  # noqa: ARG002
+        arch: str | None,  # noqa: ARG002
+        progress: Callable[[int, int], None],  # noqa: ARG002
+    ) -> LoweredPlan:
+        float32 = ActivationEntry(dtype="float32", needs=[])
+        return LoweredPlan(None, {}, (float32,), {}, {"none": ()}, {}, ("none",) * len(plan.steps))
+
+
+def compile_plain(model: Path, output: Path, quantization: str, context: int) -> Bundle:
+    options = CompileOptions(quantization=quantization, context=context, self_test=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nearfar.compiler.compile.load_target", lambda _: PlainTarget())
+        return compile_model(str(model), output, options)

@@ -1,0 +1,142 @@
+"""The folder as a whole: its files, its configuration, and what is refused before a file is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import SIZES
+
+from nearfar.compiler import quant
+from nearfar.compiler.bundle import open_any
+from nearfar.compiler.compile import CompileOptions, compile_any
+from nearfar.compiler.errors import QuantizationError, RequestError, UnsupportedModel
+from nearfar.compiler.formats import load
+from nearfar.compiler.formats.huggingface import open_checkpoint
+from nearfar.compiler.formats.safetensors_file import read_safetensors
+from nearfar.compiler.spec import ModelSpec
+from nearfar.targets.mlx.config import require_known, write_config
+from nearfar.targets.mlx.packing import Packing
+from nearfar.targets.mlx.shards import write_shards
+
+CompileTiny = Callable[..., Path]
+
+
+def test_a_folder_holds_what_mlx_lm_loads_and_a_manifest(compile_tiny: CompileTiny) -> None:
+    path = compile_tiny("qwen3_wide", "q4f16", target="mlx", group_size=64)
+    assert sorted(file.name for file in path.iterdir()) == [
+        "config.json", "manifest.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    config = json.loads((path / "config.json").read_text())
+    assert config["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
+    tokenizer = json.loads((path / "tokenizer_config.json").read_text())
+    assert tokenizer["chat_template"].startswith("{{ bos_token }}")
+    manifest = open_any(path).manifest
+    assert (manifest.target, manifest.page_size, manifest.context) == ("mlx", 256, 256)
+
+
+def test_the_configuration_is_read_back_as_the_models_spec(compile_tiny: CompileTiny, tmp_path: Path) -> None:
+    # Dense folders are checkpoints as well: transformers' names, one dtype.
+    for name in ("llama", "llama_plain", "qwen2", "qwen3"):
+        path = compile_tiny(name, "f32", target="mlx")
+        assert load(str(path)).spec == open_any(path).manifest.spec, name
+    # A top-level theta is what mlx-lm's llama reads.
+    config = json.loads((compile_tiny("llama", "f32", target="mlx") / "config.json").read_text())
+    assert config["rope_theta"] == 10000.0
+    assert config["rope_scaling"]["rope_type"] == "llama3"
+    spec = replace(open_any(compile_tiny("llama", "f32", target="mlx")).manifest.spec, eos_token_ids=(5, 7))
+    write_config(spec, Packing(quant.by_name("f16"), "float16"), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == [5, 7]
+
+
+def test_a_quantized_folder_is_not_taken_for_a_checkpoint(compile_tiny: CompileTiny) -> None:
+    with pytest.raises(UnsupportedModel, match="already quantized"):
+        load(str(compile_tiny("qwen3_wide", "q4f16", target="mlx", group_size=64)))
+
+
+def test_shards_hold_the_same_tensors_as_one_file(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    from nearfar.compiler.arch import by_model_type
+
+    checkpoint = open_checkpoint(tiny_checkpoints["qwen2_wide"])
+    parameters = by_model_type("qwen2").forward(checkpoint.spec, 16, 16).parameters
+    packing = Packing(quant.by_name("q8f16"), "float16")
+    found = []
+    for name, shard_bytes in (("whole", 1 << 30), ("cut", 100_000)):
+        (tmp_path / name).mkdir()
+        seen: list[tuple[int, int]] = []
+        write_shards(checkpoint, parameters, packing, tmp_path / name, lambda *done, seen=seen: seen.append(done), shard_bytes)
+        assert seen[-1][0] == seen[-1][1]
+        index = json.loads((tmp_path / name / "model.safetensors.index.json").read_text())
+        files = sorted((tmp_path / name).glob("*.safetensors"))
+        tensors = {tensor: (file.name, each) for file in files for tensor, each in read_safetensors(file).items()}
+        assert index["weight_map"] == {tensor: file for tensor, (file, _) in tensors.items()}
+        found.append({tensor: content(file, *each) for tensor, each in tensors.items() for file in [tmp_path / name]})
+    assert len(files) > 3
+    assert all(file.stat().st_size < 110_000 for file in files)
+    assert found[0] == found[1]
+
+
+def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
+    """A tensor's kind and its bytes, of which its offset tells the start and its neighbour's the end."""
+    tensors = read_safetensors(folder / file)
+    offsets = sorted([each.offset_bytes for each in tensors.values()] + [(folder / file).stat().st_size])
+    start = tensor.offset_bytes  # type: ignore[attr-defined]
+    stop = offsets[offsets.index(start) + 1]
+    return (tensor.dtype, tensor.shape), (folder / file).read_bytes()[start:stop]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kv": "q8"}, RequestError, "--kv q8: the model's head size of 24 is not a multiple of 32"),
+        ({"device": "gpu"}, RequestError, "--device gpu: is not known; target mlx asks for none"),
+        ({"quantization": "q4f32", "activations": ("bfloat16",)}, RequestError, "--activations bfloat16: the quantization offers float32"),
+        ({"lora_rank": 4}, RequestError, "--lora-rank: target mlx takes none"),
+        ({}, QuantizationError, r"model.embed_tokens.weight has 72 columns, not a multiple of the group size 32"),
+    ],
+)
+def test_what_mlx_cannot_do_is_refused_and_nothing_is_left(
+    options: dict[str, object], error: type[Exception], message: str, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        compile_any(str(tiny_checkpoints["qwen3"]), tmp_path / "out", CompileOptions(target="mlx", context=64, **options))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def spec_of(tiny_checkpoints: Mapping[str, Path], name: str) -> ModelSpec:
+    return open_checkpoint(tiny_checkpoints[name]).spec
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen3", {"qkv_bias": True, "output_bias": True}),
+        ("qwen2", {"head_dim": SIZES["hidden_size"]}),
+        ("llama", {"output_bias": False}),
+    ],
+)
+def test_a_model_that_mlx_lm_would_compute_otherwise_is_refused(
+    name: str, changes: dict[str, object], tiny_checkpoints: Mapping[str, Path]
+) -> None:
+    spec = spec_of(tiny_checkpoints, name)
+    require_known(spec)
+    with pytest.raises(UnsupportedModel, match=f"mlx-lm's {name} has no such model"):
+        require_known(replace(spec, **changes))  # type: ignore[arg-type]
+
+
+def test_a_damaged_weight_is_named(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoints["qwen2_wide"])
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensor = checkpoint.tensors[name]
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny_checkpoints["qwen2_wide"].iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    with (broken / "model.safetensors").open("r+b") as weights:
+        weights.seek(tensor.offset_bytes)  # type: ignore[attr-defined]
+        weights.write(b"\xff\xff\xff\x7f")
+    with pytest.raises(QuantizationError, match=f"{name}: the tensor holds NaN"):
+        compile_any(str(broken), tmp_path / "out", CompileOptions(target="mlx", context=64))

@@ -1,0 +1,125 @@
+"""mlx-lm loads the folder as it is: its logits are ours, and its greedy tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plain_target import compile_plain
+from tolerances import F32, relative_error
+
+from nearfar.compiler.batch import Limits
+from nearfar.compiler.bundle import Bundle, ExportBundle, open_any
+from nearfar.compiler.cli import main
+from nearfar.compiler.compile import CompileOptions, compile_any
+from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.generate import generate, score
+from nearfar.compiler.sampling import Sampler
+from nearfar.compiler.target import open_runner
+from nearfar.compiler.tokenizer import Tokenizer
+
+CompileTiny = Callable[..., Path]
+QUESTIONS = ("what is 27 + 58?", "tell me a story about a fox")
+TOKENS = 16
+# Checkpoint, quantization, group size: every architecture, tied and not, with biases and without, each kind of weights.
+CASES = [
+    ("llama", "f32", None),
+    ("llama_plain_wide", "q4f32", 32),
+    ("qwen2_wide", "q4f16", 64),
+    ("qwen3_wide", "q8f16", 128),
+    ("llama_wide", "f16", None),
+]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Bundle | ExportBundle]:
+    """The demo model by activation dtype, for MLX, and as a plan."""
+    folder = tmp_path_factory.mktemp("demo")
+    found = {
+        name: compile_any(str(CHECKPOINT), folder / name, CompileOptions(target="mlx", activations=(name,)))
+        for name in ("float32", "float16", "bfloat16")
+    }
+    return {**found, "plan": compile_plain(CHECKPOINT, folder / "plan", "q4f16", 512)}
+
+
+@pytest.fixture(scope="module")
+def folders(demo: Mapping[str, Bundle | ExportBundle], compile_tiny: CompileTiny, mlx: Any) -> Mapping[str, Path]:  # noqa: ARG001
+    tiny = {
+        checkpoint: compile_tiny(checkpoint, quantization, target="mlx", group_size=group, activations=("float32",))
+        for checkpoint, quantization, group in CASES
+    }
+    return tiny | {name: bundle.path for name, bundle in demo.items() if name != "plan"}
+
+
+@pytest.fixture(scope="module")
+def answers(folders: Mapping[str, Path], prompt_token_ids: list[int], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """What mlx-lm says to the prompts of each folder, and its logits of the first of them."""
+    folder = tmp_path_factory.mktemp("answers")
+    tiny = {checkpoint for checkpoint, _, _ in CASES}
+    jobs: list[dict[str, Any]] = [
+        {
+            "folder": str(path),
+            "prompts": [prompt_token_ids] if name in tiny else QUESTIONS,
+            "max_tokens": TOKENS,
+            "logits": str(folder / f"{name}.npy"),
+        }
+        for name, path in folders.items()
+    ]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    program = Path(__file__).parent / "mlx_lm_process.py"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program), str(folder / "jobs.json")], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return {name: (answer, np.load(job["logits"])) for name, job, answer in zip(folders, jobs, found, strict=True)}
+
+
+@pytest.mark.parametrize("checkpoint", [checkpoint for checkpoint, _, _ in CASES])
+def test_mlx_lms_logits_and_greedy_tokens_are_ours(
+    checkpoint: str, answers: Mapping[str, Any], folders: Mapping[str, Path], prompt_token_ids: list[int]
+) -> None:
+    runner = open_runner("mlx", open_any(folders[checkpoint]), Limits(tokens=75, rows=75))
+    logits = np.concatenate(list(score(runner, prompt_token_ids, 75)))
+    (theirs,), their_logits = answers[checkpoint]
+    assert relative_error(their_logits, logits) < F32
+    assert theirs["token_ids"] == list(generate(runner, prompt_token_ids, TOKENS, Sampler()))
+    runner.close()
+
+
+@pytest.mark.parametrize("activation", ["float32", "float16", "bfloat16"])
+def test_the_demo_model_answers_mlx_lm_as_it_does_the_reference(
+    activation: str, answers: Mapping[str, Any], demo: Mapping[str, Bundle | ExportBundle]
+) -> None:
+    tokenizer = Tokenizer(demo["plan"].tokenizer_files())
+    # Bfloat16 rounds coarsely enough to change a story.
+    for question, theirs in zip(QUESTIONS[: 1 if activation == "bfloat16" else None], answers[activation][0], strict=False):
+        prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
+        assert theirs["prompt_ids"] == prompt
+        for name, runner in (("numpy", demo["plan"]), ("mlx", demo[activation])):
+            assert theirs["token_ids"] == list(generate(open_runner(name, runner, Limits(tokens=64)), prompt, TOKENS, Sampler())), name
+
+
+def test_the_command_line_takes_the_folder(
+    demo: Mapping[str, Bundle | ExportBundle],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    mlx: Any,  # noqa: ARG001
+) -> None:
+    path = str(demo["float16"].path)
+    assert main(["run", path, QUESTIONS[0], "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["text"] == "27 + 58 = 85"
+    assert answer["device"].startswith("MLX ")
+    assert main(["score", path, "--tokens", "1,2,3", "-o", str(tmp_path / "logits.npy"), "--json"]) == 0
+    assert np.load(tmp_path / "logits.npy").shape == (3, 1024)
+    assert main(["run", path, "hello", "--runner", "cpu"]) == 2
+    assert "was compiled for mlx" in " ".join(capsys.readouterr().err.split())

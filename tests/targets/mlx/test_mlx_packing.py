@@ -1,0 +1,64 @@
+"""What MLX reads back is what our own weight formats mean, and what it cannot read is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tolerances import BF16_ROUNDING, F32, relative_error
+
+from nearfar.compiler import quant
+from nearfar.compiler.errors import QuantizationError
+from nearfar.compiler.graph import Parameter, Source
+from nearfar.targets.mlx.packing import Packing
+
+
+def parameter(rows: int, columns: int | None) -> Parameter:
+    return Parameter("some.weight", (Source("some.weight", 0, rows),), columns)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("name", "activation"), [("q4f16", "float16"), ("q4f32", "float32"), ("q8f16", "float16"), ("q8f16", "float32")])
+def test_mlx_dequantizes_to_the_weights_of_a_plan(name: str, activation: str, group: int, mlx: Any) -> None:
+    matrix = np.random.default_rng(group).normal(size=(5, 384)).astype(np.float32)
+    quantization = quant.by_name(name, group)
+    packing = Packing(quantization, activation)
+    codes, scales, biases = packing.pack(parameter(5, 384), matrix)
+    given = [mlx.array(array) for array in (codes, scales.astype(np.float32), biases.astype(np.float32))]
+    bits = 4 if name.startswith("q4") else 8
+    found = np.array(mlx.dequantize(*given, group_size=group, bits=bits))
+    expected = quantization.unpack(quantization.pack(matrix), 384)
+    # Float16 scales times codes are exact; of float32 ones the sum with the bias is rounded once more.
+    np.testing.assert_array_equal(found, expected) if name.endswith("f16") else np.testing.assert_allclose(found, expected, rtol=F32)
+    shapes = [shape for _, shape in packing.tensors(parameter(5, 384)).values()]
+    assert [array.shape for array in (codes, scales, biases)] == shapes
+    assert scales.dtype == biases.dtype == np.dtype(activation)
+
+
+def test_bfloat16_is_rounded_as_mlx_rounds(mlx: Any) -> None:
+    values = np.random.default_rng(0).normal(size=4096).astype(np.float32) * np.float32(1e6)
+    (found,) = Packing(quant.by_name("f16"), "bfloat16").pack(parameter(4096, None), values)
+    np.testing.assert_array_equal(found, np.array(mlx.array(values).astype(mlx.bfloat16).view(mlx.uint16)))
+
+
+def test_bfloat16_scales_change_weights_by_no_more_than_their_rounding() -> None:
+    matrix = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+    quantization = quant.by_name("q4f16")
+    _, scales, biases = (array.astype(np.uint32) << 16 for array in Packing(quantization, "bfloat16").pack(parameter(3, 64), matrix))
+    assert relative_error(scales.view(np.float32), quantization.pack(matrix)["s"].astype(np.float32)) < BF16_ROUNDING
+    np.testing.assert_array_equal(biases.view(np.float32), scales.view(np.float32) * -8)
+
+
+def test_a_matrix_that_groups_do_not_divide_is_refused_by_name() -> None:
+    with pytest.raises(QuantizationError, match=r"some\.weight has 96 columns, not a multiple of the group size 64"):
+        Packing(quant.by_name("q4f16", 64), "float16").tensors(parameter(2, 96))
+    assert len(Packing(quant.by_name("f16"), "float16").tensors(parameter(2, 97))) == 1
+
+
+@pytest.mark.parametrize(("name", "columns"), [("q8f16", 32), ("f16", None)])
+def test_what_float16_does_not_hold_is_refused(name: str, columns: int | None) -> None:
+    # 8-bit scales fit where their biases, 128 times as large, do not.
+    values = np.full((1, 32) if columns else 32, 65504 * 1.5 if columns is None else 65504 * 1.0, np.float32)
+    with pytest.raises(QuantizationError, match="--activations bfloat16 or float32"):
+        Packing(quant.by_name(name), "float16").pack(parameter(1, columns), values)

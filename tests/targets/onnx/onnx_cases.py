@@ -1,0 +1,107 @@
+"""A checkpoint's logits by `ops.py`, and a decoder graph run as a runtime would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from run_plan import PAGE_SIZE, run_graph
+
+from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.batch import Chunk, make_batch
+from nearfar.compiler.formats import load
+from nearfar.compiler.ops import Array
+from nearfar.compiler.quant import Quantization
+
+CONTEXT = 64
+
+Logits = npt.NDArray[np.float32]
+Export = Callable[..., Path]
+
+
+def reference_logits(checkpoint: Path, quantization: Quantization, token_ids: Sequence[int]) -> Logits:
+    """The logits (n, V) of n tokens by `ops.py`, with the weights that the quantization makes of the checkpoint's."""
+    loaded = load(str(checkpoint))
+    graph = by_model_type(loaded.spec.model_type).forward(loaded.spec, PAGE_SIZE, CONTEXT)
+    tensors: dict[str, Array] = {}
+    for name, parameter in graph.parameters.items():
+        rows = loaded.tensors[name].rows(0, parameter.rows)
+        tensors[name] = rows if parameter.columns is None else quantization.unpack(quantization.pack(rows), parameter.columns)
+    pages = range(-(-len(token_ids) // PAGE_SIZE))
+    batch = make_batch([Chunk(token_ids, 0, pages, range(len(token_ids)))], PAGE_SIZE)
+    logits: Logits = run_graph(graph, tensors, [batch]).outputs[0]["logits"]
+    return logits
+
+
+class Session:
+    """A decoder graph on ONNX Runtime's CPU provider, with a cache of (batch, kv_heads, tokens, head_dim) that grows."""
+
+    def __init__(self, folder: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(str(folder / "onnx/model.onnx"), options, providers=["CPUExecutionProvider"])
+        self.inputs = {each.name: each for each in self.session.get_inputs()}
+        self.outputs = [each.name for each in self.session.get_outputs()]
+        self.cache: dict[str, Array] = {}
+
+    def run(self, token_ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]] | None = None) -> Logits:
+        """Logits (batch, V) of the last row of each sequence, after new tokens of each; ``mask`` None: no row is padded."""
+        ids = np.array(token_ids, np.int64)
+        cache = self.cache or {name: self.empty(name, len(ids)) for name in self.inputs if name.startswith("past")}
+        past = next(iter(cache.values())).shape[2]
+        ones = np.ones((len(ids), past + ids.shape[1]), np.int64)
+        feeds = {"input_ids": ids, "attention_mask": ones if mask is None else np.array(mask, np.int64), **cache}
+        results: dict[str, Any] = dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
+        self.cache = {name: results[name.replace("past_key_values", "present")] for name in cache}
+        logits: Logits = results["logits"][:, 0]
+        return logits
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The tokens that follow a prompt, the likeliest each."""
+        token_ids = [int(self.run([prompt])[0].argmax())]
+        while len(token_ids) < count:
+            token_ids.append(int(self.run([token_ids[-1:]])[0].argmax()))
+        return token_ids
+
+    def empty(self, name: str, batch: int) -> Array:
+        dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}[self.inputs[name].type]
+        _, heads, _, head_dim = self.inputs[name].shape
+        return np.zeros((batch, heads, 0, head_dim), dtype)
+
+
+def relative_rms(found: Array, expected: Array) -> float:
+    """The root mean square of the difference over that of what is expected."""
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    difference = found.astype(np.float64) - expected
+    return float(np.sqrt((difference**2).mean() / (expected.astype(np.float64) ** 2).mean()))
+
+
+def check_graph(path: Path) -> None:
+    """Raise where a graph is no valid ONNX, or its shapes contradict each other."""
+    import onnx
+
+    # ONNX Runtime's own op stands in the standard's domain, where the checker does not know it.
+    if not onnx.defs.has("SimplifiedLayerNormalization"):
+        formal = onnx.defs.OpSchema.FormalParameter
+        onnx.defs.register_schema(
+            onnx.defs.OpSchema(
+                "SimplifiedLayerNormalization",
+                "",
+                1,
+                inputs=[formal("x", "T"), formal("gamma", "T")],
+                outputs=[formal("y", "T")],
+                type_constraints=[("T", ["tensor(float)", "tensor(float16)"], "floats")],
+                attributes=[onnx.defs.OpSchema.Attribute(name, getattr(onnx.defs.OpSchema.AttrType, kind)) for name, kind in NORM_ATTRS],
+            )
+        )
+    onnx.checker.check_model(str(path))
+    onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True)
+
+
+NORM_ATTRS = (("axis", "INT"), ("epsilon", "FLOAT"))
