@@ -1,4 +1,4 @@
-"""The demo's language as a whole: which tasks there are, how often each is trained, and an endless seeded stream of examples."""
+"""The demo's languages as a whole: which tasks each model is trained on and how often, and an endless seeded stream of examples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import random
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from . import arithmetic, commands, extraction, lists, talk
+from . import arithmetic, command_lists, commands, extraction, lists, long_arithmetic, passages, talk
 from .example import Example, Split, Task
 
-# Shares of training turns. Sums learn late, so they and the differences get the most after home commands.
-SHARES: Mapping[str, tuple[Task, float]] = MappingProxyType(
+# By name, each task and its share of training turns.
+Corpus = Mapping[str, tuple[Task, float]]
+
+# Sums learn late, so they and the differences get the most after home commands.
+NEAR: Corpus = MappingProxyType(
     {
         "home": (commands.command, 36),
         "sum": (arithmetic.short_sum, 12),
@@ -28,25 +31,52 @@ SHARES: Mapping[str, tuple[Task, float]] = MappingProxyType(
         "refusal": (talk.refusal, 5),
     }
 )
-TASKS = tuple(SHARES)
+# What the near model does, and then what it does not.
+FAR: Corpus = MappingProxyType(
+    {
+        "home": (commands.command, 12),
+        "sum": (arithmetic.short_sum, 4),
+        "sum_3_digits": (arithmetic.long_sum, 5),
+        "difference": (arithmetic.short_difference, 4),
+        "difference_3_digits": (arithmetic.long_difference, 6),
+        "sort_numbers": (lists.sort_numbers, 3),
+        "sort_words": (lists.sort_words, 5),
+        "spell": (lists.spell, 3),
+        "reverse": (lists.reverse, 4),
+        "numbers": (extraction.numbers, 2),
+        "email": (extraction.email, 3),
+        "story": (talk.story, 2),
+        "small_talk": (talk.far_small_talk, 3),
+        "refusal": (talk.far_refusal, 4),
+        "command_list": (command_lists.command_list, 12),
+        "sum_of_several": (long_arithmetic.sum_of_several, 12),
+        "sum_5_digits": (long_arithmetic.sum_5_digits, 9),
+        "story_problem": (long_arithmetic.story_problem, 11),
+        "reading": (passages.reading, 14),
+        "sort_many_numbers": (lists.sort_many_numbers, 8),
+    }
+)
+CORPORA: Mapping[str, Corpus] = MappingProxyType({"near": NEAR, "far": FAR})
+# What only the far model does.
+HARD: Corpus = MappingProxyType({task: FAR[task] for task in FAR if task not in NEAR})
 # Small talk has no slots, so nothing but its phrasing can be held out.
 WITHOUT_SLOTS = frozenset({"small_talk"})
 
 
-def training_examples(rng: random.Random) -> Iterator[Example]:
+def training_examples(rng: random.Random, corpus: Corpus = NEAR) -> Iterator[Example]:
     """Training examples without end, in the shares above."""
-    tasks = [task for task, _ in SHARES.values()]
-    shares = [share for _, share in SHARES.values()]
+    tasks = [task for task, _ in corpus.values()]
+    shares = [share for _, share in corpus.values()]
     while True:
         yield rng.choices(tasks, shares)[0](rng, Split.TRAINING)
 
 
-def held_out_examples(task: str, split: Split, count: int, seed: int) -> list[Example]:
+def held_out_examples(task: str, split: Split, count: int, seed: int, corpus: Corpus = NEAR) -> list[Example]:
     """``count`` different examples of one task to measure on; fewer only if the task cannot say that many."""
     rng = random.Random(f"{seed}/{task}/{split.value}")
     found: dict[str, Example] = {}
     for _ in range(50 * count):
-        example = SHARES[task][0](rng, split)
+        example = corpus[task][0](rng, split)
         found.setdefault(example.prompt, example)
         if len(found) == count:
             break

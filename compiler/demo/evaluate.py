@@ -1,6 +1,7 @@
-"""Measure the demo model: the share of held-out prompts answered exactly right, by task, split and weight format.
+"""Measure a demo model: the share of held-out prompts answered exactly right, by task, split and weight format.
 
-``python -m nearfar.compiler.demo.evaluate [FOLDER]`` measures a checkpoint folder, prints the table and writes ``accuracy.json``.
+``python -m nearfar.compiler.demo.evaluate [FOLDER] [--tasks near|far|hard] [--output FILE]`` measures a checkpoint folder, prints the
+table and writes it as JSON (``FOLDER/accuracy.json``).
 Quantized weights are what the compiler's own formats give back after packing; activations stay float32.
 """
 
@@ -10,8 +11,10 @@ import argparse
 import copy
 import json
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from rich.console import Console
@@ -20,7 +23,7 @@ from tokenizers import Tokenizer
 
 from ..quant import by_name
 from . import CHECKPOINT
-from .corpus import TASKS, WITHOUT_SLOTS, held_out_examples
+from .corpus import CORPORA, HARD, NEAR, WITHOUT_SLOTS, Corpus, held_out_examples
 from .example import Example, Split
 from .model import Llama
 from .saved_model import read_checkpoint
@@ -31,6 +34,7 @@ SPLITS = (Split.HELD_OUT_SLOTS, Split.HELD_OUT_PARAPHRASES)
 # Measured prompts come from a seed of their own; which values are held out does not depend on it.
 SEED = 2024
 LONGEST_ANSWER_TOKENS = 120
+TASK_SETS = MappingProxyType({**CORPORA, "hard": HARD})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +55,22 @@ class Cell:
 def measure(
     model: Llama,
     tokenizer: Tokenizer,
-    tasks: tuple[str, ...] = TASKS,
+    corpus: Corpus = NEAR,
+    tasks: Collection[str] | None = None,
     splits: tuple[Split, ...] = SPLITS,
     formats: tuple[str, ...] = FORMATS,
     prompts: int = 200,
 ) -> list[Cell]:
-    """Every combination of task, split and format, with up to ``prompts`` different prompts each."""
+    """Every combination of task, split and format, with up to ``prompts`` different prompts each; ``tasks`` None: all of the corpus."""
     cells = []
     for name in formats:
         quantized = copy.deepcopy(model).eval()
         quantize_in_place(quantized, name)
-        for task in tasks:
+        for task in corpus if tasks is None else tasks:
             for split in splits:
                 if split is Split.HELD_OUT_SLOTS and task in WITHOUT_SLOTS:
                     continue
-                examples = held_out_examples(task, split, prompts, SEED)
+                examples = held_out_examples(task, split, prompts, SEED, corpus)
                 answers = answer_all(quantized, tokenizer, [example.prompt for example in examples])
                 right = sum(is_right(example, answer) for example, answer in zip(examples, answers, strict=True))
                 cells.append(Cell(task, split.value, name, len(examples), right))
@@ -141,10 +146,12 @@ def show_table(cells: list[Cell], console: Console) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m nearfar.compiler.demo.evaluate", description="Measure a demo checkpoint.")
     parser.add_argument("folder", type=Path, nargs="?", default=CHECKPOINT, help="default: the checkpoint in the repository")
+    parser.add_argument("--tasks", choices=TASK_SETS, default="near", help="default: near")
+    parser.add_argument("--output", type=Path, help="default: FOLDER/accuracy.json")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    cells = measure(*read_checkpoint(options.folder))
-    write_accuracy(options.folder / "accuracy.json", cells)
+    cells = measure(*read_checkpoint(options.folder), TASK_SETS[options.tasks])
+    write_accuracy(options.output or options.folder / "accuracy.json", cells)
     show_table(cells, Console())
 
 

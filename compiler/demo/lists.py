@@ -114,14 +114,23 @@ REVERSE = Phrasings(
 
 def sort_numbers(rng: random.Random, split: Split) -> Example:
     """Three to five different numbers below 100."""
+    return _sort_numbers(rng, split, "sort_numbers", 3, 5)
+
+
+def sort_many_numbers(rng: random.Random, split: Split) -> Example:
+    """Six to ten."""
+    return _sort_numbers(rng, split, "sort_many_numbers", 6, 10)
+
+
+def _sort_numbers(rng: random.Random, split: Split, task: str, fewest: int, most: int) -> Example:
     top = rng.choice((9, 20, 99, 99, 99))
     while True:
-        numbers = rng.sample(range(top + 1), rng.randint(3, 5))
+        numbers = rng.sample(range(top + 1), rng.randint(fewest, most))
         if split.allows(" ".join(map(str, sorted(numbers)))):
             break
     descending = rng.random() < 0.2
     prompt, template = phrase(rng, DESCENDING if descending else SORT_NUMBERS, split, list=_joined(rng, list(map(str, numbers))))
-    return Example("sort_numbers", prompt, ", ".join(map(str, sorted(numbers, reverse=descending))), template)
+    return Example(task, prompt, ", ".join(map(str, sorted(numbers, reverse=descending))), template)
 
 
 def sort_words(rng: random.Random, split: Split) -> Example:

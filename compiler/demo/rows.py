@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from ..errors import RequestError
-from .corpus import training_examples
+from .corpus import NEAR, Corpus, training_examples
 from .example import Example
 from .tokenizer import BOS, PAD, encode_turn
 
@@ -33,10 +33,12 @@ class Rows:
     positions: npt.NDArray[np.int64]
 
 
-def training_rows(tokenizer: Tokenizer, seed: int, step: int, rows: int, row_tokens: int, context_length: int) -> Rows:
+def training_rows(
+    tokenizer: Tokenizer, seed: int, step: int, rows: int, row_tokens: int, context_length: int, corpus: Corpus = NEAR
+) -> Rows:
     """The rows of one step. Raises RequestError for an example that does not fit into a row."""
     rng = random.Random(f"{seed}/{step}")
-    packed = pack_rows(tokenizer, training_examples(rng), rng, rows, row_tokens, context_length)
+    packed = pack_rows(tokenizer, training_examples(rng, corpus), rng, rows, row_tokens, context_length)
     return Rows(*(np.array(part, np.int64) for part in zip(*packed, strict=True)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -13,11 +14,11 @@ from .model import Llama, LlamaConfig
 from .tokenizer import BOS, CHAT_TEMPLATE, END, PAD
 
 
-def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
-    """Write config, weights (float32), tokenizer and chat template."""
+def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer, dtype: str = "float32") -> None:
+    """Write config, weights (``dtype``: float32 or float16), tokenizer and chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.model.config
-    _write_json(folder / "config.json", _config(config))
+    _write_json(folder / "config.json", _config(config, dtype))
     _write_json(folder / "generation_config.json", {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD, "do_sample": False})
     _write_json(
         folder / "tokenizer_config.json",
@@ -35,7 +36,7 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
         },
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach().to(getattr(torch, dtype)).contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -51,11 +52,11 @@ def read_checkpoint(folder: Path) -> tuple[Llama, Tokenizer]:
     return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def _config(config: LlamaConfig) -> dict[str, object]:
+def _config(config: LlamaConfig, dtype: str) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
         "hidden_act": "silu",
         "tie_word_embeddings": True,
         "attention_bias": False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 from .example import Example, Split
 from .phrasing import Phrasings, expand, phrase
@@ -91,6 +92,7 @@ TOO_HARD = Phrasings(
     ),
 )
 TOO_HARD_ANSWER = "I can only add and subtract whole numbers up to 999."
+FAR_TOO_HARD_ANSWER = "I can only add whole numbers up to 99999 and subtract up to 999."
 INTENTS = (
     (
         "Hello! Give me a home command, a sum, a list to sort, or ask for a story.",
@@ -165,6 +167,16 @@ INTENTS = (
     ),
 )
 
+# What the far model says of itself instead.
+FAR_ANSWERS = {
+    "I am a small demo model, about one million numbers trained from nothing.": (
+        "I am the larger demo model, more than one million numbers."
+    ),
+    "I can run home commands, add and subtract, sort, spell, reverse words, find numbers and e-mails, and tell stories.": (
+        "I can run home commands, calculate, sort, spell, reverse words, find numbers and e-mails, read a short text, and tell stories."
+    ),
+}
+
 
 def story(rng: random.Random, split: Split) -> Example:
     """A story about an animal or a person. Its turns are drawn freely, so every story of the grammar counts as right."""
@@ -185,8 +197,22 @@ def small_talk(rng: random.Random, split: Split) -> Example:
     return Example("small_talk", prompt, answer, template)
 
 
+def far_small_talk(rng: random.Random, split: Split) -> Example:
+    example = small_talk(rng, split)
+    return replace(example, answer=FAR_ANSWERS.get(example.answer, example.answer))
+
+
 def refusal(rng: random.Random, split: Split) -> Example:
     """Questions about the world, and arithmetic beyond what is trained."""
+    return _refusal(rng, split, 4, TOO_HARD_ANSWER)
+
+
+def far_refusal(rng: random.Random, split: Split) -> Example:
+    return _refusal(rng, split, 6, FAR_TOO_HARD_ANSWER)
+
+
+def _refusal(rng: random.Random, split: Split, fewest_digits: int, too_hard_answer: str) -> Example:
+    """``fewest_digits``: of a whole number that is too long to be added."""
     if rng.random() < 0.6:
         name = word(rng, NAMES, split).capitalize()
         prompt, template = phrase(rng, UNKNOWN, split, thing=word(rng, THINGS, split), other=word(rng, THINGS, split), name=name)
@@ -196,9 +222,12 @@ def refusal(rng: random.Random, split: Split) -> Example:
         a, b = rng.randint(0, top), rng.randint(0, top)
         if split.allows(f"{a}*{b}"):
             break
-    too_long = rng.randint(1000, 10 ** rng.randint(4, 7)) if rng.random() < 0.7 else rng.randint(0, 999) / 10
-    prompt, template = phrase(rng, TOO_HARD, split, a=a, b=b, c=too_long)
-    return Example("refusal", prompt, TOO_HARD_ANSWER, template)
+    if rng.random() < 0.7:
+        beyond: float = rng.randint(10 ** (fewest_digits - 1), 10 ** rng.randint(fewest_digits, fewest_digits + 3))
+    else:
+        beyond = rng.randint(0, 999) / 10
+    prompt, template = phrase(rng, TOO_HARD, split, a=a, b=b, c=beyond)
+    return Example("refusal", prompt, too_hard_answer, template)
 
 
 def _all_stories(introduced: str, it: str) -> str:

@@ -1,5 +1,5 @@
-"""Train the demo model:
-``python -m nearfar.compiler.demo.train [--steps N] [--seed N] [--output FOLDER] [--resume]``.
+"""Train a demo model:
+``python -m nearfar.compiler.demo.train [--model near|far] [--steps N] [--seed N] [--output FOLDER] [--resume]``.
 
 Seed and step decide the data and the learning rate, never the clock, so a run that was interrupted and resumed ends where an
 uninterrupted one does. Into the output folder go ``resume.pt`` (everything that a continued run needs), ``nearfar-demo/`` (the model
@@ -15,8 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -26,11 +28,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import CheckpointError, NearfarError
-from . import NAME
+from . import CHECKPOINT, FAR_NAME, NAME
+from .corpus import CORPORA
 from .evaluate import measure, quantize_in_place, show_table, write_accuracy
+from .growth import grow
 from .model import Llama, LlamaConfig
 from .rows import NO_TARGET, training_rows
-from .saved_model import write_checkpoint
+from .saved_model import read_checkpoint, write_checkpoint
 from .tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,15 +48,43 @@ class TrainingPlan:
 
     steps: int = 5000
     seed: int = 1
+    # A name of corpus.CORPORA.
+    corpus: str = "near"
+    # Begin as the near model of the repository, with its tokenizer, instead of with random weights.
+    grown: bool = False
     rows: int = 20
     row_tokens: int = 192
     warmup_steps: int = 60
     muon_learning_rate: float = 0.02
     adam_learning_rate: float = 5e-3
+    # The learning rate is constant and falls in a line over this share of the steps; None: half a cosine from the warm-up on.
+    decay_share: float | None = None
     # In the last part the loss is that of the 4-bit weights, so that the model settles where rounding costs little.
     rounded_share: float = 0.25
     compiled: bool = True
+    # What the weights are stored as.
+    dtype: Literal["float32", "float16"] = "float32"
     model: LlamaConfig = field(default_factory=LlamaConfig)
+
+
+PLANS = MappingProxyType(
+    {
+        "near": TrainingPlan(),
+        "far": TrainingPlan(
+            steps=5000,
+            corpus="far",
+            grown=True,
+            rows=12,
+            row_tokens=256,
+            muon_learning_rate=0.01,
+            adam_learning_rate=2e-3,
+            decay_share=0.8,
+            dtype="float16",
+            model=LlamaConfig(num_hidden_layers=6),
+        ),
+    }
+)
+FOLDERS = MappingProxyType({"near": NAME, "far": FAR_NAME})
 
 
 @dataclass(slots=True)
@@ -72,10 +104,15 @@ class Training:
 
 
 def begin(plan: TrainingPlan) -> Training:
-    """A run at step 0, with random weights and a new tokenizer."""
+    """A run at step 0, with random weights and a new tokenizer, or with those of the near model."""
     torch.manual_seed(plan.seed)
-    model = Llama(plan.model)
-    return Training(plan, train_tokenizer(plan.seed), model, _optimizers(plan, model), [])
+    if plan.grown:
+        near, tokenizer = read_checkpoint(CHECKPOINT)
+        model = grow(near, plan.model)
+    else:
+        model = Llama(plan.model)
+        tokenizer = train_tokenizer(plan.seed)
+    return Training(plan, tokenizer, model, _optimizers(plan, model), [])
 
 
 def run(training: Training, until: int, after_step: Callable[[Training], None] = lambda _: None) -> None:
@@ -84,7 +121,8 @@ def run(training: Training, until: int, after_step: Callable[[Training], None] =
     hidden_states = torch.compile(model.model) if plan.compiled else model.model
     while training.step < until:
         began = time.perf_counter()
-        rows = training_rows(training.tokenizer, plan.seed, training.step, plan.rows, plan.row_tokens, plan.model.max_position_embeddings)
+        context_length, corpus = plan.model.max_position_embeddings, CORPORA[plan.corpus]
+        rows = training_rows(training.tokenizer, plan.seed, training.step, plan.rows, plan.row_tokens, context_length, corpus)
         with rounded(model) if training.step >= plan.steps * (1 - plan.rounded_share) else nullcontext():
             hidden = hidden_states(torch.from_numpy(rows.tokens), torch.from_numpy(rows.positions))
             loss = answer_loss(model, hidden, torch.from_numpy(rows.targets))
@@ -126,9 +164,11 @@ def answer_loss(model: Llama, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 def learning_rate_factor(plan: TrainingPlan, step: int) -> float:
-    """Linear warm-up, then half a cosine down to zero at the last step."""
+    """Linear warm-up, then half a cosine or a constant and a line, down to zero at the last step."""
     if step < plan.warmup_steps:
         return (step + 1) / plan.warmup_steps
+    if plan.decay_share is not None:
+        return min(1.0, (plan.steps - step) / (plan.steps * plan.decay_share))
     return 0.5 * (1 + math.cos(math.pi * (step - plan.warmup_steps) / max(1, plan.steps - plan.warmup_steps)))
 
 
@@ -184,17 +224,21 @@ def draw_losses(losses: list[float], path: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m nearfar.compiler.demo.train", description="Train the demo model on text of its own.")
-    parser.add_argument("--steps", type=int, default=TrainingPlan().steps)
+    parser.add_argument("--model", choices=PLANS, default="near")
+    parser.add_argument("--steps", type=int, help="default: those of the plan")
     parser.add_argument("--seed", type=int, default=TrainingPlan().seed)
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "demo", help="default: build/demo")
+    parser.add_argument("--output", type=Path, help="default: build/demo, or build/demo-far")
     parser.add_argument("--threads", type=int, default=1, help="the same result needs the same number (default: 1)")
     parser.add_argument("--resume", action="store_true", help="continue from resume.pt in the output folder")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    plan = TrainingPlan(steps=options.steps, seed=options.seed)
+    plan = replace(PLANS[options.model], seed=options.seed)
+    if options.steps is not None:
+        plan = replace(plan, steps=options.steps)
+    output = options.output or REPOSITORY / "build" / FOLDERS[options.model].removeprefix("nearfar-")
     console = Console()
     try:
-        _train_and_measure(plan, options.output, options.resume, console)
+        _train_and_measure(plan, output, options.resume, console)
     except NearfarError as error:
         sys.exit(f"{error.code}: {error}")
 
@@ -217,11 +261,13 @@ def _train_and_measure(plan: TrainingPlan, output: Path, resumed: bool, console:
 
         run(training, plan.steps, after_step)
     save(training, output / "resume.pt")
-    write_checkpoint(output / NAME, training.model, training.tokenizer)
+    folder = output / FOLDERS[plan.corpus]
+    write_checkpoint(folder, training.model, training.tokenizer, plan.dtype)
     draw_losses(training.losses, output / "loss.png")
-    console.print(f"trained in {training.seconds:.0f} s; the model is in {output / 'checkpoint'}")
-    table = measure(training.model, training.tokenizer)
-    write_accuracy(output / NAME / "accuracy.json", table)
+    console.print(f"trained in {training.seconds:.0f} s; the model is in {folder}")
+    # Read back, because storing may have rounded them.
+    table = measure(*read_checkpoint(folder), CORPORA[plan.corpus])
+    write_accuracy(folder / "accuracy.json", table)
     show_table(table, console)
 
 

@@ -10,10 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.demo.corpus import training_examples
+from nearfar.compiler.demo.corpus import CORPORA, training_examples
 from nearfar.compiler.demo.example import Example
 from nearfar.compiler.demo.rows import NO_TARGET, pack_rows, training_rows
 from nearfar.compiler.demo.tokenizer import ASSISTANT, BOS, END, PAD, USER, encode_turn
+from nearfar.compiler.demo.train import PLANS
 from nearfar.compiler.errors import RequestError
 
 
@@ -77,6 +78,7 @@ def test_an_example_longer_than_a_row_is_refused(tokenizer: Tokenizer) -> None:
         pack_rows(tokenizer, endless(), random.Random(1), 2, 32, 64)
 
 
-def test_the_longest_of_many_examples_fits_into_the_default_row(tokenizer: Tokenizer) -> None:
-    examples = training_examples(random.Random("longest"))
-    assert max(len(encode_turn(tokenizer, next(examples))[0]) for _ in range(20_000)) < 191
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_longest_of_many_examples_fits_into_the_row_of_its_plan(tokenizer: Tokenizer, name: str) -> None:
+    examples = training_examples(random.Random("longest"), CORPORA[name])
+    assert max(len(encode_turn(tokenizer, next(examples))[0]) for _ in range(20_000)) < PLANS[name].row_tokens - 1

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.demo.evaluate import answer_all
 from nearfar.compiler.demo.model import LlamaConfig
 from nearfar.compiler.demo.rows import NO_TARGET
+from nearfar.compiler.demo.saved_model import read_checkpoint
 from nearfar.compiler.demo.train import (
+    PLANS,
     Training,
     TrainingPlan,
     answer_loss,
@@ -95,6 +99,30 @@ def test_the_learning_rate_warms_up_and_falls_to_zero_at_the_last_step() -> None
     assert max(factors) == factors[9] == factors[10] == 1
     assert factors[10:] == sorted(factors[10:], reverse=True)
     assert factors[100] == pytest.approx(0)
+
+
+def test_a_constant_learning_rate_falls_in_a_line_over_the_last_part() -> None:
+    plan = TrainingPlan(steps=100, warmup_steps=10, decay_share=0.25)
+    factors = [learning_rate_factor(plan, step) for step in range(101)]
+    assert factors[9:76] == [1] * 67
+    assert factors[85] == pytest.approx(0.6)
+    assert factors[100] == 0
+
+
+def test_more_steps_change_nothing_before_a_constant_learning_rate_falls() -> None:
+    short, long = (replace(TINY, steps=steps, decay_share=0.25, rounded_share=0.25) for steps in (8, 80))
+    trainings = [begin(plan) for plan in (short, long)]
+    for training in trainings:
+        run(training, 3)
+    assert trainings[0].losses == trainings[1].losses
+
+
+def test_the_far_plan_begins_as_the_near_model_with_its_tokenizer() -> None:
+    near, tokenizer = read_checkpoint(CHECKPOINT)
+    training = begin(PLANS["far"])
+    assert training.tokenizer.to_str() == tokenizer.to_str()
+    prompts = ["27+58", "turn off the bedroom light", "reverse hello", "sort pear apple fig"]
+    assert answer_all(training.model.eval(), tokenizer, prompts) == answer_all(near, tokenizer, prompts)
 
 
 def test_the_loss_curve_is_a_png(tmp_path: Path) -> None:
