@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.errors import ToolError, Unavailable
+from nearfar.compiler.manifest import EXPORTS
 
 from .numbers import count, size_bytes
 
@@ -48,7 +49,7 @@ def add_parser(commands: Any) -> None:
         "--drain-seconds", type=float, default=30.0, metavar="S", help="for requests to end after SIGTERM (default: %(default)s)"
     )
     local = parser.add_argument_group("models on this machine")
-    local.add_argument("--target", choices=("cpu", "cuda"), help="what to compile for (default: cuda where there is a GPU)")
+    local.add_argument("--target", choices=("cpu", "cuda", *EXPORTS), help="what to compile for (default: cuda where there is a GPU)")
     local.add_argument("--quantization", metavar="NAME", default="q4f16", help="of what is compiled (default: %(default)s)")
     local.add_argument("--context", type=int, metavar="N", help="of what is compiled: the longest sequence in tokens")
     local.add_argument(
@@ -62,7 +63,7 @@ def add_parser(commands: Any) -> None:
     local.add_argument(
         "--memory", type=size_bytes, metavar="SIZE", help="for all models together; more are not loaded (default: 90%% of the device's)"
     )
-    local.add_argument("--threads", type=count, metavar="N", help="of the cpu target (default: one a core)")
+    local.add_argument("--threads", type=count, metavar="N", help="of the cpu and onnx targets (default: one a core)")
     local.add_argument(
         "--draft", metavar="MODEL", help="guess tokens, checked several at once: ngram, or a smaller model with the same tokens"
     )
@@ -95,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
     from .served_models import load_requests, make_opener
 
     if options.threads is not None:
-        # The cpu target's runners read it, and so do those that are loaded later.
+        # Runners on the CPU read it, and so do those that are loaded later.
         os.environ["NEARFAR_THREADS"] = str(options.threads)
     announcement = Announcement()
     opener = make_opener(options, os.environ, announcement.progress)

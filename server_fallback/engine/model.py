@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nearfar.compiler.manifest import Manifest
+from nearfar.compiler.manifest import Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class TokenModel:
     embeds: bool = False
 
     @staticmethod
-    def of(manifest: Manifest) -> TokenModel:
+    def of(manifest: Description) -> TokenModel:
         spec = manifest.spec
         return TokenModel(
             vocab_size=spec.vocab_size,

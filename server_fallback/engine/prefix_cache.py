@@ -2,12 +2,16 @@
 
 So a second turn, or a second conversation with the same system prompt, computes new tokens only. Zheng et al. 2024 (SGLang's
 RadixAttention). An adapter changes keys and values, so each has a tree of its own.
+
+Where a page holds a whole sequence, few are ever full: then pages of sequences that have left are kept with as many tokens as they hold,
+and a sequence may start from the first tokens of a page. It goes on in a copy, or in the page itself where there is no other.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import MutableSequence, Sequence
+from operator import itemgetter
 
 from .page_pool import PagePool
 
@@ -15,7 +19,7 @@ Key = tuple[int, ...]
 
 
 class Node:
-    """A full page and its tokens, behind those of ``parent``. ``last_used`` is a time of the cache's clock."""
+    """A page and the tokens that it holds, behind those of ``parent``. ``last_used`` is a time of the cache's clock."""
 
     __slots__ = ("children", "key", "last_used", "page", "parent", "queued", "siblings")
 
@@ -42,10 +46,10 @@ class Place:
 
 
 class PrefixCache:
-    """The cache is a user of each page that it holds."""
+    """The cache is a user of each page that it holds. ``beginnings``: pages are kept, and found, that are not full."""
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
-        self._pool, self._page_size = pool, page_size
+    def __init__(self, pool: PagePool, page_size: int, *, beginnings: bool = False) -> None:
+        self._pool, self._page_size, self._beginnings = pool, page_size, beginnings
         self._roots: dict[str | None, dict[Key, Node]] = {}
         self._nodes: dict[int, Node] = {}
         self._heap: list[tuple[int, int]] = []
@@ -69,6 +73,27 @@ class PrefixCache:
             level = node.children
         return pages
 
+    def longest(self, tokens: Sequence[int], most: int, adapter: str | None = None) -> tuple[list[int], int]:
+        """The pages of the longest known beginning of ``tokens``, and how many it has, at most ``most``."""
+        pages = self.match(tokens, most // self._page_size, adapter)
+        length = len(pages) * self._page_size
+        if self._beginnings:
+            level = self._nodes[pages[-1]].children if pages else self._roots.get(adapter, {})
+            rest = tokens[length:most]
+            found, node = max(((shared(node.key, rest), node) for node in level.values()), key=itemgetter(0), default=(0, None))
+            if node is not None and found > 0:
+                node.last_used = self._clock
+                return [*pages, node.page], length + found
+        return pages, length
+
+    def hand_over(self, page: int) -> bool:
+        """Forget a page that the cache shares with one sequence alone, which then has it for itself. False where there are others."""
+        node = self._nodes.get(page)
+        if node is None or node.children or self._pool.users(page) > 2:
+            return False
+        self._remove(node)
+        return True
+
     def insert(self, place: Place, tokens: Sequence[int], pages: MutableSequence[int], count: int, adapter: str | None = None) -> None:
         """Remember the first ``count`` pages of a sequence, all full, and move its place there.
 
@@ -78,8 +103,7 @@ class PrefixCache:
         self._clock += 1
         place.time = self._clock
         for index in range(place.depth, count):
-            level = self._roots.setdefault(adapter, {}) if place.node is None else place.node.children
-            key, page = self._key(tokens, index), pages[index]
+            level, key, page = self._level(place, adapter), self._key(tokens, index), pages[index]
             node = level.get(key)
             if node is None:
                 self._pool.keep(page)
@@ -99,6 +123,28 @@ class PrefixCache:
         place.node, place.depth = None, 0
         for page in pages:
             self.release(page)
+
+    def retire(self, place: Place, tokens: Sequence[int], pages: Sequence[int], adapter: str | None = None) -> None:
+        """As `leave`, of a sequence whose pages hold these tokens. With ``beginnings`` the page that is not full is kept for others."""
+        if self._beginnings and place.depth < len(pages):
+            key, level = tuple(tokens[place.depth * self._page_size :]), self._level(place, adapter)
+            if key and not any(shared(node.key, key) == len(key) for node in level.values()):
+                self._keep(key, pages[place.depth], place, level)
+        self.leave(place, pages)
+
+    def _keep(self, key: Key, page: int, place: Place, level: dict[Key, Node]) -> None:
+        """Remember a page that is not full. Pages that hold no more than its beginning are of no use then."""
+        for node in list(level.values()):
+            if key[: len(node.key)] == node.key and self._pool.users(node.page) == 1 and not node.children:
+                self._remove(node)
+        self._clock += 1
+        self._pool.keep(page)
+        level[key] = self._nodes[page] = node = Node(key, page, place.node, level)
+        node.last_used = self._clock
+
+    def _level(self, place: Place, adapter: str | None) -> dict[Key, Node]:
+        """What is known behind a place."""
+        return self._roots.setdefault(adapter, {}) if place.node is None else place.node.children
 
     def release(self, page: int) -> None:
         """One user of a page less, as `PagePool.release`."""
@@ -158,3 +204,9 @@ class PrefixCache:
 
     def _key(self, tokens: Sequence[int], index: int) -> Key:
         return tuple(tokens[index * self._page_size : (index + 1) * self._page_size])
+
+
+def shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -38,7 +38,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.pool = PagePool(config.pages)
-        self.cache = PrefixCache(self.pool, config.page_size)
+        self.cache = PrefixCache(self.pool, config.page_size, beginnings=config.page_size >= config.context)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.preemptions = self.drafted = self.accepted = 0
@@ -212,15 +212,14 @@ class Scheduler:
 
     def _beginning(self, sequence: Sequence) -> Beginning:
         """What is there of a sequence's tokens. The last one is always computed, for its logits are wanted."""
-        page_size, most = self.config.page_size, len(sequence.tokens) - 1
-        pages = self.cache.match(sequence.tokens, most // page_size, sequence.adapter)
-        leader = sequence.leader
+        most, leader = len(sequence.tokens) - 1, sequence.leader
+        pages, computed = self.cache.longest(sequence.tokens, most, sequence.adapter)
         if leader is not None and leader.state == RUNNING and leader.keep is None and sequence.generated == 0:
             # Of the leader's rows in this very step all are behind its prompt, so what is shared was computed before.
             shared = min(leader.computed, most)
-            if shared > len(pages) * page_size:
+            if shared > computed:
                 return Beginning(shared, leader.pages[: self._pages_for(shared)], cached=False)
-        return Beginning(len(pages) * page_size, pages, cached=True)
+        return Beginning(computed, pages, cached=True)
 
     def _start(self, sequence: Sequence, beginning: Beginning) -> None:
         sequence.leader = None
@@ -259,6 +258,8 @@ class Scheduler:
         if self.pool.free > 0 or self.cache.evict():
             pages[index] = self.pool.take()
             step.copies.append((shared, pages[index]))
+        elif self.cache.hand_over(shared):
+            return
         else:
             del pages[index:]
             sequence.computed = index * self.config.page_size
@@ -300,7 +301,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Give back pages and slot."""
-        self.cache.leave(sequence.place, sequence.pages)
+        self.cache.retire(sequence.place, sequence.tokens[: sequence.computed], sequence.pages, sequence.adapter)
         del sequence.pages[:]
         if sequence.slot >= 0:
             self._slots.append(sequence.slot)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.compile import CompileOptions, compile_any
 from nearfar.compiler.errors import NearfarError, ToolError
 from nearfar.compiler.formats import load
 from nearfar.compiler.manifest import MANIFEST_FILE
@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 async def compiled(model: str, options: CompileOptions, progress: Progress = lambda *_: None) -> Path:
     """The bundle of a checkpoint's folder or a hub's model, from the cache or compiled into it now.
 
-    Several processes that want the same one wait for the first. Cancelled, it leaves nothing. Raises as `compile_model`.
+    Several processes that want the same one wait for the first. Cancelled, it leaves nothing. Raises as `compile_any`.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -82,7 +82,7 @@ def compile_once(model: str, options: CompileOptions) -> Path:
     with FileLock(place.with_name(f"{place.name}.lock")):
         if not is_there(place):
             # What is there without a manifest is no bundle of ours.
-            compile_model(model, place, replace(options, force=True), lambda phase, done, total: say(progress=[phase, done, total]))
+            compile_any(model, place, replace(options, force=True), lambda phase, done, total: say(progress=[phase, done, total]))
     return place
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from nearfar.compiler.batch import FloatArray
-from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.bundle import Folder
 from nearfar.compiler.embedding import normalized
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.spec import EmbeddingSpec
@@ -75,7 +75,7 @@ class TextModel:
     embedding: EmbeddingSpec | None = None
 
     @staticmethod
-    def of(bundle: Bundle, name: str) -> TextModel:
+    def of(bundle: Folder, name: str) -> TextModel:
         """Raises CheckpointError for a tokenizer that cannot be loaded."""
         files, manifest = bundle.tokenizer_files(), bundle.manifest
         return TextModel(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from nearfar.compiler.batch import Runner
-from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.bundle import Bundle, ExportBundle, open_any
 from nearfar.compiler.compile import CompileOptions
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.manifest import MANIFEST_FILE
+from nearfar.compiler.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.target import open_runner
 
 from ..engine.config import EngineConfig
@@ -33,7 +33,7 @@ from .registry import default_name
 DEMO = "demo"
 NGRAM = "ngram"
 # Prompt tokens and decoded ones of a step together. More makes prefill faster, and lets those that decode wait longer.
-STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+STEP_TOKENS = {"cpu": 256, "onnx": 256, "cuda": 2048}
 DEFAULT_SEQUENCES = {"cpu": 32, "cuda": 256}
 
 # What is compiled, then as `compile_model` tells it.
@@ -66,7 +66,7 @@ class LocalOptions:
 class Planned:
     """A bundle and what its runner is to take."""
 
-    bundle: Bundle
+    bundle: Bundle | ExportBundle
     memory: MemoryPlan
 
     def open_runner(self) -> Runner:
@@ -115,7 +115,7 @@ class LocalOpener:
             # They are the engine's now.
             opened.pop_all()
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
-        if manifest.lora is not None:
+        if isinstance(manifest, Manifest) and manifest.lora is not None:
             return AdaptableExecutor(engine, text, manifest, memory_bytes=memory_bytes, device=runner.device)
         return LocalExecutor(engine, text, memory_bytes=memory_bytes, device=runner.device)
 
@@ -125,16 +125,16 @@ class LocalOpener:
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest), context_bytes(manifest))
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences * (guesses + 1))
-        adapters = options.max_adapters if manifest.lora is not None else 0
+        adapters = options.max_adapters if isinstance(manifest, Manifest) and manifest.lora is not None else 0
         memory = plan_memory(
             manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=sequences * guesses, adapters=adapters
         )
         return Planned(bundle, memory)
 
-    async def _bundle(self, model: str) -> Bundle:
+    async def _bundle(self, model: str) -> Bundle | ExportBundle:
         path = CHECKPOINT if model == DEMO else Path(model).expanduser()
         if (path / MANIFEST_FILE).is_file():
-            return await asyncio.to_thread(open_bundle, path)
+            return await asyncio.to_thread(open_any, path)
         options = self._options
         target = options.target or default_target()
         wanted = CompileOptions(
@@ -149,4 +149,4 @@ class LocalOpener:
         )
         name = str(path) if path.is_dir() else model
         place = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))
-        return await asyncio.to_thread(open_bundle, place)
+        return await asyncio.to_thread(open_any, place)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from nearfar.compiler.batch import Limits
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.expr import evaluate
-from nearfar.compiler.manifest import BufferEntry, Manifest
-from nearfar.compiler.report import ITEM_BYTES
+from nearfar.compiler.manifest import ITEM_BYTES, BufferEntry, ExportManifest, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +21,33 @@ class MemoryPlan:
     total_bytes: int
 
 
-def weight_bytes(manifest: Manifest) -> int:
+def weight_bytes(manifest: Manifest | ExportManifest) -> int:
+    if isinstance(manifest, ExportManifest):
+        return manifest.model_bytes()
     return sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
 
 
-def context_bytes(manifest: Manifest) -> int:
+def context_bytes(manifest: Manifest | ExportManifest) -> int:
     """Keys and values of one sequence of the whole context."""
     return manifest.pages_for(manifest.context) * page_bytes(manifest)
 
 
-def page_bytes(manifest: Manifest) -> int:
+def page_bytes(manifest: Manifest | ExportManifest) -> int:
+    if isinstance(manifest, ExportManifest):
+        return manifest.page_size * manifest.kv_bytes_per_token()
     return size_bytes(manifest, [manifest.plan.states[name] for name in manifest.page_states()], {"P": 1})
 
 
-def plan_memory(manifest: Manifest, *, sequences: int, tokens: int, kv_bytes: int, extra_rows: int = 0, adapters: int = 0) -> MemoryPlan:
+def plan_memory(
+    manifest: Manifest | ExportManifest, *, sequences: int, tokens: int, kv_bytes: int, extra_rows: int = 0, adapters: int = 0
+) -> MemoryPlan:
     """As many pages as ``sequences`` of the whole context take, or as fit into ``kv_bytes``.
 
     ``tokens`` a step; ``extra_rows`` sampled rows a step beside one for each sequence; places for ``adapters``.
     Raises RequestError where one sequence does not fit.
     """
     rows = sequences + extra_rows
-    states, page, one = manifest.page_states(), page_bytes(manifest), manifest.pages_for(manifest.context)
+    page, one = page_bytes(manifest), manifest.pages_for(manifest.context)
     if kv_bytes < one * page:
         raise RequestError(
             f"{manifest.model}: a sequence of {manifest.context} tokens takes {one * page:,} bytes of keys and values, "
@@ -50,14 +55,29 @@ def plan_memory(manifest: Manifest, *, sequences: int, tokens: int, kv_bytes: in
             param="model",
         )
     pages = min(one * sequences, kv_bytes // page) if page else one * sequences
+    limits = Limits(tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters)
+    buffers = export_buffer_bytes(manifest, limits) if isinstance(manifest, ExportManifest) else plan_buffer_bytes(manifest, limits, one)
+    return MemoryPlan(limits, pages * page, weight_bytes(manifest) + pages * page + buffers)
+
+
+def plan_buffer_bytes(manifest: Manifest, limits: Limits, context_pages: int) -> int:
+    """Tables, states of slots, and buffers for the largest batch."""
+    sequences, tokens, rows, pages, adapters = limits.sequences, limits.tokens, limits.rows, limits.pages or 0, limits.adapters
     dims = {"S": tokens, "B": sequences, "N": sequences, "R": rows, "A": rows, "W": rows, "T": manifest.context}
-    dims |= {"P": pages, "L": one * sequences, "M": adapters, "G": tokens}
-    plan = manifest.plan
+    dims |= {"P": pages, "L": context_pages * sequences, "M": adapters, "G": tokens}
+    plan, states = manifest.plan, manifest.page_states()
     others = [state for name, state in plan.states.items() if name not in states]
     passing = size_bytes(manifest, (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values(), *others), dims)
     tables = sum(math.prod(constant.shape) * ITEM_BYTES["float32"] for constant in plan.constants.values())
-    limits = Limits(tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters)
-    return MemoryPlan(limits, pages * page, weight_bytes(manifest) + pages * page + passing + tables)
+    return passing + tables
+
+
+def export_buffer_bytes(manifest: ExportManifest, limits: Limits) -> int:
+    """The sampler's states, logits, and what a layer makes of the largest batch's tokens; what the framework takes besides is not known."""
+    spec = manifest.spec
+    states = limits.sequences * (2 * spec.vocab_size * ITEM_BYTES["int32"] + spec.vocab_size // 8)
+    widest = max(spec.intermediate_size, spec.num_heads * spec.head_dim)
+    return states + ITEM_BYTES["float32"] * (limits.rows * spec.vocab_size + 4 * limits.tokens * widest)
 
 
 def size_bytes(manifest: Manifest, buffers: Iterable[BufferEntry], dims: dict[str, int]) -> int:

@@ -46,7 +46,8 @@ class Scheduling(RuleBasedStateMachine):
         self.open: list[tuple[Step, Callable[[], list[int]]]] = []
 
     @initialize(
-        page_size=st.integers(1, 4),
+        # None: as long as the context.
+        page_size=st.sampled_from([1, 2, 3, 4, None]),
         max_tokens=st.integers(4, 12),
         max_sequences=st.integers(1, 4),
         context=st.integers(8, 32),
@@ -55,8 +56,16 @@ class Scheduling(RuleBasedStateMachine):
         patience=st.sampled_from([None, 3, 20]),
     )
     def begin(
-        self, page_size: int, max_tokens: int, max_sequences: int, context: int, spare_pages: int, spare_rows: int, patience: int | None
+        self,
+        page_size: int | None,
+        max_tokens: int,
+        max_sequences: int,
+        context: int,
+        spare_pages: int,
+        spare_rows: int,
+        patience: int | None,
     ) -> None:
+        page_size = page_size or context
         pages = -(-context // page_size) + spare_pages
         self.config = SchedulerConfig(page_size, pages, max_tokens, max_sequences, context, max_sequences + spare_rows, patience)
         self.scheduler, self.device = Scheduler(self.config), HashDevice(self.config)

@@ -1,0 +1,70 @@
+"""The prefix cache where a page holds a whole sequence: beginnings of pages are shared, and copied or taken over by who goes on."""
+
+from __future__ import annotations
+
+import pytest
+from hash_model import VOCAB
+from scheduler_traces import HashDevice, require_pages
+
+from nearfar.server_fallback.engine.config import SchedulerConfig
+from nearfar.server_fallback.engine.scheduler import Scheduler
+from nearfar.server_fallback.engine.sequence import FINISHED, Sequence
+
+CONTEXT = 64
+PROMPT = [1 + index % (VOCAB - 1) for index in range(20)]
+
+
+class Chat:
+    """Requests one after the other, on ``pages``."""
+
+    def __init__(self, pages: int) -> None:
+        config = SchedulerConfig(page_size=CONTEXT, pages=pages, max_tokens=32, max_sequences=4, context=CONTEXT)
+        self.scheduler, self.device = Scheduler(config), HashDevice(config)
+        self.copies = self.count = 0
+
+    def ask(self, prompt: list[int], adapter: str | None = None) -> tuple[int, list[int]]:
+        """How many of the prompt's tokens were there, and all tokens after the answer. The device checks what pages hold."""
+        sequence = Sequence(self.count, prompt, 6, adapter=adapter)
+        self.count += 1
+        self.scheduler.add(sequence)
+        while sequence.state != FINISHED:
+            step = self.scheduler.next()
+            assert step is not None
+            self.copies += len(step.copies)
+            self.scheduler.commit(step, self.device.taken(step)())
+            require_pages(self.scheduler)
+        return sequence.cached_tokens, sequence.tokens
+
+
+@pytest.mark.parametrize(("pages", "copies"), [(1, 0), (3, 2)])
+def test_a_next_turn_starts_from_all_that_was_said(pages: int, copies: int) -> None:
+    chat = Chat(pages)
+    found, tokens = chat.ask(PROMPT)
+    assert found == 0
+    for _ in range(2):
+        # Of the last token nothing was computed.
+        before = len(tokens) - 1
+        found, tokens = chat.ask([*tokens, 3, 4, 5])
+        assert found == before
+    assert chat.copies == copies
+    # Only the longest is kept of what begins alike.
+    assert len(chat.scheduler.cache) == 1
+
+
+def test_prompts_that_part_share_what_they_have_in_common_and_adapters_share_nothing() -> None:
+    chat = Chat(4)
+    chat.ask(PROMPT)
+    assert chat.ask([*PROMPT[:12], 9, 9, 9])[0] == 12
+    assert len(chat.scheduler.cache) == 2
+    assert chat.ask([2, *PROMPT])[0] == 0
+    assert chat.ask(PROMPT, adapter="a")[0] == 0
+    # The last token is always computed.
+    assert chat.ask(PROMPT[:12])[0] == 11
+
+
+def test_what_was_not_used_for_longest_makes_way() -> None:
+    chat = Chat(2)
+    prompts = [[index, *PROMPT] for index in (3, 4, 5)]
+    assert [chat.ask(prompt)[0] for prompt in prompts] == [0, 0, 0]
+    assert chat.ask(prompts[2])[0] == len(PROMPT)
+    assert chat.ask(prompts[0])[0] == 0
