@@ -9,10 +9,12 @@ import { xgrammarEsbuild } from "./xgrammar_module.mjs";
 const common = { bundle: true, format: "esm", target: "es2022", sourcemap: true, logLevel: "warning" };
 const browser = { ...common, minify: true, platform: "browser" };
 
-// The grammar compiler, with its wasm, is a file of its own that an engine imports when an answer is first held to a grammar.
+// Files of their own, which an engine imports when it first needs them: the grammar compiler, with its wasm, and the runner for ONNX bundles.
 const outside = (name, filter, path) => ({ name, setup: ({ onResolve }) => onResolve({ filter }, () => ({ path, external: true })) });
-const grammarOutside = outside("grammar-outside", /\/grammar\/index\.js$/, "./grammar.js");
-const grammarInTools = outside("grammar-in-tools", /\/grammar\/index\.js$/, "../grammar.js");
+const laterFiles = (folder) => [
+  outside("grammar-outside", /\/grammar\/index\.js$/, `${folder}/grammar.js`),
+  outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
+];
 // What xgrammar imports in Node.
 const nodeModules = ["module", "fs", "path", "url", "crypto"];
 
@@ -22,6 +24,7 @@ const ENTRIES = {
   runtime: "src/runtime/index.ts",
   worker: "src/worker/index.ts",
   client: "src/worker/client.ts",
+  calls: "src/worker/calls.ts",
   webllm: "src/webllm/index.ts",
 };
 
@@ -30,9 +33,10 @@ const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };
 await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
-  build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: [grammarOutside] }),
+  build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: laterFiles(".") }),
   build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [xgrammarEsbuild], external: nodeModules }),
+  build({ ...browser, entryPoints: { onnx: "src/onnx/index.ts" }, outdir: "dist" }),
   build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [xgrammarEsbuild], external: nodeModules }),
-  build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: [grammarInTools] }),
+  build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: laterFiles("..") }),
   ...["index.html", "bench.html", "style.css", "chat.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
 ]);

@@ -45,7 +45,7 @@ COUNT_CALLS = """() => {
 # Makes a runner of two sequences from the runtime alone, and the batch of new tokens of one sequence, the last of which may be sampled.
 OPEN_RUNNER = """async () => {
     const runtime = await import("./runtime.js");
-    const bundle = await runtime.openBundle(runtime.httpSource("./bundle/"), new AbortController().signal);
+    const bundle = await runtime.openBundle(runtime.httpSource("./whole/"), new AbortController().signal);
     const pool = { maxSequences: 2 };
     const device = await runtime.openDevice(bundle.manifest, {}, (activation) => runtime.largestBuffer(bundle.manifest, activation, pool));
     window.runner = await runtime.Runner.create(bundle, device, pool);
@@ -76,16 +76,17 @@ TIMEOUT_MS = 180_000
 
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """The page and bundles: a sound one, the same with few kernels, a flipped byte in a shard, float16 only, another format version."""
+    """The page and bundles: one of few kernels, the same with all, a flipped byte in a shard, float16 only, another format version."""
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
     for script in ("nearfar.js", "runtime.js"):
         shutil.copy(PAGE.parent / script, site)
     (site / "empty.html").write_text("<!doctype html>")
     (site / "example.html").write_text((ROOT / "web/README.md").read_text().split("```html\n")[1].split("```")[0])
-    for name in ("bundle", "light", "corrupt", "half", "alien"):
+    for name in ("bundle", "whole", "corrupt", "half", "alien"):
         shutil.copytree(tiny_bundle, site / name)
-    lighten(site / "light")
+    lighten(site / "bundle")
+    lighten(site / "corrupt")
     shard = next((site / "corrupt" / "weights").iterdir())
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
@@ -106,7 +107,7 @@ def address(site: Path) -> Iterator[str]:
 def ready_page(browser: Browser, address: str) -> Iterator[Page]:
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
-    open_page(page, address, "ready")
+    open_page(page, f"{address}?bundle=./whole/", "ready")
     yield page
     page.close()
 
@@ -270,7 +271,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(context: Bro
     from nearfar.compiler.tokenizer import Tokenizer
 
     page = context.new_page()
-    open_page(page, f"{address}?bundle=./light/", "ready")
+    open_page(page, address, "ready")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     context.set_offline(True)
@@ -289,7 +290,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(context: Bro
 
 
 def test_a_stopped_answer_leaves_the_page_ready_for_the_next(page: Page, address: str) -> None:
-    open_page(page, f"{address}?bundle=./light/", "ready")
+    open_page(page, address, "ready")
     page.click("#examples button >> nth=0")
     page.wait_for_selector(".answer[data-state=streaming]")
     page.click("#send")

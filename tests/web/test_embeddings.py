@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import CompileTiny
+from light_bundle import lighten
 from playwright.sync_api import Browser
 from static_site import serve
 from tolerances import F32, relative_error
@@ -46,6 +47,7 @@ def address(compile_tiny: CompileTiny, chromium: str, tmp_path_factory: pytest.T
     (site / "start.js").write_text(START)
     (site / "engine_worker.js").write_text('import { serveEngine } from "./worker.js";\nserveEngine(self);\n')
     shutil.copytree(compile_tiny("embedding", "q4f16", context=128), site / "bundle")
+    lighten(site / "bundle")
     with serve(site) as url:
         yield url
 

@@ -2,7 +2,7 @@
 
 import { factList, iconButton, make, makeSvg } from "./elements.js";
 import { explain } from "./explain.js";
-import { formatCount, formatMs, formatSpeed, plural } from "./format.js";
+import { formatCount, formatDispatches, formatMs, formatSpeed, plural } from "./format.js";
 import type { AnswerEnd, EngineInfo, Settings } from "./model.js";
 import { describeSelfTest } from "./model_card.js";
 import { DeviceError } from "../src/index.js";
@@ -124,7 +124,7 @@ function ran(end: AnswerEnd, { temperature, seed }: Settings, info: EngineInfo):
     ["Ended", end.finishReason === "stop" ? "by the model" : "at the longest answer"],
     ["Chosen", temperature === 0 ? "the likeliest token each time" : drawn],
     ["Ran on", `${info.adapter}, ${info.activation}`],
-    ["Per token", `${formatCount(info.dispatchesPerToken)} dispatches`],
+    ["Per token", formatDispatches(info.dispatchesPerToken)],
     ["Self-test", describeSelfTest(info.selfTest)],
   ]);
 }

@@ -25,6 +25,11 @@ export function formatCount(count: number): string {
   return count.toLocaleString("en");
 }
 
+/** Null where nobody counts them. */
+export function formatDispatches(count: number | null): string | null {
+  return count === null ? null : `${formatCount(count)} dispatches`;
+}
+
 /** Tokens a second. */
 export function formatSpeed(tokensPerSecond: number): string {
   return significant(tokensPerSecond);

@@ -2,7 +2,7 @@
 
 import type { BundleFacts } from "./bundle_facts.js";
 import { factList, make } from "./elements.js";
-import { formatBytes, formatCount, formatParameters } from "./format.js";
+import { formatBytes, formatCount, formatDispatches, formatParameters } from "./format.js";
 import type { EngineInfo, SelfTestInfo } from "./model.js";
 
 /** ``facts`` is null where the manifest could not be read on its own. */
@@ -20,8 +20,8 @@ export function modelCard(info: EngineInfo, facts: BundleFacts | null): readonly
     factList([
       ["Adapter", info.adapter],
       ["Activations", info.activation],
-      ["Per token", `${formatCount(info.dispatchesPerToken)} dispatches`],
-      ["Kernels", formatCount(info.kernels)],
+      ["Per token", formatDispatches(info.dispatchesPerToken)],
+      ["Kernels", info.kernels === null ? null : formatCount(info.kernels)],
       ["Self-test", describeSelfTest(info.selfTest)],
     ]),
     memoryBar(info),

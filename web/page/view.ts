@@ -3,6 +3,7 @@
 import { AnswerView } from "./answer_view.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import { element, make } from "./elements.js";
+import { formatDispatches } from "./format.js";
 import type { EngineInfo } from "./model.js";
 import { modelCard, modelLine } from "./model_card.js";
 
@@ -55,7 +56,8 @@ export class View {
   ready(info: EngineInfo, facts: BundleFacts | null): void {
     document.title = `${info.model} · nearfar`;
     element("model", HTMLElement).replaceChildren(...modelLine(info));
-    element("device", HTMLElement).textContent = `${info.adapter} · ${info.activation} · ${info.dispatchesPerToken} dispatches a token`;
+    const dispatches = formatDispatches(info.dispatchesPerToken);
+    element("device", HTMLElement).textContent = [info.adapter, info.activation, ...(dispatches === null ? [] : [`${dispatches} a token`])].join(" · ");
     element("model-card", HTMLElement).replaceChildren(...modelCard(info, facts));
     element("max-tokens", HTMLInputElement).max = String(info.context);
     const examples = info.model === "nearfar-demo" ? DEMO_EXAMPLES : EXAMPLES;

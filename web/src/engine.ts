@@ -6,42 +6,40 @@ import { Completions } from "./api/completions.js";
 import { Embeddings } from "./api/embeddings.js";
 import type { EngineApi } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
+import type { Backend, BackendInfo } from "./backend.js";
 import { Embedder } from "./engine/embedder.js";
+import { Gate } from "./engine/gate.js";
 import type { Completion, GeneratedToken, TokenRequest } from "./engine/request.js";
 import type { EngineCounts } from "./engine/token_engine.js";
 import { TokenEngine } from "./engine/token_engine.js";
-import { Tuner } from "./engine/tuner.js";
+import type { Tuner } from "./engine/tuner.js";
 import { DeviceError, RequestError } from "./errors.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
 import { Grammars } from "./grammar/grammars.js";
-import type { Loaded, LoadOptions } from "./load.js";
+import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
 import { load, plan } from "./load.js";
 import type { TuningEntry } from "./runtime/manifest.js";
 import type { MemoryPlan } from "./runtime/memory_plan.js";
-import type { Runner, RunnerInfo } from "./runtime/runner.js";
-import type { Source } from "./runtime/source.js";
-import type { SelfTestInfo, TrustedRunner } from "./runtime/trust.js";
-import type { ActivationDtype } from "./runtime/variants.js";
 import type { SessionOptions } from "./session.js";
 import { Session } from "./session.js";
+import type { SessionStorage } from "./store/session_store.js";
+import { browserSessions } from "./store/session_store.js";
 import type { Message } from "./text/chat_template.js";
 import type { Tokenizer } from "./text/tokenizer.js";
 import { ToolCallStream } from "./text/tool_call_stream.js";
 import type { ToolChoice } from "./text/tools.js";
 import { toolGrammar } from "./text/tools.js";
 
-export interface EngineInfo extends RunnerInfo {
+export interface EngineInfo extends BackendInfo {
   readonly model: string;
+  /** Why this bundle runs and, of several, no other. */
+  readonly reason: string;
   readonly quantization: string;
   /** The most tokens of one sequence. */
   readonly context: number;
-  /** The adapter as the browser describes it. */
-  readonly adapter: string;
-  readonly activation: ActivationDtype;
   /** Of weights and tokenizer: what a load downloads where nothing is stored. */
   readonly downloadBytes: number;
-  readonly selfTest: SelfTestInfo;
 }
 
 export class Engine implements EngineApi {
@@ -55,23 +53,26 @@ export class Engine implements EngineApi {
   readonly #embedder: Embedder | null;
   readonly #tokenizer: Tokenizer;
   readonly #closed = new AbortController();
-  #trusted: TrustedRunner;
-  #tuner: Tuner;
+  readonly #gate = new Gate();
+  #backend: Backend;
+  /** Null where there is nothing to tune. */
+  #tuner: Tuner | null;
 
-  private constructor(loaded: Loaded) {
-    const { manifest, trusted, tokenizer } = loaded;
+  constructor(loaded: Loaded) {
+    const { manifest, backend, tokenizer } = loaded;
+    const { runner } = backend;
     this.#loaded = loaded;
-    this.#trusted = trusted;
+    this.#backend = backend;
     this.#tokenizer = tokenizer;
     const { vocab_size: vocabSize, eos_token_ids: endTokenIds } = manifest.spec;
     const { embedding } = manifest;
-    this.#tokens = new TokenEngine(trusted.runner, { vocabSize, endTokenIds, embeds: embedding !== null }, () => this.replaceRunner());
-    this.#embedder = embedding === null ? null : new Embedder(trusted.runner, () => this.replaceRunner());
-    this.#tuner = new Tuner(trusted, this.#embedder ?? this.#tokens);
+    this.#tokens = new TokenEngine(runner, { vocabSize, endTokenIds, embeds: embedding !== null }, () => this.replaceRunner(), this.#gate);
+    this.#embedder = embedding === null ? null : new Embedder(runner, () => this.replaceRunner(), this.#gate);
+    this.#tuner = backend.startTuning(this.#embedder ?? this.#tokens);
     const format = tokenizer.toolFormat;
     const model: Model = {
       name: manifest.model,
-      context: trusted.runner.limits.context,
+      context: runner.limits.context,
       tokens: this,
       text: tokenizer,
       grammar: new Grammars(loaded.tokenizerJson, manifest.spec),
@@ -83,22 +84,23 @@ export class Engine implements EngineApi {
     this.embeddings = new Embeddings(model);
   }
 
-  /** Load the bundle in a folder of a web server. Throws BundleError, DeviceError, StorageError, or the signal's reason. */
-  static async load(bundle: string | URL | Source, options: LoadOptions = {}): Promise<Engine> {
+  /**
+   * Load the bundle in a folder of a web server. Of several, one for WebGPU is taken where this device can run it, else one in ONNX's form.
+   * Throws BundleError, DeviceError, StorageError, or the signal's reason.
+   */
+  static async load(bundle: BundleAddress | readonly BundleAddress[], options: LoadOptions = {}): Promise<Engine> {
     return new Engine(await load(bundle, options));
   }
 
   /** What a bundle would take on this device, by its manifest alone. Throws BundleError, DeviceError, or the signal's reason. */
-  static async plan(bundle: string | URL | Source, options: LoadOptions = {}): Promise<MemoryPlan> {
+  static async plan(bundle: BundleAddress, options: LoadOptions = {}): Promise<MemoryPlan> {
     return plan(bundle, options);
   }
 
   get info(): EngineInfo {
-    const { manifest, totalBytes } = this.#loaded;
-    const { runner, device, selfTest } = this.#trusted;
+    const { manifest, totalBytes, reason } = this.#loaded;
     const { model, quantization } = manifest;
-    const { adapter, activation } = device;
-    return { model, quantization, context: runner.limits.context, adapter, activation, downloadBytes: totalBytes, selfTest, ...runner.info };
+    return { model, reason, quantization, context: this.#backend.runner.limits.context, downloadBytes: totalBytes, ...this.#backend.info };
   }
 
   /** What was computed so far. */
@@ -121,7 +123,9 @@ export class Engine implements EngineApi {
 
   /** A conversation that keeps its keys and values, can be forked, saved and restored. Close it in the end. */
   createSession(options: SessionOptions = {}): Session {
-    return new Session({ tokens: this.#tokens, tokenizer: this.#tokenizer, bundle: this.#loaded.id, activation: () => this.info.activation }, options);
+    const { id: bundle, sessions } = this.#loaded;
+    const storage = async (): Promise<SessionStorage> => sessions ?? browserSessions();
+    return new Session({ tokens: this.#tokens, tokenizer: this.#tokenizer, bundle, activation: () => this.info.activation, storage }, options);
   }
 
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
@@ -133,26 +137,53 @@ export class Engine implements EngineApi {
 
   /** The variants that were found fastest on this device, for `nearfar compile --tuning`; null where nothing was measured. Waits for the measurement. */
   async exportTuning(): Promise<TuningEntry | null> {
-    return this.#tuner.record;
+    return this.#tuner?.record ?? null;
+  }
+
+  /**
+   * Leave the device alone until `resume`, as while an app is in the background. Answers wait where they are, and new ones before they start.
+   * Resolves when the device has nothing more to do.
+   */
+  async pause(): Promise<void> {
+    await this.#gate.close();
+  }
+
+  // Async, as it is where the engine runs in a worker.
+  // eslint-disable-next-line @typescript-eslint/require-await
+  async resume(): Promise<void> {
+    this.#gate.open();
+  }
+
+  /**
+   * Give back the memory of the model and of all keys and values, as when a phone runs short of it; the next answer loads the model again and computes
+   * anew what was said. False while an answer is being generated: nothing is done then.
+   */
+  unload(): boolean {
+    if (!this.#tokens.forgetAll()) return false;
+    this.#tuner?.stop();
+    this.#backend.destroy();
+    return true;
   }
 
   /** Free the device and all its memory. Answers that run fail. */
   destroy(): void {
     const gone = new DeviceError("The engine was destroyed; load the model again");
     this.#closed.abort(gone);
-    this.#tuner.stop();
+    this.#tuner?.stop();
     this.#tokens.close(gone);
-    this.#trusted.runner.destroy();
+    this.#backend.destroy();
+    // What waits for resume has nothing to wait for.
+    this.#gate.open();
   }
 
   /** The device is lost: go on with a new one. */
-  private async replaceRunner(): Promise<Runner> {
+  private async replaceRunner(): Promise<Backend["runner"]> {
     this.#closed.signal.throwIfAborted();
-    this.#tuner.stop();
-    this.#trusted.runner.destroy();
-    this.#trusted = await this.#loaded.reopen(this.#closed.signal);
-    this.#tuner = new Tuner(this.#trusted, this.#embedder ?? this.#tokens);
-    return this.#trusted.runner;
+    this.#tuner?.stop();
+    this.#backend.destroy();
+    this.#backend = await this.#loaded.reopen(this.#closed.signal);
+    this.#tuner = this.#backend.startTuning(this.#embedder ?? this.#tokens);
+    return this.#backend.runner;
   }
 
   private promptIds(prompt: string | readonly Message[], raw: boolean): readonly number[] {

@@ -21,6 +21,15 @@ export interface ErrorJson {
 }
 
 export class NearfarError extends Error {
+  /** An error of this kind by its shape, not its class: the package's files each have their own copy of these classes. */
+  static override [Symbol.hasInstance](value: unknown): boolean {
+    if (!Object.hasOwn(this, "kind")) return Function.prototype[Symbol.hasInstance].call(this, value);
+    const { kind } = this as unknown as { readonly kind: ErrorCode | null };
+    return value instanceof Error && "toJSON" in value && "details" in value && "code" in value && (kind === null || value.code === kind);
+  }
+
+  static readonly kind: ErrorCode | null = null;
+
   constructor(
     readonly code: ErrorCode,
     message: string,
@@ -51,6 +60,7 @@ export class NearfarError extends Error {
 }
 
 export class BundleError extends NearfarError {
+  static override readonly kind: ErrorCode = "bundle_error";
   override readonly name = "BundleError";
 
   constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
@@ -59,6 +69,7 @@ export class BundleError extends NearfarError {
 }
 
 export class DeviceError extends NearfarError {
+  static override readonly kind: ErrorCode = "device_error";
   override readonly name = "DeviceError";
 
   constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
@@ -67,6 +78,7 @@ export class DeviceError extends NearfarError {
 }
 
 export class RequestError extends NearfarError {
+  static override readonly kind: ErrorCode = "request_error";
   override readonly name = "RequestError";
 
   constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
@@ -75,6 +87,7 @@ export class RequestError extends NearfarError {
 }
 
 export class StorageError extends NearfarError {
+  static override readonly kind: ErrorCode = "storage_error";
   override readonly name = "StorageError";
 
   constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
@@ -83,6 +96,7 @@ export class StorageError extends NearfarError {
 }
 
 export class WorkerError extends NearfarError {
+  static override readonly kind: ErrorCode = "worker_error";
   override readonly name = "WorkerError";
 
   constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
@@ -98,9 +112,9 @@ export function errorFromJson({ code, message, details }: ErrorJson): NearfarErr
   return new (classes satisfies Record<ErrorCode, unknown>)[code](message, details);
 }
 
-/** Whether an error is of this tree, by its shape: the files of the package each have their own copy of the classes. */
+/** Whether an error is of this tree. */
 export function isNearfarError(error: unknown): error is NearfarError {
-  return error instanceof Error && "toJSON" in error && "details" in error && "code" in error;
+  return error instanceof NearfarError;
 }
 
 /** The message of whatever was thrown. */

@@ -1,21 +1,30 @@
-// Loading: a bundle's address flows in; a runner that is trusted on this device and a tokenizer flow out, with progress on the way.
+// Loading: the addresses of bundles flow in; of the first that this device can run, a backend and a tokenizer flow out, with progress on the way.
 
-import { BundleError } from "./errors.js";
+import type { Backend, Opening } from "./backend.js";
+import { BundleError, DeviceError } from "./errors.js";
+import type { OnnxOptions } from "./onnx/options.js";
+import { openOnnx } from "./onnx_backend.js";
 import type { Bundle } from "./runtime/bundle.js";
-import { bundleId, openBundle } from "./runtime/bundle.js";
+import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter } from "./runtime/device.js";
-import type { Manifest } from "./runtime/manifest.js";
+import { planExport } from "./runtime/export_memory.js";
+import type { AnyManifest } from "./runtime/load_manifest.js";
+import { isExport, loadManifest } from "./runtime/load_manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
 import { planMemory } from "./runtime/memory_plan.js";
 import { readFile } from "./runtime/read_file.js";
 import type { OnBytes, Source } from "./runtime/source.js";
 import { httpSource } from "./runtime/source.js";
-import type { TrustedRunner, TrustOptions } from "./runtime/trust.js";
-import { openTrusted } from "./runtime/trust.js";
+import type { TrustOptions } from "./runtime/trust.js";
 import type { BundleStore } from "./store/bundle_store.js";
+import type { SessionStorage } from "./store/session_store.js";
 import type { StoredSource } from "./store/stored_source.js";
 import { storedSource } from "./store/stored_source.js";
 import { Tokenizer } from "./text/tokenizer.js";
+import { openWebGpu } from "./webgpu_backend.js";
+
+/** Of a bundle's folder on a web server, or whatever else its files come from. */
+export type BundleAddress = string | URL | Source;
 
 /**
  * "manifest": it is read. "download": bytes have to come over the network still, here or in another tab. "upload": all others come from the
@@ -38,70 +47,130 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly signal?: AbortSignal | undefined;
   /** Where files are kept: in the browser's store, nowhere, or in one of its own. True where the bundle is given by its address and the browser can. */
   readonly store?: boolean | BundleStore | undefined;
+  /** What bundles in ONNX's form are run with. */
+  readonly onnx?: OnnxOptions | undefined;
 }
 
 export interface Loaded {
-  readonly manifest: Manifest;
+  readonly manifest: AnyManifest;
   /** As `bundleId` gives it. */
   readonly id: string;
-  readonly trusted: TrustedRunner;
+  /** Why this bundle was taken. */
+  readonly reason: string;
+  readonly backend: Backend;
   readonly tokenizer: Tokenizer;
   /** The text of tokenizer.json. */
   readonly tokenizerJson: string;
   /** Of weights and tokenizer. */
   readonly totalBytes: number;
   /** The bundle once more, on a new device, as after the old one was lost. Files come from the store where they are kept. */
-  reopen(signal: AbortSignal): Promise<TrustedRunner>;
+  reopen(signal: AbortSignal): Promise<Backend>;
+  /** Where sessions are saved; in the browser's file system where it is not said. */
+  readonly sessions?: SessionStorage | undefined;
 }
 
-/** Throws BundleError, DeviceError, StorageError, or the signal's reason. */
-export async function load(address: string | URL | Source, options: LoadOptions): Promise<Loaded> {
-  const isAddress = typeof address === "string" || address instanceof URL;
-  const source = isAddress ? httpSource(address) : address;
+/** A bundle whose manifest is read. Whoever opened it closes it. */
+interface Candidate extends Bundle<AnyManifest> {
+  readonly address: BundleAddress;
+  readonly stored: StoredSource | null;
+}
+
+/**
+ * Of several bundles, the first for WebGPU that this device can run; where there is none, the first in ONNX's form. Throws BundleError, StorageError, the
+ * signal's reason, or DeviceError, which for several says of each why it does not run.
+ */
+export async function load(given: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
+  const addresses = Array.isArray(given) ? (given as readonly BundleAddress[]) : [given as BundleAddress];
   const signal = options.signal ?? new AbortController().signal;
-  const stored = await storedSource(source, options.store ?? isAddress, signal);
+  const opened: Candidate[] = [];
+  const refusals: string[] = [];
+  const tryNext = async (candidate: Candidate, why: string): Promise<Loaded | null> => {
+    try {
+      return await loadCandidate(candidate, why, addresses.length > 1, signal, options);
+    } catch (error) {
+      if (!(error instanceof DeviceError) || addresses.length === 1) throw error;
+      refusals.push(error.message);
+      return null;
+    }
+  };
+  const reason = (name: string): string => [addresses.length === 1 ? "it is the only bundle given" : name, ...refusals].join("; ");
   try {
-    const loaded = await loadFrom(stored ?? source, stored, signal, options);
-    // A store that could not note it has no worse effect than that the next load asks the network.
-    await stored?.finish().catch(() => undefined);
-    const reopen = async (until: AbortSignal): Promise<TrustedRunner> => {
-      const again = await storedSource(source, options.store ?? isAddress, until);
-      try {
-        // The adapter went with its device.
-        const trust = { ...options, adapter: undefined };
-        return await openTrusted({ manifest: loaded.manifest, source: again ?? source }, trust, { ...memoryOptions(options), signal: until }, () => undefined);
-      } finally {
-        await again?.close().catch(() => undefined);
-      }
-    };
-    return { ...loaded, reopen };
+    for (const address of addresses) {
+      const candidate = await openCandidate(address, signal, options);
+      opened.push(candidate);
+      if (isExport(candidate.manifest)) continue;
+      const loaded = await tryNext(candidate, reason("this device runs it through WebGPU"));
+      if (loaded !== null) return loaded;
+    }
+    const hasWebGpu = refusals.length > 0;
+    for (const candidate of opened.filter(({ manifest }) => isExport(manifest))) {
+      const loaded = await tryNext(candidate, reason(hasWebGpu ? "no bundle for WebGPU runs here" : "no bundle for WebGPU was given"));
+      if (loaded !== null) return loaded;
+    }
   } finally {
+    for (const { stored } of opened) await stored?.close().catch(() => undefined);
+  }
+  throw new DeviceError(`None of the ${addresses.length} bundles runs here: ${refusals.join("; ")}`, { refusals });
+}
+
+async function openCandidate(address: BundleAddress, signal: AbortSignal, options: LoadOptions): Promise<Candidate> {
+  options.onProgress?.(START);
+  const plain = sourceOf(address);
+  const stored = await storedSource(plain, options.store ?? isAddress(address), signal);
+  const source = stored ?? plain;
+  try {
+    return { address, stored, source, manifest: await loadManifest(source, signal) };
+  } catch (error) {
     await stored?.close().catch(() => undefined);
+    throw error;
   }
 }
 
+/** ``looksFirst``: find out before the download whether the device could run it at all. */
+async function loadCandidate(candidate: Candidate, reason: string, looksFirst: boolean, signal: AbortSignal, options: LoadOptions): Promise<Loaded> {
+  const { address, stored, manifest } = candidate;
+  if (looksFirst) await planManifest(manifest, options);
+  const loaded = await loadFrom(candidate, signal, options);
+  // A store that could not note it has no worse effect than that the next load asks the network.
+  await stored?.finish().catch(() => undefined);
+  const reopen = async (until: AbortSignal): Promise<Backend> => {
+    const again = await storedSource(sourceOf(address), options.store ?? isAddress(address), until);
+    try {
+      // The adapter went with its device.
+      const others = { ...options, adapter: undefined };
+      return await openBackend({ manifest, source: again ?? sourceOf(address) }, others, { signal: until, onBytes: nothing, onKernel: nothing, onTest: nothing });
+    } finally {
+      await again?.close().catch(() => undefined);
+    }
+  };
+  return { ...loaded, reason, reopen };
+}
+
 /** What a bundle would take, by its manifest alone. Throws BundleError, DeviceError, or the signal's reason. */
-export async function plan(address: string | URL | Source, options: LoadOptions): Promise<MemoryPlan> {
-  const source = typeof address === "string" || address instanceof URL ? httpSource(address) : address;
-  const { manifest } = await openBundle(source, options.signal ?? new AbortController().signal);
+export async function plan(address: BundleAddress, options: LoadOptions): Promise<MemoryPlan> {
+  return planManifest(await loadManifest(sourceOf(address), options.signal ?? new AbortController().signal), options);
+}
+
+async function planManifest(manifest: AnyManifest, options: LoadOptions): Promise<MemoryPlan> {
+  if (isExport(manifest)) return planExport(manifest, options);
   const adapter = options.adapter ?? (await findAdapter(options.gpu));
   return planMemory(manifest, chooseActivation(manifest, adapter.features), options);
 }
 
-function memoryOptions({ maxSequences, pages, memoryBudget }: LoadOptions): MemoryOptions {
-  return { maxSequences, pages, memoryBudget };
+async function openBackend({ manifest, source }: Bundle<AnyManifest>, options: LoadOptions, opening: Opening): Promise<Backend> {
+  return isExport(manifest) ? openOnnx({ manifest, source }, options, opening) : openWebGpu({ manifest, source }, options, opening);
 }
 
-async function loadFrom(source: Source, stored: StoredSource | null, signal: AbortSignal, options: LoadOptions): Promise<Omit<Loaded, "reopen">> {
-  let progress: LoadProgress = { phase: "manifest", loadedBytes: 0, storedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
+const START: LoadProgress = { phase: "manifest", loadedBytes: 0, storedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
+
+async function loadFrom(opened: Candidate, signal: AbortSignal, options: LoadOptions): Promise<Omit<Loaded, "reopen" | "reason">> {
+  const { manifest, stored } = opened;
+  let progress = START;
   const report = (change: Partial<LoadProgress>): void => {
     progress = { ...progress, ...change };
     options.onProgress?.(progress);
   };
-  report({});
-  const opened = await openBundle(source, signal);
-  const { manifest } = opened;
-  const totalBytes = [...manifest.shards, ...manifest.files].reduce((sum, { size }) => sum + size, 0);
+  const totalBytes = filesToLoad(manifest).reduce((sum, { size }) => sum + size, 0);
   let downloads = stored === null || (await stored.begin(manifest)) > 0;
   const onBytes: OnBytes = (count, origin) => {
     if (origin === "network") downloads = true;
@@ -123,19 +192,31 @@ async function loadFrom(source: Source, stored: StoredSource | null, signal: Abo
   const onTest = (): void => {
     report({ phase: "self-test" });
   };
-  const [trusted, tokenizer] = await Promise.allSettled([
-    openTrusted(opened, options, { ...memoryOptions(options), signal: either, onBytes, onKernel }, onTest).catch(stop),
+  const [backend, tokenizer] = await Promise.allSettled([
+    openBackend(opened, options, { signal: either, onBytes, onKernel, onTest }).catch(stop),
     loadTokenizer(opened, either, onBytes).catch(stop),
   ]);
-  if (trusted.status === "fulfilled" && tokenizer.status === "fulfilled") {
+  if (backend.status === "fulfilled" && tokenizer.status === "fulfilled") {
     report({ phase: "ready" });
-    return { manifest, id: await bundleId(manifest), trusted: trusted.value, ...tokenizer.value, totalBytes };
+    return { manifest, id: await bundleId(manifest), backend: backend.value, ...tokenizer.value, totalBytes };
   }
-  if (trusted.status === "fulfilled") trusted.value.runner.destroy();
+  if (backend.status === "fulfilled") backend.value.destroy();
   throw failed.signal.reason as Error;
 }
 
-async function loadTokenizer({ manifest, source }: Bundle, signal: AbortSignal, onBytes: OnBytes): Promise<Pick<Loaded, "tokenizer" | "tokenizerJson">> {
+function isAddress(address: BundleAddress): address is string | URL {
+  return typeof address === "string" || address instanceof URL;
+}
+
+function sourceOf(address: BundleAddress): Source {
+  return isAddress(address) ? httpSource(address) : address;
+}
+
+function nothing(): void {
+  // Bytes that come again have been counted.
+}
+
+async function loadTokenizer({ manifest, source }: Bundle<AnyManifest>, signal: AbortSignal, onBytes: OnBytes): Promise<Pick<Loaded, "tokenizer" | "tokenizerJson">> {
   const { file } = manifest.tokenizer;
   const entry = manifest.files.find((candidate) => candidate.file === file);
   if (entry === undefined) throw new BundleError(`manifest.json: tokenizer.file '${file}' is not in files; compile the bundle again`, { file });

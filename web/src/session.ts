@@ -3,10 +3,10 @@
 import type { KeptSequence } from "./engine/kept_sequence.js";
 import type { Completion, GeneratedToken, TokenRequest } from "./engine/request.js";
 import type { TokenEngine } from "./engine/token_engine.js";
-import { RequestError, StorageError } from "./errors.js";
+import { RequestError } from "./errors.js";
 import type { GenerateOptions, GenerationEvent } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
-import { SessionStore } from "./store/session_store.js";
+import type { SessionStorage } from "./store/session_store.js";
 import type { Message } from "./text/chat_template.js";
 import type { Tokenizer } from "./text/tokenizer.js";
 
@@ -21,6 +21,8 @@ export interface SessionHost {
   readonly tokenizer: Tokenizer;
   readonly bundle: string;
   readonly activation: () => string;
+  /** Where sessions are saved. Throws StorageError where that cannot be. */
+  readonly storage: () => Promise<SessionStorage>;
 }
 
 export class Session {
@@ -41,6 +43,11 @@ export class Session {
   /** All that was said so far. */
   get messages(): readonly Message[] {
     return this.#messages;
+  }
+
+  /** Whether an answer is on its way: until its end the session takes no other and cannot be saved. */
+  get isAnswering(): boolean {
+    return this.#answering;
   }
 
   /**
@@ -71,12 +78,12 @@ export class Session {
     return new Session(this.host, { messages: this.#messages }, this.host.tokens.keep(this.#kept));
   }
 
-  /** Write the conversation, its keys and values included, to this origin's file system. Throws StorageError, DeviceError. */
+  /** Write the conversation, its keys and values included, to this origin's file system, or in an app to its files. Throws StorageError, DeviceError. */
   async save(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
     const record = { bundle, activation: activation(), messages: this.#messages, tokenIds: this.#kept.tokens };
-    await (await openStore()).write(name, record, await tokens.readKept(this.#kept));
+    await (await this.host.storage()).write(name, record, await tokens.readKept(this.#kept));
   }
 
   /**
@@ -86,7 +93,7 @@ export class Session {
   async restore(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
-    const { record, keysAndValues } = await (await openStore()).read(name);
+    const { record, keysAndValues } = await (await this.host.storage()).read(name);
     this.requireIdle();
     this.#messages = [...record.messages];
     tokens.forget(this.#kept);
@@ -108,10 +115,4 @@ export class Session {
     if (this.#closed) throw new RequestError("The session is closed; create another");
     if (this.#answering) throw new RequestError("The session is at an answer; wait for its end, abort it, or clone the session before");
   }
-}
-
-async function openStore(): Promise<SessionStore> {
-  const store = await SessionStore.open();
-  if (store === null) throw new StorageError("This browser has no origin private file system here, so sessions cannot be saved; use a current browser, and no private window");
-  return store;
 }

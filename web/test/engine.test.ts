@@ -163,6 +163,9 @@ withEngine("a bundle that embeds answers with vectors, also on a new device, and
   expect(embeds.info.selfTest.state).toBe("untested");
   await expect(collect(embeds.generate("a"))).rejects.toMatchObject({ code: "request_error", message: expect.stringContaining("generates no text") as string });
   await expect(engine.embeddings.create({ input: "a" })).rejects.toThrow("makes no embeddings");
+  await embeds.pause();
+  const paused = expect(places(input)).rejects.toHaveProperty("code", "device_error");
   embeds.destroy();
+  await paused;
   await expect(places(input)).rejects.toHaveProperty("code", "device_error");
 });

@@ -1,6 +1,7 @@
-// Runs a bundle on Dawn in Node and prints what it generates as JSON: {token_ids, activation, dispatches_per_token, adapter}.
+// Runs a bundle in Node and prints what it generates as JSON: {token_ids, target, reason, activation, dispatches_per_token, adapter}. One for WebGPU runs
+// on Dawn, one in ONNX's form on onnxruntime-node; of several, the first that this machine can run.
 //
-//     node dist/tools/run_bundle.js BUNDLE --tokens 1,2,3 [--max-tokens 64]
+//     node dist/tools/run_bundle.js BUNDLE ... --tokens 1,2,3 [--max-tokens 64]
 
 import { parseArgs } from "node:util";
 
@@ -9,21 +10,20 @@ import { NearfarError } from "../src/errors.js";
 import { dawn } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
 
-const USAGE = "usage: run_bundle BUNDLE --tokens 1,2,3 [--max-tokens 64]";
+const USAGE = "usage: run_bundle BUNDLE ... --tokens 1,2,3 [--max-tokens 64]";
 
 async function main(): Promise<void> {
   const { values, positionals } = parseArgs({
     allowPositionals: true,
     options: { tokens: { type: "string" }, "max-tokens": { type: "string", default: "64" } },
   });
-  const [folder] = positionals;
-  if (folder === undefined || values.tokens === undefined) throw new Error(USAGE);
+  if (positionals.length === 0 || values.tokens === undefined) throw new Error(USAGE);
   const promptIds = values.tokens.split(",").map(Number);
-  const engine = await Engine.load(folderSource(folder), { gpu: dawn() });
+  const engine = await Engine.load(positionals.map(folderSource), { gpu: dawn(), onnx: { runtime: () => import("onnxruntime-node") } });
   const tokenIds: number[] = [];
   for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens: Number(values["max-tokens"]) })) tokenIds.push(tokenId);
-  const { activation, dispatchesPerToken, adapter } = engine.info;
-  console.log(JSON.stringify({ token_ids: tokenIds, activation, dispatches_per_token: dispatchesPerToken, adapter }));
+  const { target, reason, activation, dispatchesPerToken, adapter } = engine.info;
+  console.log(JSON.stringify({ token_ids: tokenIds, target, reason, activation, dispatches_per_token: dispatchesPerToken, adapter }));
   engine.destroy();
 }
 

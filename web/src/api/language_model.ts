@@ -2,7 +2,7 @@
 // session keeps the conversation. Names, errors and events are those of https://webmachinelearning.github.io/prompt-api.
 
 import type { LoadProgress } from "../load.js";
-import { isNearfarError, messageOf } from "../errors.js";
+import { NearfarError, messageOf } from "../errors.js";
 import type { EngineApi } from "./engine_api.js";
 import type { LanguageModelPrompt, TextMessage } from "./language_model_prompt.js";
 import { canonicalPrompt } from "./language_model_prompt.js";
@@ -364,7 +364,7 @@ async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | undef
 /** An engine's error as the exception that the specification names; what is one of those already stays as it is. */
 function domError(error: unknown): unknown {
   if (error instanceof DOMException || error instanceof TypeError || error instanceof RangeError) return error;
-  const name = isNearfarError(error) && error.param === "response_format" ? "NotSupportedError" : "UnknownError";
+  const name = error instanceof NearfarError && error.param === "response_format" ? "NotSupportedError" : "UnknownError";
   return new DOMException(messageOf(error), name);
 }
 

@@ -5,6 +5,7 @@
 import { DeviceError, RequestError } from "../errors.js";
 import type { Runner } from "../runtime/runner.js";
 import { joinBatches, sequenceBatch } from "../runtime/sequence_batch.js";
+import { Gate } from "./gate.js";
 
 /** What the embedder needs of a device. */
 export type EmbedRunner = Pick<Runner, "limits" | "embed">;
@@ -26,13 +27,14 @@ export class Embedder {
   constructor(
     runner: EmbedRunner,
     private readonly replaceRunner: () => Promise<EmbedRunner>,
+    private readonly gate = new Gate(),
   ) {
     this.#runner = runner;
   }
 
-  /** Whether anything is being embedded. */
+  /** Whether anything is being embedded, or the device is to be left alone. */
   get isBusy(): boolean {
-    return this.#waiting > 0;
+    return this.#waiting > 0 || this.gate.isClosed;
   }
 
   /** Between requests all pages are free. */
@@ -87,6 +89,7 @@ export class Embedder {
     let running: Text[] = [];
     let before = Promise.resolve();
     while (waiting.length + running.length > 0) {
+      await this.gate.opened();
       signal?.throwIfAborted();
       for (let [next] = waiting; next !== undefined && running.length < sequences; [next] = waiting) {
         const count = Math.ceil(next.ids.length / pageSize);
@@ -107,7 +110,7 @@ export class Embedder {
       running = running.filter((text) => !ended.includes(text));
       // Batches run in order, so whoever has these pages next writes to them later.
       for (const text of ended) free.push(...text.pages);
-      const found = this.#runner.embed(joinBatches(parts)).then((rows) => {
+      const found = this.gate.through(() => this.#runner.embed(joinBatches(parts))).then((rows) => {
         const size = rows.length / ended.length;
         ended.forEach(({ index }, row) => (vectors[index] = rows.slice(row * size, (row + 1) * size)));
       });

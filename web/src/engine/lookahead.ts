@@ -1,9 +1,6 @@
 // How many steps to hand to the device before the first of them is read. One is enough where a step takes long; on a fast device the way to the host
 // and back would leave it idle. Times of results flow in; a depth flows out.
 
-import { STEPS_IN_FLIGHT } from "../runtime/runner.js";
-
-const MOST = STEPS_IN_FLIGHT;
 // Results between two looks at whether the depth helps.
 const PERIOD = 6;
 // What a deeper queue must gain: every step beyond a stop token is for nothing.
@@ -17,6 +14,9 @@ export class Lookahead {
   #settled = false;
   #count = 0;
   #since = 0;
+
+  /** ``most`` steps at once. */
+  constructor(private readonly most: number) {}
 
   /** Steps that may be on their way at once. */
   get depth(): number {
@@ -36,18 +36,18 @@ export class Lookahead {
   /** A step's tokens are read. ``now`` in milliseconds. */
   read(now: number): void {
     this.#count++;
-    if (this.#depth === 1) this.#depth = 2;
+    if (this.#depth === 1) this.#depth = Math.min(2, this.most);
     if (this.#settled || this.#count < PERIOD) return;
     const time = (now - this.#since) / this.#count;
     this.#count = 0;
     this.#since = now;
     if (time > SLOW) {
       this.#settled = true;
-    } else if (time < this.#best * GAIN && this.#depth < MOST) {
+    } else if (time < this.#best * GAIN && this.#depth < this.most) {
       this.#best = time;
       this.#depth++;
     } else {
-      this.#depth = Math.max(2, this.#depth - 1);
+      this.#depth = Math.min(Math.max(2, this.#depth - 1), this.most);
       this.#settled = true;
     }
   }

@@ -5,6 +5,7 @@ import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
 import type { StepResult } from "../runtime/runner.js";
 import { checkRequest } from "./check_request.js";
+import { Gate } from "./gate.js";
 import type { KeptSequence } from "./kept_sequence.js";
 import { Lookahead } from "./lookahead.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
@@ -46,7 +47,7 @@ const MOST_RECOVERIES = 3;
 export class TokenEngine implements TokenSource {
   readonly #scheduler: Scheduler;
   readonly #answers = new Map<Sequence, Answer>();
-  readonly #lookahead = new Lookahead();
+  readonly #lookahead: Lookahead;
   readonly #counts = { steps: 0, computedTokens: 0, preemptions: 0, recoveries: 0 };
   #runner: StepRunner;
   #failure: Error | null = null;
@@ -58,9 +59,11 @@ export class TokenEngine implements TokenSource {
     runner: StepRunner,
     private readonly model: TokenModel,
     private readonly replaceRunner: ReplaceRunner | null = null,
+    private readonly gate = new Gate(),
   ) {
     const { pageSize, pages, tokens, sequences, context } = runner.limits;
     this.#runner = runner;
+    this.#lookahead = new Lookahead(runner.stepsInFlight);
     this.#scheduler = new Scheduler({ pageSize, pages, maxTokens: tokens, maxSequences: sequences, context });
   }
 
@@ -133,9 +136,16 @@ export class TokenEngine implements TokenSource {
     return true;
   }
 
-  /** Whether an answer is being generated. */
+  /** Whether an answer is being generated, or the device is to be left alone. */
   get isBusy(): boolean {
-    return this.#answers.size > 0;
+    return this.#answers.size > 0 || this.gate.isClosed;
+  }
+
+  /** Forget all keys and values. False while an answer is being generated. */
+  forgetAll(): boolean {
+    if (this.#answers.size > 0) return false;
+    this.#scheduler.reset();
+    return true;
   }
 
   /** A page that no sequence uses until it is returned; null where one sequence may come to need them all. */
@@ -181,12 +191,17 @@ export class TokenEngine implements TokenSource {
     this.#lookahead.restart(performance.now());
     for (;;) {
       try {
-        while (open.length < this.#lookahead.depth) {
+        while (!this.gate.isClosed && open.length < this.#lookahead.depth) {
           const step = this.#scheduler.next();
           if (step === null) break;
-          open.push({ step, result: this.submit(step) });
+          open.push({ step, result: this.gate.through(() => this.submit(step)) });
         }
         const first = open.shift();
+        if (first === undefined && this.gate.isClosed) {
+          await this.gate.opened();
+          this.#lookahead.restart(performance.now());
+          continue;
+        }
         if (first === undefined) {
           // With nothing on its way, whatever can run would have been handed out.
           if (this.#answers.size > 0) throw new Error("sequences wait and none can run");

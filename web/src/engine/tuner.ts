@@ -8,6 +8,9 @@ import type { TokenEngine } from "./token_engine.js";
 
 const POLL_MS = 50;
 
+/** What the tuner needs of the engine: to know when it has nothing to do, and a page. */
+export type TunedEngine = Pick<TokenEngine, "isBusy" | "lendPage" | "returnPage">;
+
 export class Tuner {
   /** The record of this device, measured now or before; null where there is none. */
   readonly record: Promise<TuningEntry | null>;
@@ -15,7 +18,7 @@ export class Tuner {
 
   constructor(
     private readonly trusted: TrustedRunner,
-    private readonly engine: Pick<TokenEngine, "isBusy" | "lendPage" | "returnPage">,
+    private readonly engine: TunedEngine,
   ) {
     this.record = this.measure();
     // Whoever asks for the record is told of a failure; the next answer meets its cause anyhow.

@@ -1,6 +1,6 @@
 // One engine's grammars: what an answer may be flows in, constraints flow out. The compiler, with the wasm in it, loads when it is first asked for.
 
-import { DeviceError, NearfarError, RequestError, errorFromJson, isNearfarError, messageOf } from "../errors.js";
+import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GrammarCompiler, GrammarConstraint } from "./index.js";
 import type { GrammarSource } from "./source.js";
 import { readVocabulary } from "./vocabulary.js";
@@ -25,8 +25,7 @@ export class Grammars {
     } catch (error) {
       // A chunk that did not load may at the next try.
       if (!(await settled(this.#compiler))) this.#compiler = null;
-      // The compiler's file has error classes of its own.
-      throw isNearfarError(error) && !(error instanceof NearfarError) ? errorFromJson(error) : error;
+      throw error;
     }
   }
 

@@ -1,4 +1,4 @@
-// The manifest, read and checked key by key. A source flows in, a Manifest that this runtime understands in full flows out.
+// The manifest, read and checked key by key. A source flows in, a manifest that this package understands in full flows out.
 //
 // The shapes below repeat manifest.ts as data, because types are gone at run time; the compiler refuses them when a key is missing.
 
@@ -9,7 +9,9 @@ import type {
   BindingEntry,
   BufferEntry,
   ConstantEntry,
+  Description,
   EmbeddingSpec,
+  ExportManifest,
   FileEntry,
   KernelEntry,
   LoraEntry,
@@ -34,8 +36,15 @@ import type { Source } from "./source.js";
 
 export const MANIFEST_FILE = "manifest.json";
 
+/** A bundle with kernels of ours for WebGPU, or one in ONNX's form. */
+export type AnyManifest = Manifest | ExportManifest;
+
+export function isExport(manifest: AnyManifest): manifest is ExportManifest {
+  return manifest.target === "onnx";
+}
+
 /** Throws BundleError where the manifest is missing, not JSON, of another format version or target, or has a key too few or too many. */
-export async function loadManifest(source: Source, signal: AbortSignal): Promise<Manifest> {
+export async function loadManifest(source: Source, signal: AbortSignal): Promise<AnyManifest> {
   const text = new TextDecoder().decode(await readFile(source, { file: MANIFEST_FILE }, signal));
   let data: unknown;
   try {
@@ -50,7 +59,7 @@ export async function loadManifest(source: Source, signal: AbortSignal): Promise
   return checkManifest(data);
 }
 
-export function checkManifest(data: unknown): Manifest {
+export function checkManifest(data: unknown): AnyManifest {
   if (!isRecord(data)) throw wrong("", "an object", data);
   if (data.format_version !== FORMAT_VERSION) {
     const found = describe(data.format_version);
@@ -59,15 +68,15 @@ export function checkManifest(data: unknown): Manifest {
       { file: MANIFEST_FILE, found, expected: FORMAT_VERSION },
     );
   }
-  if (data.target !== "webgpu") {
+  if (data.target !== "webgpu" && data.target !== "onnx") {
     const found = describe(data.target);
-    throw new BundleError(`${MANIFEST_FILE}: is for target ${found}; this runtime needs "webgpu": compile with --target webgpu`, {
+    throw new BundleError(`${MANIFEST_FILE}: is for target ${found}; this package runs "webgpu" and "onnx": compile with --target webgpu`, {
       file: MANIFEST_FILE,
       found,
     });
   }
-  MANIFEST(data, "");
-  return data as unknown as Manifest;
+  (data.target === "onnx" ? EXPORT_MANIFEST : MANIFEST)(data, "");
+  return data as unknown as AnyManifest;
 }
 
 type Check = (value: unknown, path: string) => void;
@@ -213,11 +222,11 @@ const TUNING = entry<TuningEntry>({
   activation: oneOf("float32", "float16"),
   variants: table(list(entry<TunedRow>({ when: condition, variant: text }))),
 });
-const MANIFEST = entry<Manifest>({
+/** What every bundle's manifest says. */
+const DESCRIPTION: Checks<Description> = {
   format_version: int,
   generator: text,
   target: text,
-  arch: nullable(text),
   model: text,
   spec: SPEC,
   embedding: nullable(entry<EmbeddingSpec>({ pooling: oneOf("last_token"), normalize: flag })),
@@ -225,14 +234,6 @@ const MANIFEST = entry<Manifest>({
   context: int,
   page_size: int,
   kv: oneOf("activation", "q8"),
-  lora: nullable(entry<LoraEntry>({ rank: int, modules: table(entry<LoraModule>({ a: text, b: text, part: int, start: int, stop: int })) })),
-  activations: list(entry<ActivationEntry>({ dtype: oneOf("float32", "float16"), needs: list(text) })),
-  plan: PLAN,
-  variants: table(list(VARIANT)),
-  scratch: table(BUFFER),
-  kernels: table(KERNEL),
-  weights: table(WEIGHT),
-  shards: list(FILE),
   tokenizer: entry<TokenizerEntry>({
     file: text,
     chat_template: nullable(text),
@@ -243,8 +244,26 @@ const MANIFEST = entry<Manifest>({
     add_bos_token: nullable(flag),
   }),
   files: list(FILE),
+};
+const MANIFEST = entry<Manifest>({
+  ...DESCRIPTION,
+  arch: nullable(text),
+  lora: nullable(entry<LoraEntry>({ rank: int, modules: table(entry<LoraModule>({ a: text, b: text, part: int, start: int, stop: int })) })),
+  activations: list(entry<ActivationEntry>({ dtype: oneOf("float32", "float16"), needs: list(text) })),
+  plan: PLAN,
+  variants: table(list(VARIANT)),
+  scratch: table(BUFFER),
+  kernels: table(KERNEL),
+  weights: table(WEIGHT),
+  shards: list(FILE),
   self_test: nullable(SELF_TEST),
   tuning: list(TUNING),
+});
+const EXPORT_MANIFEST = entry<ExportManifest>({
+  ...DESCRIPTION,
+  device: nullable(text),
+  activation: oneOf("float32", "float16"),
+  group_size: nullable(int),
 });
 
 function isRecord(value: unknown): value is Record<string, unknown> {

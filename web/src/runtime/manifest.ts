@@ -124,14 +124,14 @@ export interface KernelEntry {
 /** One way to run a step: ``kernels`` one after the other. The first row that fits is taken; a later row with the same condition is an alternative, for a tuner to put first. ``activation`` None fits both dtypes, ``when`` None every batch. ``needs`` names features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
-  readonly activation: "float32" | "float16" | "bfloat16" | null;
+  readonly activation: "float32" | "float16" | "bfloat16" | "int8" | null;
   readonly needs: readonly string[];
   readonly when: Condition;
 }
 
 /** An activation dtype, and the device features without which a runtime takes the next entry. */
 export interface ActivationEntry {
-  readonly dtype: "float32" | "float16" | "bfloat16";
+  readonly dtype: "float32" | "float16" | "bfloat16" | "int8";
   readonly needs: readonly string[];
 }
 
@@ -193,16 +193,15 @@ export interface TunedRow {
 /** What was measured on one adapter with one activation dtype: rows that go in front of those of some variants lists. */
 export interface TuningEntry {
   readonly adapter: AdapterEntry;
-  readonly activation: "float32" | "float16" | "bfloat16";
+  readonly activation: "float32" | "float16" | "bfloat16" | "int8";
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** A bundle. ``context`` is the longest sequence in tokens, ``files`` are those beside kernels and shards. ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes. ``kv`` is the format of keys and values in the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``lora`` is None where the bundle takes no adapters. ``embedding`` is None where the model generates text. */
-export interface Manifest {
+/** What every bundle's manifest says, whatever runs it. ``context``: the longest sequence in tokens. ``page_size``: tokens of a page. ``kv`` is the format of keys and values: "activation", as computed, or "q8", 8-bit integers. ``embedding`` is None where the model generates text. */
+export interface Description {
   readonly format_version: number;
   readonly generator: string;
   readonly target: string;
-  readonly arch: string | null;
   readonly model: string;
   readonly spec: ModelSpec;
   readonly embedding: EmbeddingSpec | null;
@@ -210,6 +209,44 @@ export interface Manifest {
   readonly context: number;
   readonly page_size: number;
   readonly kv: "activation" | "q8";
+  readonly tokenizer: TokenizerEntry;
+  readonly files: readonly FileEntry[];
+}
+
+/** A bundle in a framework's own form, which the framework's own tools load; ``files`` are all that is in it. A page holds a whole sequence: ``page_size`` is ``context``. ``device`` is what the graph was made for, None where the framework asks for no choice; ``activation`` the dtype of activations, keys and values. ``group_size``: weights that share a scale, None where they are not quantized. */
+export interface ExportManifest {
+  readonly format_version: number;
+  readonly generator: string;
+  readonly target: string;
+  readonly model: string;
+  readonly spec: ModelSpec;
+  readonly embedding: EmbeddingSpec | null;
+  readonly quantization: string;
+  readonly context: number;
+  readonly page_size: number;
+  readonly kv: "activation" | "q8";
+  readonly tokenizer: TokenizerEntry;
+  readonly files: readonly FileEntry[];
+  readonly device: string | null;
+  readonly activation: "float32" | "float16" | "bfloat16";
+  readonly group_size: number | null;
+}
+
+/** A bundle with a plan and kernels. ``files`` are those beside kernels and shards. ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes. Keys and values are the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``lora`` is None where the bundle takes no adapters. */
+export interface Manifest {
+  readonly format_version: number;
+  readonly generator: string;
+  readonly target: string;
+  readonly model: string;
+  readonly spec: ModelSpec;
+  readonly embedding: EmbeddingSpec | null;
+  readonly quantization: string;
+  readonly context: number;
+  readonly page_size: number;
+  readonly kv: "activation" | "q8";
+  readonly tokenizer: TokenizerEntry;
+  readonly files: readonly FileEntry[];
+  readonly arch: string | null;
   readonly lora: LoraEntry | null;
   readonly activations: readonly ActivationEntry[];
   readonly plan: PlanEntry;
@@ -218,8 +255,6 @@ export interface Manifest {
   readonly kernels: Readonly<Record<string, KernelEntry>>;
   readonly weights: Readonly<Record<string, WeightEntry>>;
   readonly shards: readonly FileEntry[];
-  readonly tokenizer: TokenizerEntry;
-  readonly files: readonly FileEntry[];
   readonly self_test: SelfTestEntry | null;
   readonly tuning: readonly TuningEntry[];
 }

@@ -73,11 +73,13 @@ export function sizeBytes(entry: BufferEntry, activation: ActivationDtype, dims:
   return elements(entry.shape, dims) * bytesOf(entry.dtype === "activation" ? activation : entry.dtype);
 }
 
-function bytesOf(dtype: "float32" | "int32" | "uint32" | "float16" | "bfloat16"): number {
+function bytesOf(dtype: "float32" | "int32" | "uint32" | "float16" | "bfloat16" | "int8"): number {
   switch (dtype) {
     case "float32":
     case "int32":
     case "uint32":
+    // As activations it lies in memory as float32. No bundle for WebGPU has it.
+    case "int8":
       return 4;
     case "float16":
     case "bfloat16":

@@ -85,7 +85,7 @@ export interface StepResult {
 const GENERATED = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
 
 /** Steps that may be on their way without a buffer having to be made. */
-export const STEPS_IN_FLIGHT = 8;
+const STEPS_IN_FLIGHT = 8;
 
 type OutputRole = (typeof GENERATED)[number] | "embeddings";
 
@@ -101,6 +101,7 @@ type Results = Readonly<Partial<Record<OutputRole, Result>>>;
 export class Runner {
   readonly info: RunnerInfo;
   readonly limits: RunnerLimits;
+  readonly stepsInFlight = STEPS_IN_FLIGHT;
   /** Resolves when the device is gone, `destroy` included. */
   readonly lost: Promise<DeviceError>;
   readonly #steps: Staging;

@@ -4,7 +4,8 @@
 // A load holds its bundle's lock together with other loads; who deletes needs it alone. Records are read and written under one lock, the index's.
 
 import { StorageError } from "../errors.js";
-import type { Manifest } from "../runtime/manifest.js";
+import { filesToLoad } from "../runtime/bundle.js";
+import type { AnyManifest } from "../runtime/load_manifest.js";
 import { sha256 } from "../runtime/read_file.js";
 import type { Bytes } from "../runtime/source.js";
 import { bundleAddress } from "../runtime/source.js";
@@ -122,7 +123,7 @@ export class BundleStore {
   }
 
   /** Note that a bundle is being loaded, so that its files stay. Gives the bytes that are missing; throws StorageError where they have no room. */
-  async begin(url: string, manifest: Manifest, manifestBytes: Bytes): Promise<number> {
+  async begin(url: string, manifest: AnyManifest, manifestBytes: Bytes): Promise<number> {
     const files = await referencesOf(manifest, manifestBytes);
     const known = new Set(files.map(({ sha256 }) => sha256));
     await this.withIndex(async () => {
@@ -241,9 +242,9 @@ function parseRecord(text: string): BundleRecord | null {
 }
 
 /** The manifest's first. */
-async function referencesOf(manifest: Manifest, manifestBytes: Bytes): Promise<FileReference[]> {
-  const sized = [...manifest.shards, ...manifest.files].map(({ sha256, size }) => ({ sha256, size }));
-  const kernels = Object.values(manifest.kernels).map(({ sha256 }) => ({ sha256, size: null }));
+async function referencesOf(manifest: AnyManifest, manifestBytes: Bytes): Promise<FileReference[]> {
+  const sized = filesToLoad(manifest).map(({ sha256, size }) => ({ sha256, size }));
+  const kernels = Object.values("kernels" in manifest ? manifest.kernels : {}).map(({ sha256 }) => ({ sha256, size: null }));
   const all = [{ sha256: await sha256(manifestBytes), size: manifestBytes.length }, ...sized, ...kernels];
   // Two names may stand for the same bytes.
   return [...new Map(all.map((reference) => [reference.sha256, reference])).values()];

@@ -23,7 +23,46 @@ export interface SavedSession {
   readonly keysAndValues: Bytes;
 }
 
-export class SessionStore {
+/** Where sessions are saved, by name. Throws StorageError. */
+export interface SessionStorage {
+  write(name: string, record: SessionRecord, keysAndValues: Bytes): Promise<void>;
+  read(name: string): Promise<SavedSession>;
+}
+
+/** A session as the bytes of one file. */
+export function packSession(record: SessionRecord, keysAndValues: Bytes): Bytes {
+  const header = new TextEncoder().encode(JSON.stringify({ format: FORMAT, ...record }));
+  const bytes = new Uint8Array(4 + header.length + keysAndValues.length);
+  new DataView(bytes.buffer).setUint32(0, header.length, true);
+  bytes.set(header, 4);
+  bytes.set(keysAndValues, 4 + header.length);
+  return bytes;
+}
+
+/** Throws StorageError for bytes that are no session of this format. */
+export function unpackSession(name: string, bytes: Bytes): SavedSession {
+  const length = bytes.length < 4 ? 0 : new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
+  try {
+    const record = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))) as SessionRecord & { format: number };
+    if (record.format !== FORMAT) throw new Error(`format ${record.format}`);
+    return { record, keysAndValues: bytes.slice(4 + length) };
+  } catch (error) {
+    throw new StorageError(`The saved session '${name}' cannot be read; delete it and save it again`, { session: name }, { cause: error });
+  }
+}
+
+export function noSuchSession(name: string): StorageError {
+  return new StorageError(`No session '${name}' is saved here; save one first`, { session: name });
+}
+
+/** The browser's. Throws StorageError where it has none. */
+export async function browserSessions(): Promise<SessionStorage> {
+  const store = await SessionStore.open();
+  if (store === null) throw new StorageError("This browser has no origin private file system here, so sessions cannot be saved; use a current browser, and no private window");
+  return store;
+}
+
+export class SessionStore implements SessionStorage {
   private constructor(
     private readonly root: Folder,
     private readonly folder: Folder,
@@ -37,27 +76,14 @@ export class SessionStore {
 
   /** Throws StorageError where there is no room. */
   async write(name: string, record: SessionRecord, keysAndValues: Bytes): Promise<void> {
-    const header = new TextEncoder().encode(JSON.stringify({ format: FORMAT, ...record }));
-    const bytes = new Uint8Array(4 + header.length + keysAndValues.length);
-    new DataView(bytes.buffer).setUint32(0, header.length, true);
-    bytes.set(header, 4);
-    bytes.set(keysAndValues, 4 + header.length);
-    await writeFile(this.folder, encodeURIComponent(name), bytes);
+    await writeFile(this.folder, encodeURIComponent(name), packSession(record, keysAndValues));
   }
 
   /** Throws StorageError where there is none of this name, or it cannot be read. */
   async read(name: string): Promise<SavedSession> {
     const file = (await filesOf(this.root, SESSIONS))?.get(encodeURIComponent(name));
-    if (file === undefined) throw new StorageError(`No session '${name}' is saved here; save one first`, { session: name });
-    const bytes = new Uint8Array(await file.arrayBuffer());
-    const length = bytes.length < 4 ? 0 : new DataView(bytes.buffer).getUint32(0, true);
-    try {
-      const record = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))) as SessionRecord & { format: number };
-      if (record.format !== FORMAT) throw new Error(`format ${record.format}`);
-      return { record, keysAndValues: bytes.slice(4 + length) };
-    } catch (error) {
-      throw new StorageError(`The saved session '${name}' cannot be read; delete it and save it again`, { session: name }, { cause: error });
-    }
+    if (file === undefined) throw noSuchSession(name);
+    return unpackSession(name, new Uint8Array(await file.arrayBuffer()));
   }
 
   /** The names of all that are saved. */

@@ -2,8 +2,8 @@
 // the store as it comes; a broken download goes on where it stopped. One tab fetches a file at a time, the others wait and read it from the store.
 
 import { BundleError } from "../errors.js";
+import type { AnyManifest } from "../runtime/load_manifest.js";
 import { MANIFEST_FILE } from "../runtime/load_manifest.js";
-import type { Manifest } from "../runtime/manifest.js";
 import { chunksOf, collect, problemOf, readFile, wrongSize } from "../runtime/read_file.js";
 import type { Bytes, Expected, OnBytes, Part, Source } from "../runtime/source.js";
 import { BundleStore } from "./bundle_store.js";
@@ -45,7 +45,7 @@ export class StoredSource implements Source {
   }
 
   /** The bytes that have to come over the network. Throws StorageError where there is no room for them. */
-  async begin(manifest: Manifest): Promise<number> {
+  async begin(manifest: AnyManifest): Promise<number> {
     return this.store.begin(this.location, manifest, this.#manifest);
   }
 

@@ -3,6 +3,7 @@
 import type { EngineApi } from "../api/engine_api.js";
 import type { LoadOptions } from "../load.js";
 import { WorkerError } from "../errors.js";
+import type { OnnxOptions } from "../onnx/options.js";
 import { hold, whenGone } from "./liveness.js";
 import { Remote } from "./remote.js";
 import type { Greeting } from "./wire.js";
@@ -13,18 +14,20 @@ export interface WorkerLike {
   addEventListener(type: string, listener: (event: Event) => void, options?: { readonly signal: AbortSignal }): void;
 }
 
-/** What of LoadOptions can be sent to a worker: a device cannot. */
-export type ConnectOptions = Omit<LoadOptions, "gpu" | "adapter">;
+/** What of LoadOptions can be sent to a worker: a device cannot, and ONNX Runtime only by its module's address. */
+export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "onnx"> {
+  readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;
+}
 
 const PING_MS = 5_000;
 /** A worker that compiles kernels may be late with an answer, so it takes several pings without one. */
 const MISSED_PINGS = 6;
 
 /**
- * Load the bundle in a worker whose script calls serveEngine. ``bundle`` is relative to the page. Throws what Engine.load throws, and WorkerError
+ * Load the bundle in a worker whose script calls serveEngine. Addresses are relative to the page. Throws what Engine.load throws, and WorkerError
  * where the worker's script does not start; calls that are under way when a worker dies throw WorkerError, at once where the browser has Web Locks.
  */
-export async function connectEngine(worker: WorkerLike, bundle: string | URL, options: ConnectOptions = {}): Promise<EngineApi> {
+export async function connectEngine(worker: WorkerLike, bundle: string | URL | readonly (string | URL)[], options: ConnectOptions = {}): Promise<EngineApi> {
   options.signal?.throwIfAborted();
   const connection = crypto.randomUUID();
   const { port1, port2 } = new MessageChannel();
@@ -50,7 +53,10 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL, op
   await hold(connection, "page", over.signal);
   worker.postMessage({ nearfar: "connect", connection } satisfies Greeting, [port2]);
   watch(worker, connection, over.signal, fail);
-  const address = new URL(bundle, typeof document === "undefined" ? undefined : document.baseURI).href;
+  const absolute = (address: string | URL): string => new URL(address, typeof document === "undefined" ? undefined : document.baseURI).href;
+  const addresses = (typeof bundle === "string" || bundle instanceof URL ? [bundle] : bundle).map(absolute);
+  const { onnx } = options;
+  const sent = onnx === undefined ? options : { ...options, onnx: { ...onnx, runtime: absolute(onnx.runtime) } };
   const disconnect = (message: string): void => {
     over.abort();
     // Not every browser tells the worker that the port was closed.
@@ -60,7 +66,7 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL, op
   try {
     await remote.call(["hello"], [{ signal: options.signal }]);
     whenGone(connection, "worker", over.signal, gone);
-    const info = (await remote.call(["load"], [address, options])) as EngineApi["info"];
+    const info = (await remote.call(["load"], [addresses, sent])) as EngineApi["info"];
     isLoaded = true;
     return remoteEngine(remote, info, () => {
       disconnect("The engine was destroyed");
@@ -71,7 +77,8 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL, op
   }
 }
 
-function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => void): EngineApi {
+/** The engine that the other side serves as ``engine``. */
+export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => void): EngineApi {
   const method =
     (...path: readonly string[]) =>
     (...args: readonly unknown[]) =>
@@ -85,6 +92,8 @@ function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => vo
     async *generate(...args) {
       yield* (await method("generate")(...args)) as ReturnType<EngineApi["generate"]>;
     },
+    pause: method("pause") as EngineApi["pause"],
+    resume: method("resume") as EngineApi["resume"],
     destroy,
   };
 }

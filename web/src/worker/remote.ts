@@ -1,8 +1,8 @@
-// The page's end of a MessagePort: calls flow out with their arguments, results flow back as promises and streams.
+// The caller's end of a port: calls flow out with their arguments, results flow back as promises and streams.
 
 import { Stream } from "../api/stream.js";
 import { RequestError, messageOf } from "../errors.js";
-import type { FromWorker, ToWorker } from "./wire.js";
+import type { FromWorker, ToWorker, WirePort } from "./wire.js";
 import { pack, packError, unpackError } from "./wire.js";
 
 /** Items of a stream that the worker may send ahead of the reader. */
@@ -26,9 +26,9 @@ export class Remote {
   #nextId = 0;
   #closed: { readonly error: Error } | null = null;
 
-  constructor(private readonly port: MessagePort) {
-    port.addEventListener("message", ({ data }: MessageEvent<FromWorker>) => {
-      this.receive(data);
+  constructor(private readonly port: WirePort) {
+    port.addEventListener("message", ({ data }) => {
+      this.receive(data as FromWorker);
     });
     port.start();
   }
@@ -47,7 +47,7 @@ export class Remote {
     try {
       this.post({ type: "call", id, path, args: packed.args }, packed.transfer);
     } catch (error) {
-      throw new RequestError(`${path.join(".")}: an argument cannot be sent to a worker: ${messageOf(error)}`, {}, { cause: error });
+      throw new RequestError(`${path.join(".")}: an argument cannot be sent: ${messageOf(error)}`, {}, { cause: error });
     }
     this.#calls.set(id, call);
     for (const [index, signal] of packed.signals.entries()) {

@@ -1,8 +1,8 @@
-// The worker's end of a MessagePort: calls flow in and are made on an object, what they give flows back.
+// The serving end of a port: calls flow in and are made on an object, what they give flows back.
 
 import { RequestError } from "../errors.js";
-import type { FromWorker, ToWorker } from "./wire.js";
-import { packError, transferables, unpack, unpackError } from "./wire.js";
+import type { FromWorker, ToWorker, WirePort } from "./wire.js";
+import { isA, packError, transferables, unpack, unpackError } from "./wire.js";
 
 interface Running {
   readonly controllers: Map<number, AbortController>;
@@ -15,7 +15,7 @@ interface Running {
 }
 
 /** Serves the functions of ``target``, and of the objects in it, until the port closes. Returns what ends all that runs. */
-export function serve(port: MessagePort, target: object): () => void {
+export function serve(port: WirePort, target: object): () => void {
   const calls = new Map<number, Running>();
   const post = (message: FromWorker): void => {
     port.postMessage(message, [...transferables("value" in message ? message.value : null)]);
@@ -69,7 +69,8 @@ export function serve(port: MessagePort, target: object): () => void {
     post({ type: "end", id });
   }
 
-  port.addEventListener("message", ({ data }: MessageEvent<ToWorker>) => {
+  port.addEventListener("message", (event) => {
+    const data = event.data as ToWorker;
     if (data.type === "call") {
       void answer(data);
       return;
@@ -116,5 +117,5 @@ function find(target: object, path: readonly string[]): (...args: readonly unkno
 }
 
 function isIterable(value: unknown): value is AsyncIterable<unknown> {
-  return typeof value === "object" && value !== null && Symbol.asyncIterator in value && !(value instanceof ReadableStream);
+  return typeof value === "object" && value !== null && Symbol.asyncIterator in value && !isA("ReadableStream", value);
 }

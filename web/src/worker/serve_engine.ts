@@ -37,8 +37,8 @@ class Connection {
     return this.#loan.engine;
   }
 
-  async load(bundle: string, options: LoadOptions): Promise<EngineApi["info"]> {
-    this.#loan = await this.engines.borrow(bundle, { ...options, signal: anySignal(options.signal, this.over) });
+  async load(bundles: readonly string[], options: LoadOptions): Promise<EngineApi["info"]> {
+    this.#loan = await this.engines.borrow(bundles, { ...options, signal: anySignal(options.signal, this.over) });
     return this.#loan.engine.info;
   }
 

@@ -1,9 +1,9 @@
-// The engines of a worker, by the address of their bundle. Who asks for the same bundle gets the same engine; the last one to leave frees it.
+// The engines of a worker, by the addresses of their bundles. Who asks for the same gets the same engine; the last one to leave frees it.
 
 import type { EngineApi } from "../api/engine_api.js";
 import type { LoadOptions, LoadProgress } from "../load.js";
 
-export type LoadEngine = (bundle: string, options: LoadOptions) => Promise<EngineApi>;
+export type LoadEngine = (bundles: readonly string[], options: LoadOptions) => Promise<EngineApi>;
 
 export interface Loan {
   readonly engine: EngineApi;
@@ -23,17 +23,18 @@ export class SharedEngines {
   constructor(private readonly load: LoadEngine) {}
 
   /** The options are those of whoever comes first. A load ends when everyone who waits for it has aborted. Throws what loading throws. */
-  async borrow(bundle: string, options: LoadOptions): Promise<Loan> {
+  async borrow(bundles: readonly string[], options: LoadOptions): Promise<Loan> {
+    const key = bundles.join(" ");
     const { signal, onProgress = () => undefined } = options;
     signal?.throwIfAborted();
-    const entry = this.#entries.get(bundle) ?? this.start(bundle, options);
+    const entry = this.#entries.get(key) ?? this.start(key, bundles, options);
     entry.users++;
     entry.listeners.add(onProgress);
     let released = false;
     const release = (): void => {
       if (released) return;
       released = true;
-      if (--entry.users === 0) this.end(bundle, entry);
+      if (--entry.users === 0) this.end(key, entry);
     };
     signal?.addEventListener("abort", release, { once: true });
     try {
@@ -49,19 +50,20 @@ export class SharedEngines {
     }
   }
 
-  private start(bundle: string, options: LoadOptions): Entry {
+  private start(key: string, bundles: readonly string[], options: LoadOptions): Entry {
     const aborted = new AbortController();
-    const listeners = new Set<(progress: LoadProgress) => void>();
+    // Who starts the load hears of it from its first moment on.
+    const listeners = new Set<(progress: LoadProgress) => void>(options.onProgress === undefined ? [] : [options.onProgress]);
     const onProgress = (progress: LoadProgress): void => {
       for (const listener of listeners) listener(progress);
     };
-    const entry: Entry = { engine: this.load(bundle, { ...options, signal: aborted.signal, onProgress }), aborted, listeners, users: 0 };
-    this.#entries.set(bundle, entry);
+    const entry: Entry = { engine: this.load(bundles, { ...options, signal: aborted.signal, onProgress }), aborted, listeners, users: 0 };
+    this.#entries.set(key, entry);
     return entry;
   }
 
-  private end(bundle: string, entry: Entry): void {
-    if (this.#entries.get(bundle) === entry) this.#entries.delete(bundle);
+  private end(key: string, entry: Entry): void {
+    if (this.#entries.get(key) === entry) this.#entries.delete(key);
     entry.aborted.abort();
     entry.engine.then(
       (engine) => {

@@ -1,8 +1,8 @@
-// What crosses a MessagePort: calls one way, results and callbacks the other. Values are structured clones, but for signals, functions and errors,
+// What crosses a port: calls one way, results and callbacks the other. Values are structured clones, but for signals, functions and errors,
 // which are written down here and made again on the other side; streams and ports are transferred.
 
 import type { ErrorJson } from "../errors.js";
-import { errorFromJson, isNearfarError, messageOf } from "../errors.js";
+import { errorFromJson, NearfarError, messageOf } from "../errors.js";
 
 export type ToWorker =
   | { readonly type: "call"; readonly id: number; readonly path: readonly string[]; readonly args: readonly unknown[] }
@@ -20,6 +20,14 @@ export type FromWorker =
   | { readonly type: "end"; readonly id: number }
   | { readonly type: "error"; readonly id: number; readonly error: WireError }
   | { readonly type: "callback"; readonly id: number; readonly callback: number; readonly args: readonly unknown[] };
+
+/** A MessagePort, or what stands for one where messages go another way, as through an app's web view. */
+export interface WirePort {
+  postMessage(message: unknown, transfer: Transferable[]): void;
+  addEventListener(type: "message", listener: (event: { readonly data: unknown }) => void): void;
+  start(): void;
+  close(): void;
+}
 
 /** What a page sends to the worker itself; the reply to a ping, on the port that comes with it, is whether the connection is known. */
 export type Greeting = { readonly nearfar: "connect"; readonly connection: string } | { readonly nearfar: "ping"; readonly connection: string };
@@ -61,19 +69,27 @@ export function unpack(args: readonly unknown[], signal: (index: number) => Abor
   }) as readonly unknown[];
 }
 
+const TRANSFERRED = ["MessagePort", "ReadableStream", "WritableStream", "TransformStream"] as const;
+
+/** Whether it is one of a class that a JavaScript engine outside of browsers may not have. */
+export function isA(name: (typeof TRANSFERRED)[number] | "DOMException", value: unknown): boolean {
+  const found = (globalThis as Partial<Record<typeof name, new () => unknown>>)[name];
+  return found !== undefined && value instanceof found;
+}
+
 /** Everything in a value that can only be transferred. Buffers are copied, so that the sender keeps them. */
 export function transferables(value: unknown): readonly Transferable[] {
   const found = new Set<Transferable>();
   mapPlain(value, (part) => {
-    if (part instanceof MessagePort || part instanceof ReadableStream || part instanceof WritableStream || part instanceof TransformStream) found.add(part);
+    if (TRANSFERRED.some((name) => isA(name, part))) found.add(part as Transferable);
     return part;
   });
   return [...found];
 }
 
 export function packError(error: unknown): WireError {
-  if (isNearfarError(error)) return { kind: "nearfar", json: error.toJSON() };
-  if (error instanceof DOMException) return { kind: "dom", name: error.name, message: error.message };
+  if (error instanceof NearfarError) return { kind: "nearfar", json: error.toJSON() };
+  if (isA("DOMException", error)) return { kind: "dom", name: (error as DOMException).name, message: (error as DOMException).message };
   return { kind: "error", name: error instanceof Error ? error.name : "Error", message: messageOf(error) };
 }
 
@@ -83,7 +99,7 @@ export function unpackError(error: WireError): Error {
     case "nearfar":
       return errorFromJson(error.json);
     case "dom":
-      return new DOMException(error.message, error.name);
+      return typeof DOMException === "undefined" ? Object.assign(new Error(error.message), { name: error.name }) : new DOMException(error.message, error.name);
     case "error": {
       const known = [TypeError, RangeError].find(({ name }) => name === error.name);
       return known === undefined ? Object.assign(new Error(error.message), { name: error.name }) : new known(error.message);

@@ -87,6 +87,8 @@ export function fakeEngine(model: Model, context = 1000): EngineApi {
       throw new Error("the fake engine has no generate");
     },
     countTokens: (prompt, options) => Promise.resolve((typeof prompt === "string" ? model.text.encode(prompt) : encodeChat(model.text, prompt, options)).length),
+    pause: () => Promise.resolve(),
+    resume: () => Promise.resolve(),
     destroy: () => undefined,
   };
 }

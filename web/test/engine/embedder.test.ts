@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 
 import type { EmbedRunner } from "../../src/engine/embedder.js";
 import { Embedder } from "../../src/engine/embedder.js";
+import { Gate } from "../../src/engine/gate.js";
 import { DeviceError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
 
@@ -48,6 +49,18 @@ test("texts of any length share batches and pages within the limits", async () =
   }
   const tokens = TEXTS.flat().length;
   expect(runner.batches.length).toBeLessThan(tokens / LIMITS.tokens + TEXTS.length);
+});
+
+test("while the gate is closed nothing goes to the device", async () => {
+  const runner = new PageRunner();
+  const gate = new Gate();
+  const embedder = new Embedder(runner, noOther, gate);
+  await gate.close();
+  const vectors = embedder.embed(TEXTS);
+  await new Promise((resolve) => setTimeout(resolve, 10));
+  expect([runner.batches.length, embedder.isBusy]).toEqual([0, true]);
+  gate.open();
+  expect(lists(await vectors)).toEqual(VECTORS);
 });
 
 test("requests at once are answered one after the other, and it is busy until the last", async () => {

@@ -8,6 +8,7 @@ import type { RunnerLimits, StepResult, Wanted } from "../../src/runtime/runner.
 import { VOCAB, nextToken } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
+  readonly stepsInFlight = 8;
   readonly batches: Batch[] = [];
   readonly calls: string[] = [];
   readonly counts = new Map<number, Int32Array>();

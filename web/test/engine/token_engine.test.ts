@@ -3,7 +3,8 @@ import { expect, test } from "vitest";
 
 import type { Completion, Constraint, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
-import { mulberry32 } from "./host_sampler.js";
+import { Gate } from "../../src/engine/gate.js";
+import { mulberry32 } from "./mulberry32.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import type { RunnerLimits } from "../../src/runtime/runner.js";
@@ -226,6 +227,23 @@ test.each([
   [{ whenFull: { keep: 33 } }, "whenFull.keep"],
 ])("%j is refused", async (request, param) => {
   await expect(answer(engineOn(new FakeRunner(LIMITS)), request)).rejects.toMatchObject({ code: "request_error", details: { param } });
+});
+
+test("while the gate is closed nothing goes to the device, and after it answers go on with the same tokens", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const gate = new Gate();
+  const engine = new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP] }, null, gate);
+  const first = engine.generateTokens({ promptIds: PROMPT, maxTokens: 6 });
+  await first.next();
+  await gate.close();
+  const submitted = runner.batches.length;
+  const second = answer(engine);
+  await new Promise((resolve) => setTimeout(resolve, 10));
+  expect([runner.batches.length, engine.isBusy]).toEqual([submitted, true]);
+  gate.open();
+  expect((await collect(first)).ids).toEqual(answerOf(PROMPT, 6, 64).tokens.slice(1));
+  expect((await second).ids).toEqual(answerOf(PROMPT, 6, 64).tokens);
+  expect(engine.isBusy).toBe(false);
 });
 
 test("the numbers of a seed are the same one by one and at any place", () => {

@@ -2,7 +2,7 @@
 
 import { readFileSync } from "node:fs";
 
-import { mulberry32 } from "../engine/host_sampler.js";
+import { mulberry32 } from "../engine/mulberry32.js";
 import type { GrammarConstraint } from "../../src/grammar/constraint.js";
 import { hasBit } from "../../src/grammar/constraint.js";
 import { Grammars } from "../../src/grammar/grammars.js";

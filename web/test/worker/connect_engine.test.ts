@@ -28,8 +28,8 @@ function loader(...answers: readonly string[]): Loads {
     loads: [],
     sources: [],
     destroyed: 0,
-    load: async (bundle, { onProgress }) => {
-      made.loads.push(bundle);
+    load: async (bundles, { onProgress }) => {
+      made.loads.push(...bundles);
       await pause();
       onProgress?.({ phase: "ready", loadedBytes: 5, storedBytes: 0, totalBytes: 5, compiledKernels: 1, totalKernels: 1 });
       const { model, source } = fakeModel(...answers);

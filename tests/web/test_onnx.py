@@ -1,0 +1,196 @@
+"""A bundle in ONNX's form in Node and in headless Chromium without WebGPU: the tokens of transformers, and the choice between bundles."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, lacks
+from playwright.sync_api import Browser, Page
+from static_site import serve
+
+from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.export import export_model
+
+TOKENS = 48
+ORT = ROOT / "web/node_modules/onnxruntime-web/dist"
+ORT_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+# A page that allows what ONNX Runtime's WebAssembly needs and no more, in a browser that has no WebGPU.
+HTML = """<!doctype html><meta http-equiv="Content-Security-Policy" content="default-src 'self'; script-src 'self' 'wasm-unsafe-eval'">
+<body><script type="module" src="start.js"></script>"""
+START = """import { Engine } from "./nearfar.js";
+window.Engine = Engine;
+document.body.dataset.state = "ready";
+"""
+WITHOUT_WEBGPU = "Object.defineProperty(Navigator.prototype, 'gpu', { get: () => undefined })"
+LOAD = """async ([bundles, runtime]) => {
+    window.phases = [];
+    const onProgress = ({ phase }) => { if (phase !== window.phases.at(-1)) window.phases.push(phase); };
+    window.engine = await window.Engine.load(bundles, { onnx: runtime ? { runtime } : undefined, onProgress });
+    return window.engine.info;
+}"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The demo model in ONNX's form, by quantization; "f32" has nothing that ends an answer."""
+    folder = tmp_path_factory.mktemp("onnx")
+    for quantization in ("f32", "q4f16"):
+        export_model(str(CHECKPOINT), folder / quantization, target="onnx", quantization=quantization, context=256)
+    manifest = json.loads((folder / "f32/manifest.json").read_text())
+    manifest["spec"]["eos_token_ids"] = []
+    (folder / "f32/manifest.json").write_text(json.dumps(manifest))
+    return {name: folder / name for name in ("f32", "q4f16")}
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[list[int], list[int]]:
+    """A prompt, longer than a chunk of a prefill, and the tokens that transformers says follow greedily."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+    vocab_size = model.config.vocab_size
+    prompt = [(7 * i * i + 11 * i + 3) % vocab_size for i in range(150)]
+    with torch.no_grad():
+        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=TOKENS, eos_token_id=-1, pad_token_id=0)
+    return prompt, ids[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def address(exported: dict[str, Path], tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+    if not (ORT / ORT_FILES[0]).is_file():
+        lacks(f"{ORT} is not there (npm ci in web/)")
+    site = tmp_path_factory.mktemp("site")
+    for file in ("nearfar.js", "onnx.js", "grammar.js"):
+        shutil.copy(PAGE.parent / file, site)
+    (site / "ort").mkdir()
+    for file in ORT_FILES:
+        shutil.copy(ORT / file, site / "ort")
+    (site / "index.html").write_text(HTML)
+    (site / "start.js").write_text(START)
+    shutil.copytree(exported["f32"], site / "f32")
+    shutil.copytree(exported["q4f16"], site / "bundle-onnx")
+    # Its manifest is all that is read of it where there is no WebGPU.
+    (site / "bundle").mkdir()
+    shutil.copy(tiny_bundle / "manifest.json", site / "bundle")
+    examples = dict(re.findall(r"```js (\w+)\.js\n(.*?)```", (ROOT / "web/README.md").read_text(), flags=re.DOTALL))
+    (site / "either.js").write_text(examples["either"])
+    (site / "either.html").write_text(HTML.replace("start.js", "either.js"))
+    with serve(site) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    context = browser.new_context()
+    context.set_default_timeout(120_000)
+    context.add_init_script(WITHOUT_WEBGPU)
+    page = context.new_page()
+    page.goto(address)
+    page.wait_for_selector("body[data-state=ready]", state="attached")
+    yield page
+    context.close()
+
+
+def run_in_node(node: str, *arguments: str) -> dict[str, Any]:
+    environment = {**os.environ, "VK_ICD_FILENAMES": "/none.json"}
+    found = subprocess.run(
+        [node, "dist/tools/run_bundle.js", *arguments], cwd=ROOT / "web", env=environment, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return answer
+
+
+def test_node_gives_the_tokens_of_transformers(node: str, exported: dict[str, Path], expected: tuple[list[int], list[int]]) -> None:
+    prompt, tokens = expected
+    answer = run_in_node(node, str(exported["f32"]), "--tokens", ",".join(map(str, prompt)), "--max-tokens", str(TOKENS))
+    assert answer["token_ids"] == tokens
+    assert (answer["target"], answer["reason"]) == ("onnx", "it is the only bundle given")
+
+
+def test_node_without_a_gpu_takes_the_second_bundle_and_says_why(node: str, exported: dict[str, Path], tiny_bundle: Path) -> None:
+    answer = run_in_node(node, str(tiny_bundle), str(exported["q4f16"]), "--tokens", "1,2,3", "--max-tokens", "4")
+    assert answer["target"] == "onnx"
+    assert answer["reason"].startswith("no bundle for WebGPU runs here; This browser has no WebGPU adapter")
+
+
+def test_a_browser_without_webgpu_gives_the_tokens_of_transformers(page: Page, expected: tuple[list[int], list[int]]) -> None:
+    info = page.evaluate(LOAD, [["./bundle/", "./f32/"], "./ort/ort.wasm.min.mjs"])
+    assert info["target"] == "onnx"
+    assert "This browser has no WebGPU" in info["reason"]
+    assert "WebAssembly" in info["adapter"]
+    prompt, tokens = expected
+    script = """async ([promptIds, maxTokens]) => {
+        const ids = [];
+        for await (const { tokenId } of window.engine.generateTokens({ promptIds, maxTokens })) ids.push(tokenId);
+        window.engine.destroy();
+        return ids;
+    }"""
+    assert page.evaluate(script, [prompt, TOKENS]) == tokens
+
+
+def test_the_4_bit_model_answers_chats_and_keeps_sessions_in_a_browser(page: Page) -> None:
+    page.evaluate(LOAD, ["./bundle-onnx/", "./ort/ort.wasm.min.mjs"])
+    script = """async () => {
+        const { engine } = window;
+        const messages = [{ role: "user", content: "what is 27 + 58?" }];
+        const answer = await engine.chat.completions.create({ messages, temperature: 0, logprobs: true, top_logprobs: 2 });
+        const session = engine.createSession();
+        const say = async (session, text) => {
+            let answer = "", timings;
+            for await (const event of session.generate(text)) { answer += event.text; timings = event.timings; }
+            return [answer, timings.cachedTokens];
+        };
+        await say(session, messages[0].content);
+        await session.save("sums");
+        const restored = engine.createSession();
+        await restored.restore("sums");
+        const fork = session.clone();
+        const seconds = await Promise.all([session, restored, fork].map((each) => say(each, "what is 30 + 12?")));
+        const { content } = answer.choices[0].logprobs;
+        const logprobs = content.map(({ logprob, top_logprobs }) => [logprob, top_logprobs[0].logprob]);
+        return { text: answer.choices[0].message.content, logprobs, seconds };
+    }"""
+    found = page.evaluate(script)
+    assert found["text"] == "27 + 58 = 85"
+    assert all(logprob <= 0 and logprob == best for logprob, best in found["logprobs"])
+    assert [text for text, _ in found["seconds"]] == ["30 + 12 = 42"] * 3
+    assert all(cached > 10 for _, cached in found["seconds"])
+
+
+def test_a_second_load_comes_from_the_store(page: Page) -> None:
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.evaluate(LOAD, ["./bundle-onnx/", "./ort/ort.wasm.min.mjs"])
+    assert [url.rsplit("/", 1)[-1] for url in requests if "/bundle-onnx/" in url] == ["manifest.json"]
+    assert page.evaluate("() => window.phases") == ["manifest", "upload", "ready"]
+
+
+def test_where_no_bundle_runs_the_error_says_of_each_why(page: Page) -> None:
+    script = """async () => window.Engine.load(["./bundle/", "./bundle-onnx/"]).catch((error) => [error.code, error.message])"""
+    code, message = page.evaluate(script)
+    assert code == "device_error"
+    assert message.startswith("None of the 2 bundles runs here: This browser has no WebGPU")
+    assert "no ONNX Runtime was given" in message
+
+
+def test_the_example_of_the_readme_runs_as_it_stands(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.add_init_script(WITHOUT_WEBGPU)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    with page.expect_console_message(lambda message: message.text.startswith("answer:"), timeout=60_000):
+        page.goto(f"{address}either.html")
+    assert said[0].startswith("onnx because no bundle for WebGPU runs here; This browser has no WebGPU")
+    assert said[-1] == "answer: 27 + 58 = 85"
+    page.close()

@@ -1,0 +1,38 @@
+// The gate between an engine and its device. Work goes through while it is open; who closes it is told when nothing is on its way any more.
+
+export class Gate {
+  #inside = 0;
+  #opened: Promise<void> | null = null;
+  #open: () => void = () => undefined;
+  readonly #whenEmpty: (() => void)[] = [];
+
+  get isClosed(): boolean {
+    return this.#opened !== null;
+  }
+
+  /** Resolves when the gate is open. */
+  async opened(): Promise<void> {
+    while (this.#opened !== null) await this.#opened;
+  }
+
+  /** Resolves when what went through has come to its end. */
+  async close(): Promise<void> {
+    this.#opened ??= new Promise((resolve) => (this.#open = resolve));
+    if (this.#inside > 0) await new Promise<void>((resolve) => this.#whenEmpty.push(resolve));
+  }
+
+  open(): void {
+    this.#opened = null;
+    this.#open();
+  }
+
+  /** Does the work at once; whether the gate is open is for the caller to see. */
+  async through<T>(work: () => Promise<T>): Promise<T> {
+    this.#inside++;
+    try {
+      return await work();
+    } finally {
+      if (--this.#inside === 0) for (const resolve of this.#whenEmpty.splice(0)) resolve();
+    }
+  }
+}

@@ -1,0 +1,144 @@
+// Sampling on the host, as compiler/sampling.py defines it. Logits and a row of settings flow in, a token id flows out.
+// tests/conformance/sampling.json fixes the results for every runtime.
+
+import { IN_PROMPT, SAMPLE_FLAGS } from "../runtime/batch.js";
+import { largest } from "./largest.js";
+
+/** A row of a batch's sample_settings, by name; see `settingsRow`. */
+export interface RowSettings {
+  readonly temperature: number;
+  readonly topK: number;
+  readonly topP: number;
+  readonly minP: number;
+  readonly draw: number;
+  readonly repetitionPenalty: number;
+  readonly frequencyPenalty: number;
+  readonly presencePenalty: number;
+}
+
+/** What is kept of a slot, each as the `StepRunner` is given it; null for nothing. */
+export interface SlotStates {
+  counts: Int32Array | null;
+  bias: Float32Array | null;
+  mask: Int32Array | null;
+}
+
+/** What a token becomes that may not come: finite, and below all that a model computes. */
+const MASKED = -3.0e38;
+/** How many of the likeliest tokens are looked at first for top_p, which mostly needs few. */
+const TOP_P_FIRST = 64;
+const TOP_P_GROWTH = 16;
+
+export function settingsAt(settings: readonly number[], row: number): RowSettings {
+  // Every runtime takes them as float32.
+  const at = (column: number): number => Math.fround(settings[8 * row + column] ?? NaN);
+  return {
+    temperature: at(0), topK: at(1), topP: at(2), minP: at(3), draw: at(4), repetitionPenalty: at(5), frequencyPenalty: at(6), presencePenalty: at(7),
+  }; // prettier-ignore
+}
+
+/** The logits (V,) after what ``flags`` say of the slot: penalties, then bias, then mask. The same array where they say nothing. */
+export function adjustLogits(logits: Float32Array, settings: RowSettings, flags: number, { counts, bias, mask }: SlotStates): Float32Array {
+  if (flags === 0) return logits;
+  const adjusted = logits.slice();
+  if ((flags & SAMPLE_FLAGS.counts) !== 0 && counts !== null) penalize(adjusted, settings, counts);
+  if ((flags & SAMPLE_FLAGS.bias) !== 0 && bias !== null) bias.forEach((value, id) => (adjusted[id] = (adjusted[id] ?? 0) + value));
+  if ((flags & SAMPLE_FLAGS.mask) !== 0 && mask !== null) {
+    for (let id = 0; id < adjusted.length; id++) if ((((mask[id >> 5] ?? 0) >> (id & 31)) & 1) === 0) adjusted[id] = MASKED;
+  }
+  return adjusted;
+}
+
+/** Keskar et al. 2019 for tokens of prompt or answer; the other two for those of the answer. */
+function penalize(logits: Float32Array, { repetitionPenalty, frequencyPenalty, presencePenalty }: RowSettings, counts: Int32Array): void {
+  for (let id = 0; id < logits.length; id++) {
+    const count = counts[id] ?? 0;
+    if (count === 0) continue;
+    const times = count & (IN_PROMPT - 1);
+    const logit = logits[id] ?? 0;
+    const repeated = Math.fround(logit > 0 ? logit / repetitionPenalty : logit * repetitionPenalty);
+    const repeatedOften = Math.fround(repeated - Math.fround(times * frequencyPenalty));
+    logits[id] = times > 0 ? repeatedOften - presencePenalty : repeated;
+  }
+}
+
+/** The next token of logits (V,); -1 where one of them is not a number. */
+export function chooseToken(logits: Float32Array, settings: RowSettings): number {
+  const likeliest = argmax(logits);
+  if (likeliest < 0 || settings.temperature === 0) return likeliest;
+  const { temperature, topK, topP, minP, draw } = settings;
+  const best = topK > 0 && topK < logits.length ? largest(logits, topK) : null;
+  const weights = weightsOf(logits, logits[likeliest] ?? 0, temperature, best === null ? -Infinity : (logits[best.at(-1) ?? 0] ?? 0));
+  if (topP < 1) keepMass(logits, weights, topP, best);
+  let sum = 0;
+  for (let id = 0; id < weights.length; id++) {
+    const weight = weights[id] ?? 0;
+    if (weight < minP) weights[id] = 0;
+    else sum += weight;
+  }
+  const goal = draw * sum;
+  let reached = 0;
+  let last = likeliest;
+  for (let id = 0; id < weights.length; id++) {
+    const weight = weights[id] ?? 0;
+    if (weight === 0) continue;
+    reached += weight;
+    last = id;
+    if (reached > goal) break;
+  }
+  return last;
+}
+
+/** exp((logit - most) / temperature), (V,); 0 for logits below ``least``. */
+function weightsOf(logits: Float32Array, most: number, temperature: number, least: number): Float64Array {
+  const weights = new Float64Array(logits.length);
+  for (let id = 0; id < logits.length; id++) {
+    const logit = logits[id] ?? 0;
+    if (logit >= least) weights[id] = Math.exp((logit - most) / temperature);
+  }
+  return weights;
+}
+
+/** Set to 0 all weights but the fewest largest that reach ``topP`` of their sum, and their equals. ``best`` are those above 0, where they are known. */
+function keepMass(logits: Float32Array, weights: Float64Array, topP: number, best: Int32Array | null): void {
+  let sum = 0;
+  for (const weight of weights) sum += weight;
+  const least = leastOfMass(logits, weights, topP * sum, best);
+  for (let id = 0; id < weights.length; id++) if ((logits[id] ?? 0) < least) weights[id] = 0;
+}
+
+/** The least logit of the fewest largest whose weights reach ``goal``. */
+function leastOfMass(logits: Float32Array, weights: Float64Array, goal: number, best: Int32Array | null): number {
+  for (let count = best?.length ?? TOP_P_FIRST; ; count *= TOP_P_GROWTH) {
+    let reached = 0;
+    for (const id of best ?? largest(logits, count)) {
+      reached += weights[id] ?? 0;
+      if (reached >= goal) return logits[id] ?? 0;
+    }
+    // Rounding may keep the sum in this order below that in the other; and equals of the last of the best are more than these.
+    if (best !== null || count >= logits.length) return -Infinity;
+  }
+}
+
+/** log(sum(exp(logits))). */
+export function logSumExp(logits: Float32Array): number {
+  let most = -Infinity;
+  for (const logit of logits) most = Math.max(most, logit);
+  let sum = 0;
+  for (const logit of logits) sum += Math.exp(logit - most);
+  return most + Math.log(sum);
+}
+
+/** The first of the largest; -1 where one is not a finite number. */
+function argmax(logits: Float32Array): number {
+  let found = -1;
+  let most = -Infinity;
+  for (let id = 0; id < logits.length; id++) {
+    const logit = logits[id] ?? NaN;
+    if (!Number.isFinite(logit)) return -1;
+    if (logit <= most) continue;
+    most = logit;
+    found = id;
+  }
+  return found;
+}

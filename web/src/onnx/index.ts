@@ -1,0 +1,51 @@
+// The backend of bundles in ONNX's form: a file of its own, which an engine imports when it first needs it.
+
+import type { Backend, Opening } from "../backend.js";
+import { DeviceError } from "../errors.js";
+import type { Bundle } from "../runtime/bundle.js";
+import { EXPORT_SEQUENCES, planExport } from "../runtime/export_memory.js";
+import type { ExportManifest } from "../runtime/manifest.js";
+import type { MemoryOptions, MemoryPlan } from "../runtime/memory_plan.js";
+import type { OnnxOptions } from "./options.js";
+import { OnnxRunner } from "./runner.js";
+import { describeRuntime, loadRuntime, openSession } from "./session.js";
+
+export type { OnnxOptions, OnnxRuntime, OnnxSession, OnnxTensor } from "./options.js";
+
+/** Devices whose graphs take their tensors in the host's memory. */
+const HOST_DEVICES: readonly (string | null)[] = ["cpu", "coreml", "qnn"];
+
+/** Throws BundleError, DeviceError, RequestError, or the signal's reason. */
+export async function openOnnxBackend(bundle: Bundle<ExportManifest>, options: OnnxOptions, memory: MemoryOptions, opening: Opening): Promise<Backend> {
+  const { manifest } = bundle;
+  requireDevice(manifest);
+  const plan = planExport(manifest, memory);
+  const ort = await loadRuntime(options);
+  const session = await openSession(ort, bundle, options, opening.signal, opening.onBytes);
+  const runner = new OnnxRunner(ort, session, manifest, plan, memory.maxSequences ?? EXPORT_SEQUENCES, "rows");
+  return onnxBackend(runner, manifest, plan, describeRuntime(ort));
+}
+
+/** A runner as the engine wants it. */
+export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: MemoryPlan, adapter: string): Backend {
+  const { weightBytes, keyValueBytes: stateBytes, totalBytes } = plan;
+  const activation = manifest.activation === "float32" ? "float32" : "float16";
+  const selfTest = { state: "untested", switchedOff: [], largestDeviation: null, durationMs: 0, remembered: false } as const;
+  return {
+    runner,
+    info: { target: "onnx", adapter, activation, selfTest, kernels: null, dispatchesPerToken: null, weightBytes, stateBytes, totalBytes },
+    startTuning: () => null,
+    destroy: () => {
+      // Nobody waits for it; a session that cannot be released is gone all the same.
+      runner.close(new DeviceError("The engine was destroyed; load the model again")).catch(() => undefined);
+    },
+  };
+}
+
+/** Throws DeviceError for a graph of another device. */
+export function requireDevice({ model, device }: ExportManifest): void {
+  if (HOST_DEVICES.includes(device)) return;
+  throw new DeviceError(`${model}: its graph is made for ${String(device)}, where keys and values stay on the device; compile it with --device cpu, or for WebGPU with --target webgpu`, {
+    device,
+  });
+}

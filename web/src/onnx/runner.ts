@@ -1,0 +1,179 @@
+// The runner of bundles in ONNX's form. Batches flow in, next tokens flow out; keys and values stay in pages here, and tokens are chosen here.
+//
+// A page is a sequence. Sequences of a batch run one after the other: their keys and values lie in arrays of their own, and to join them for one run
+// would copy them all at every step.
+
+import { DeviceError, NearfarError, RequestError, messageOf } from "../errors.js";
+import type { Batch } from "../runtime/batch.js";
+import type { ExportManifest } from "../runtime/manifest.js";
+import type { MemoryPlan } from "../runtime/memory_plan.js";
+import type { RunnerLimits, StepResult, Wanted } from "../runtime/runner.js";
+import type { StepRunner } from "../engine/step_runner.js";
+import { HostSampler } from "./host_sampler.js";
+import { newRowsName } from "./new_rows.js";
+import type { OnnxRuntime, OnnxSession, OnnxTensor } from "./options.js";
+import type { Plane } from "./sequence_pages.js";
+import { SequencePages } from "./sequence_pages.js";
+
+/**
+ * Where new keys and values come from. "rows": outputs of `withNewRows`, for runtimes that copy outputs, as those of Node and browsers do. "in-place": past
+ * and present are the same memory, for those that write straight into what they are given, as React Native's does.
+ */
+export type KeyValueMode = "rows" | "in-place";
+
+/** New tokens that one run takes at most; a longer prompt goes in several. */
+const PREFILL_CHUNK = 128;
+
+export class OnnxRunner implements StepRunner {
+  readonly limits: RunnerLimits;
+  readonly stepsInFlight = 1;
+  readonly #planes: readonly Plane[];
+  readonly #pages: SequencePages;
+  readonly #sampler: HostSampler;
+  readonly #mask: BigInt64Array;
+  /** What was asked for last: everything goes in order. */
+  #last: Promise<unknown> = Promise.resolve();
+  #closed: DeviceError | null = null;
+  /** Of what gives no promise: the next step fails with it. */
+  #failure: Error | null = null;
+
+  constructor(
+    private readonly ort: OnnxRuntime,
+    private readonly session: OnnxSession,
+    private readonly manifest: ExportManifest,
+    { pages, context }: MemoryPlan,
+    maxSequences: number,
+    private readonly mode: KeyValueMode,
+  ) {
+    const { spec, activation } = manifest;
+    const { vocab_size: vocabSize, num_kv_heads: heads, head_dim: headDim } = spec;
+    this.limits = { tokens: Math.max(PREFILL_CHUNK, maxSequences), sequences: maxSequences, pages, pageSize: context, context, vocabSize };
+    this.#planes = planesOf(manifest);
+    const dtype = activation === "float32" ? "float32" : "float16";
+    this.#pages = new SequencePages(ort, this.#planes, { heads, headDim, dtype, context }, pages);
+    this.#sampler = new HostSampler(vocabSize, maxSequences);
+    this.#mask = new BigInt64Array(context).fill(1n);
+  }
+
+  /** See `Runner.submit`. Of each sequence, only the token after its last row may be wanted. */
+  submit(batch: Batch, wanted: Wanted = {}): Promise<StepResult> {
+    return this.inOrder(async () => {
+      const failure = this.#failure;
+      this.#failure = null;
+      if (failure !== null) throw failure;
+      const logits: Float32Array[] = [];
+      for (let sequence = 0; sequence + 1 < batch.seq_starts.length; sequence++) {
+        const row = await this.forward(batch, sequence);
+        if (row !== null) logits.push(row);
+      }
+      if (logits.length !== batch.sample_rows.length) throw new RequestError("batch: a sampled row is not the last of its sequence; split the batch there");
+      const result = this.#sampler.choose(batch, logits, wanted);
+      if (result.tokenIds.some((id) => id < 0)) throw new DeviceError("ONNX Runtime computed logits that are not numbers; load the model again, or report it");
+      return result;
+    });
+  }
+
+  setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
+    const own = counts?.slice() ?? new Int32Array(this.limits.vocabSize);
+    this.change(() => { this.#sampler.set(slot, "counts", own); }); // prettier-ignore
+  }
+
+  setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
+    const own = bias.slice();
+    this.change(() => { this.#sampler.set(slot, "bias", own); }); // prettier-ignore
+  }
+
+  setTokenMask(slot: number, mask: Int32Array<ArrayBuffer>): void {
+    const own = mask.slice();
+    this.change(() => { this.#sampler.set(slot, "mask", own); }); // prettier-ignore
+  }
+
+  copyPages(pairs: readonly (readonly [from: number, to: number])[]): void {
+    this.change(() => {
+      for (const [from, to] of pairs) this.#pages.copy(from, to);
+    });
+  }
+
+  readPages(pages: readonly number[]): Promise<Uint8Array<ArrayBuffer>> {
+    return this.inOrder(() => this.#pages.read(pages));
+  }
+
+  writePages(pages: readonly number[], bytes: Uint8Array<ArrayBuffer>): void {
+    this.change(this.#pages.write(pages, bytes));
+  }
+
+  embed(): Promise<Float32Array> {
+    return Promise.reject(new RequestError(`${this.manifest.model} gives no embeddings; it generates text`));
+  }
+
+  /** Free the session and all keys and values, once the step that runs is done. What comes later fails with ``reason``. */
+  async close(reason: DeviceError): Promise<void> {
+    if (this.#closed !== null) return;
+    this.#closed = reason;
+    await this.#last.catch(() => undefined);
+    this.#pages.clear();
+    await this.session.release();
+  }
+
+  /** Run what a batch has of one sequence. The logits (V,) after its last token, or null where they are not wanted. */
+  private async forward(batch: Batch, sequence: number): Promise<Float32Array | null> {
+    const [first = 0, end = 0] = batch.seq_starts.slice(sequence, sequence + 2);
+    const [page = -1] = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
+    const start = batch.positions[first] ?? 0;
+    const count = end - first;
+    const total = start + count;
+    if (count === 0 || total > this.limits.context) {
+      throw new RequestError(`batch: sequence ${sequence} has ${count} new tokens behind ${start}; a context holds ${this.limits.context}`, { sequence });
+    }
+    this.#pages.reserve(page, start, total);
+    const ids = BigInt64Array.from(batch.token_ids.slice(first, end), (id) => BigInt(this.#sampler.tokenId(id)));
+    const results = await this.run({
+      input_ids: new this.ort.Tensor("int64", ids, [1, count]),
+      attention_mask: new this.ort.Tensor("int64", this.#mask.subarray(0, total), [1, total]),
+      ...this.#pages.pasts(page),
+    }, page); // prettier-ignore
+    if (this.mode === "rows") this.#pages.append(page, start, count, ({ present }) => take(results, newRowsName(present)));
+    this.#pages.setFilled(page, total);
+    return batch.sample_rows.includes(end - 1) ? (take(results, "logits").data as Float32Array) : null;
+  }
+
+  private async run(feeds: Record<string, OnnxTensor>, page: number): Promise<Readonly<Record<string, OnnxTensor>>> {
+    const fetches = this.mode === "in-place" ? { logits: null, ...this.#pages.presents(page) } : ["logits", ...this.#planes.map(({ present }) => newRowsName(present))];
+    try {
+      return await this.session.run(feeds, fetches);
+    } catch (error) {
+      throw new DeviceError(`ONNX Runtime failed at a step (${messageOf(error)}); load the model again`, {}, { cause: error });
+    }
+  }
+
+  private change(task: () => void): void {
+    this.inOrder(task).catch((error: unknown) => {
+      this.#failure ??= error as Error;
+    });
+  }
+
+  /** After all that was asked for before, which for steps that fail means failing as well. */
+  private inOrder<T>(task: () => T | Promise<T>): Promise<T> {
+    const turn = this.#last.then(() => {
+      if (this.#closed !== null) throw this.#closed;
+      return task();
+    });
+    this.#last = turn.catch((error: unknown) => {
+      // A request that is wrong leaves all as it was.
+      if (!(error instanceof NearfarError) || error instanceof DeviceError) throw error;
+    });
+    this.#last.catch(() => undefined);
+    return turn;
+  }
+}
+
+/** Of every layer its keys and its values. */
+export function planesOf({ spec }: ExportManifest): readonly Plane[] {
+  return Array.from({ length: spec.num_layers }, (_, layer) => ["key", "value"].map((kind) => ({ past: `past_key_values.${layer}.${kind}`, present: `present.${layer}.${kind}` }))).flat();
+}
+
+function take(results: Readonly<Record<string, OnnxTensor>>, name: string): OnnxTensor {
+  const tensor = results[name];
+  if (tensor === undefined) throw new DeviceError(`ONNX Runtime gives no output '${name}'; compile the bundle again`, { output: name });
+  return tensor;
+}

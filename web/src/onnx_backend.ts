@@ -1,0 +1,31 @@
+// The way from an engine to ONNX Runtime: the runner for it is a file of its own, loaded when a bundle in ONNX's form is first to run.
+
+import type { Backend, Opening } from "./backend.js";
+import { DeviceError, messageOf } from "./errors.js";
+import type { OnnxOptions } from "./onnx/options.js";
+import type { Bundle } from "./runtime/bundle.js";
+import type { ExportManifest } from "./runtime/manifest.js";
+import type { MemoryOptions } from "./runtime/memory_plan.js";
+
+/** Throws BundleError, DeviceError, or the signal's reason. */
+export async function openOnnx(
+  bundle: Bundle<ExportManifest>,
+  { onnx, ...memory }: MemoryOptions & { readonly onnx?: OnnxOptions | undefined },
+  opening: Opening,
+): Promise<Backend> {
+  if (onnx === undefined) {
+    throw new DeviceError(
+      `${bundle.source.location}: is in ONNX's form, and no ONNX Runtime was given; load it with onnx: { runtime: () => import("onnxruntime-web/wasm") }, ` +
+        'in Node "onnxruntime-node"',
+      { missing: "onnx.runtime" },
+    );
+  }
+  const { openOnnxBackend } = await import("./onnx/index.js").catch((error: unknown) => {
+    throw new DeviceError(
+      `The runner for ONNX bundles cannot be loaded (${messageOf(error)}); serve onnx.js beside the package's other files; service workers cannot load it`,
+      {},
+      { cause: error },
+    );
+  });
+  return openOnnxBackend(bundle, onnx, memory, opening);
+}

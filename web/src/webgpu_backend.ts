@@ -1,0 +1,24 @@
+// The backend of bundles with kernels for WebGPU: a runner that is trusted on this device.
+
+import type { Backend, Opening } from "./backend.js";
+import { Tuner } from "./engine/tuner.js";
+import type { Bundle } from "./runtime/bundle.js";
+import type { MemoryOptions } from "./runtime/memory_plan.js";
+import type { TrustOptions } from "./runtime/trust.js";
+import { openTrusted } from "./runtime/trust.js";
+
+/** Throws BundleError, DeviceError, or the signal's reason. */
+export async function openWebGpu(bundle: Bundle, options: TrustOptions & MemoryOptions, opening: Opening): Promise<Backend> {
+  const { maxSequences, pages, memoryBudget } = options;
+  const { onTest, ...rest } = opening;
+  const trusted = await openTrusted(bundle, options, { maxSequences, pages, memoryBudget, ...rest }, onTest);
+  const { runner, device, selfTest } = trusted;
+  return {
+    runner,
+    info: { target: "webgpu", adapter: device.adapter, activation: device.activation, selfTest, ...runner.info },
+    startTuning: (engine) => new Tuner(trusted, engine),
+    destroy: () => {
+      runner.destroy();
+    },
+  };
+}
