@@ -1,0 +1,24 @@
+// Bundles the package into dist/index.js, what it takes of @nearfar/web included. Two files stay out: the grammar compiler, which is WebAssembly, and the
+// import of an ONNX Runtime by its address. Hermes has neither WebAssembly nor such an import.
+
+import { rm } from "node:fs/promises";
+
+import { build } from "esbuild";
+
+const OUTSIDE = {
+  "grammar/index.js": "throw new Error('React Native runs no WebAssembly, so answers cannot be held to a grammar');",
+  "onnx_backend.js": "export function openOnnx() { throw new Error('use load of @nearfar/react-native'); }",
+};
+const outside = {
+  name: "outside",
+  setup: ({ onResolve, onLoad }) => {
+    for (const file of Object.keys(OUTSIDE)) onResolve({ filter: new RegExp(`/${file.replace(".", "\\.")}$`) }, () => ({ path: file, namespace: "outside" }));
+    onLoad({ filter: /.*/, namespace: "outside" }, ({ path }) => ({ contents: OUTSIDE[path] }));
+  },
+};
+
+await rm("dist", { recursive: true, force: true });
+await build({
+  bundle: true, format: "esm", target: "es2022", platform: "neutral", mainFields: ["module", "main"], conditions: ["import"], minify: true, sourcemap: true,
+  logLevel: "warning", entryPoints: { index: "src/index.ts" }, outdir: "dist", plugins: [outside],
+}); // prettier-ignore

@@ -1,0 +1,145 @@
+// Loading on a phone: a bundle's address flows in; its files go to the app's documents folder, and an engine that runs them from there flows out.
+
+import type { Backend } from "../../../web/src/backend.js";
+import { Engine } from "../../../web/src/engine.js";
+import { BundleError, DeviceError, messageOf } from "../../../web/src/errors.js";
+import type { LoadProgress } from "../../../web/src/load.js";
+import { onnxBackend, requireDevice } from "../../../web/src/onnx/index.js";
+import type { OnnxRuntime } from "../../../web/src/onnx/options.js";
+import { OnnxRunner } from "../../../web/src/onnx/runner.js";
+import { GRAPH_FILE, describeRuntime, runtimeOf, sessionError } from "../../../web/src/onnx/session.js";
+import { filesToLoad } from "../../../web/src/runtime/bundle.js";
+import { planExport } from "../../../web/src/runtime/export_memory.js";
+import { MANIFEST_FILE, checkManifest, isExport } from "../../../web/src/runtime/load_manifest.js";
+import type { ExportManifest } from "../../../web/src/runtime/manifest.js";
+import type { MemoryOptions, MemoryPlan } from "../../../web/src/runtime/memory_plan.js";
+import { Tokenizer } from "../../../web/src/text/tokenizer.js";
+import { downloadFiles, fileAddress } from "./download.js";
+import type { FileSystem } from "./file_system.js";
+import { readWhole, replace } from "./file_system.js";
+import { fillIn } from "./fill_in.js";
+import { sessionFiles } from "./session_files.js";
+import { Sha256 } from "./sha256.js";
+import { decodeUtf8, encodeUtf8 } from "./utf8.js";
+
+export interface PhoneOptions extends MemoryOptions {
+  readonly files: FileSystem;
+  /** What `import * as ort from "onnxruntime-react-native"` gives. */
+  readonly ort: unknown;
+  /** For `InferenceSession.create`, such as `{ executionProviders: ["coreml"] }`. */
+  readonly sessionOptions?: Readonly<Record<string, unknown>> | undefined;
+  readonly onProgress?: ((progress: LoadProgress) => void) | undefined;
+  readonly signal?: AbortSignal | undefined;
+  /** In place of the platform's. */
+  readonly fetch?: typeof fetch | undefined;
+}
+
+/** A bundle on this phone: what its manifest says, by which it is known. */
+interface Known {
+  readonly manifest: ExportManifest;
+  readonly text: string;
+  /** The SHA-256 of the manifest. */
+  readonly id: string;
+}
+
+/**
+ * An engine with the bundle at an address, whose files are downloaded where they are not there yet. One sequence runs at a time unless maxSequences says
+ * otherwise. Throws BundleError, DeviceError, StorageError, or the signal's reason.
+ */
+export async function load(address: string, options: PhoneOptions): Promise<Engine> {
+  fillIn(globalThis);
+  const { files, signal, onProgress = () => undefined, fetch: get = fetch } = options;
+  let progress: LoadProgress = { phase: "manifest", loadedBytes: 0, storedBytes: 0, totalBytes: 0, compiledKernels: 0, totalKernels: 0 };
+  const report = (change: Partial<LoadProgress>): void => {
+    progress = { ...progress, ...change };
+    onProgress(progress);
+  };
+  report({});
+  const root = `${files.documents}/nearfar`;
+  const record = `${root}/${hashOf(address)}.json`;
+  const before = await storedManifest(files, record);
+  const known = await readManifest(address, before, get, signal);
+  const { manifest, id } = known;
+  requireDevice(manifest);
+  const memory = { maxSequences: 1, ...options };
+  const plan = planExport(manifest, memory);
+  const ort = runtimeOf(options.ort, "ort");
+
+  const entries = filesToLoad(manifest);
+  const totalBytes = entries.reduce((sum, { size }) => sum + size, 0);
+  report({ phase: "upload", totalBytes });
+  const onBytes = (count: number, origin: "network" | "store"): void => {
+    const storedBytes = progress.storedBytes + (origin === "store" ? count : 0);
+    report({ loadedBytes: progress.loadedBytes + count, storedBytes, phase: origin === "network" ? "download" : progress.phase });
+  };
+  const folder = `${root}/${id}`;
+  await downloadFiles(files, folder, address, entries, { fetch: get, signal, onBytes });
+  await replace(files, record, encodeUtf8(known.text));
+  // Of an older version nothing is needed any more.
+  if (before !== null && before.id !== id) await files.remove(`${root}/${before.id}`);
+
+  report({ phase: "upload" });
+  const tokenizerJson = decodeUtf8((await readWhole(files, `${folder}/${manifest.tokenizer.file}`)) ?? new Uint8Array());
+  const tokenizer = new Tokenizer(tokenizerJson, manifest.tokenizer);
+  const open = (): Promise<Backend> => openBackend(ort, manifest, `${folder}/${GRAPH_FILE}`, plan, memory.maxSequences ?? 1, options.sessionOptions);
+  const backend = await open();
+  report({ phase: "ready" });
+  const reason = "phones run bundles in ONNX's form";
+  return new Engine({ manifest, id, reason, backend, tokenizer, tokenizerJson, totalBytes, reopen: open, sessions: sessionFiles(files) });
+}
+
+/** Delete what is on this phone of a bundle. */
+export async function removeBundle(address: string, files: FileSystem): Promise<void> {
+  const record = `${files.documents}/nearfar/${hashOf(address)}.json`;
+  const known = await storedManifest(files, record);
+  if (known !== null) await files.remove(`${files.documents}/nearfar/${known.id}`);
+  await files.remove(record);
+}
+
+/** ONNX Runtime reads the files itself, so that no weight passes through JavaScript. */
+async function openBackend(
+  ort: OnnxRuntime, manifest: ExportManifest, path: string, plan: MemoryPlan, maxSequences: number, sessionOptions: Readonly<Record<string, unknown>> = {},
+): Promise<Backend> {
+  const session = await ort.InferenceSession.create(path, sessionOptions).catch((error: unknown) => {
+    throw sessionError(manifest, plan.weightBytes, error);
+  });
+  return onnxBackend(new OnnxRunner(ort, session, manifest, plan, maxSequences, "in-place"), manifest, plan, describeRuntime(ort));
+}
+
+/** The server's manifest, and without a network the stored one. */
+async function readManifest(address: string, stored: Known | null, get: typeof fetch, signal: AbortSignal | undefined): Promise<Known> {
+  const url = fileAddress(address, MANIFEST_FILE);
+  let response: Response;
+  try {
+    response = await get(url, { headers: { "Cache-Control": "no-cache" }, ...(signal === undefined ? {} : { signal }) });
+  } catch (error) {
+    signal?.throwIfAborted();
+    if (stored !== null) return stored;
+    throw new BundleError(`${MANIFEST_FILE}: ${url} cannot be fetched (${messageOf(error)}); check the connection`, { file: MANIFEST_FILE }, { cause: error });
+  }
+  if (!response.ok) throw new BundleError(`${MANIFEST_FILE}: ${url} answers ${response.status}; check that the bundle is there`, { file: MANIFEST_FILE, status: response.status });
+  return known(await response.text());
+}
+
+async function storedManifest(files: FileSystem, record: string): Promise<Known | null> {
+  const bytes = await readWhole(files, record);
+  return bytes === null ? null : known(decodeUtf8(bytes));
+}
+
+function known(text: string): Known {
+  let data: unknown;
+  try {
+    data = JSON.parse(text);
+  } catch (error) {
+    throw new BundleError(`${MANIFEST_FILE}: is not JSON (it starts with ${JSON.stringify(text.slice(0, 20))}); check the bundle's address`, {}, { cause: error });
+  }
+  const manifest = checkManifest(data);
+  if (!isExport(manifest)) throw new DeviceError(`${manifest.model}: is compiled for ${manifest.target}; phones need --target onnx`, { target: manifest.target });
+  return { manifest, text, id: hashOf(text) };
+}
+
+function hashOf(text: string): string {
+  const hash = new Sha256();
+  hash.update(encodeUtf8(text));
+  return hash.digest();
+}

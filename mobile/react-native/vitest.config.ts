@@ -1,0 +1,4 @@
+import { defineConfig } from "vitest/config";
+
+// A machine may be busy with other tests, and then five seconds, the default, are soon over.
+export default defineConfig({ test: { include: ["test/**/*.test.ts"], testTimeout: 60_000 } });

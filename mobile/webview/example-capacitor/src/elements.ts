@@ -1,0 +1,14 @@
+/** The element of the page with this id. */
+export function element<Kind extends Element>(id: string, kind: new () => Kind): Kind {
+  const found = document.getElementById(id);
+  if (!(found instanceof kind)) throw new Error(`index.html has no ${kind.name} '${id}'`);
+  return found;
+}
+
+/** A new element with a class and a text. */
+export function make<Name extends keyof HTMLElementTagNameMap>(name: Name, className: string, text = ""): HTMLElementTagNameMap[Name] {
+  const made = document.createElement(name);
+  made.className = className;
+  made.textContent = text;
+  return made;
+}

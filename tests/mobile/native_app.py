@@ -1,0 +1,96 @@
+"""An app around a page, as one in Swift or Kotlin is: it sends and reads the frames of mobile/webview/README.md as texts."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+from playwright.sync_api import Page
+
+# What WKWebView puts into a page for a message handler of the name "nearfar". A channel carries the same texts to an app in JavaScript.
+STUB = """
+const channel = new BroadcastChannel("nearfar");
+const postMessage = (text) => { window.nearfarNative(text); channel.postMessage(text); };
+channel.onmessage = ({ data }) => window.nearfarReceive(data);
+window.webkit = { messageHandlers: { nearfar: { postMessage } } };
+"""
+# This machine may be busy.
+TIMEOUT_SECONDS = 180
+POLL_MS = 10
+
+Frame = dict[str, Any]
+
+
+class NativeApp:
+    """Attach it before the page is opened."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.frames: list[Frame] = []
+        self.app, self.session = "", ""
+        self._ids = count(1)
+        page.expose_function("nearfarNative", lambda text: self.frames.append(json.loads(text)))
+        page.add_init_script(STUB)
+
+    def hello(self) -> Frame:
+        """Start anew: what an earlier start asked for ends."""
+        self.app = str(uuid4())
+        self.send({"nearfar": 1, "type": "hello", "app": self.app})
+        frame = self.wait_for_frame(type="hello", app=self.app)
+        self.session = frame["session"]
+        return frame
+
+    def call(self, *path: str, args: list[Any]) -> int:
+        """Make a call; its number."""
+        call = next(self._ids)
+        self.message({"type": "call", "id": call, "path": list(path), "args": args})
+        return call
+
+    def message(self, message: Frame) -> None:
+        self.send({"nearfar": 1, "type": "message", "app": self.app, "session": self.session, "message": message})
+
+    def send(self, frame: Frame) -> None:
+        self.page.evaluate("(text) => window.nearfarReceive(text)", json.dumps(frame))
+
+    def value(self, call: int) -> Any:
+        """The call's result, when it is there. Fails on its error."""
+        end = self.answer(call, "value", "error")
+        assert end["type"] == "value", end
+        return end.get("value")
+
+    def answer(self, call: int, *types: str) -> Frame:
+        """The first message of one of the types that answers a call, when it is there."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            found = [message for message in self.answers(call) if message["type"] in types]
+            if found:
+                return found[0]
+            self.page.wait_for_timeout(POLL_MS)
+        raise AssertionError(f"call {call} got no {types}, but {self.answers(call)}")
+
+    def answers(self, call: int) -> list[Frame]:
+        """What answers a call so far."""
+        mine = [frame["message"] for frame in self.frames if frame["type"] == "message" and frame["app"] == self.app]
+        return [message for message in mine if message["id"] == call]
+
+    def items(self, call: int) -> list[Any]:
+        return [message["value"] for message in self.answers(call) if message["type"] == "item"]
+
+    def wait_for_items(self, call: int, number: int) -> list[Any]:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while len(self.items(call)) < number and time.monotonic() < deadline:
+            self.page.wait_for_timeout(POLL_MS)
+        return self.items(call)
+
+    def wait_for_frame(self, **fields: Any) -> Frame:
+        """The first frame with these fields, when it is there."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            found = [frame for frame in self.frames if fields.items() <= frame.items()]
+            if found:
+                return found[0]
+            self.page.wait_for_timeout(POLL_MS)
+        raise AssertionError(f"no frame with {fields}, but {self.frames}")

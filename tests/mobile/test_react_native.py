@@ -1,0 +1,46 @@
+"""The built React Native package on Node, with onnxruntime-node in the native module's place: an app that comes, goes and comes back."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from conftest import ROOT, lacks
+
+from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.export import export_model
+
+PACKAGE = ROOT / "mobile/react-native"
+
+
+def test_an_app_downloads_answers_rests_and_goes_on_without_a_network(node: str, tmp_path: Path) -> None:
+    built = PACKAGE / "dist/index.js"
+    if not built.is_file():
+        lacks(f"{built} is not built ('make mobile')")
+    export_model(str(CHECKPOINT), tmp_path / "bundle", target="onnx", quantization="q4f16", context=256)
+    (tmp_path / "documents").mkdir()
+    command = [node, "test/phone.mjs", str(tmp_path / "bundle"), str(tmp_path / "documents")]
+    found = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    said = json.loads(found.stdout.splitlines()[-1])
+    assert said["target"] == "onnx"
+    assert said["first"] == ["27 + 58 = 85", 0]
+    assert said["texts"] == ["27 + 58 = 85"] * 4
+    # The engine was unloaded when memory ran short, and loaded again once.
+    assert said["recoveries"] == 1
+    text, cached = said["second"]
+    assert text == "30 + 12 = 42"
+    assert cached > 10
+    assert said["refused"]["code"] == "device_error"
+    assert "no WebAssembly" in said["refused"]["message"]
+
+
+def test_the_built_package_is_one_that_metro_bundles() -> None:
+    built = PACKAGE / "dist/index.js"
+    if not built.is_file():
+        lacks(f"{built} is not built ('make mobile')")
+    code = built.read_text()
+    # Neither modules of Node nor imports of an address that is not known.
+    assert re.findall(r'\bfrom\s*"[^"]+"|\bimport\s*"[^"]+"|\bimport\((?!\s*"\./)', code) == []

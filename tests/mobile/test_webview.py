@@ -1,0 +1,248 @@
+"""The Capacitor example in headless Chromium with a phone's viewport, with a stub of the native side: no phone, no web view of one.
+
+Pictures go to build/screenshots.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import ROOT, lacks
+from light_bundle import lighten
+from native_app import NativeApp
+from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize
+from static_site import serve
+
+from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.demo import CHECKPOINT
+
+WEBVIEW = ROOT / "mobile" / "webview"
+SCREENSHOTS = ROOT / "build" / "screenshots"
+IPHONE = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_5 like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) Mobile/15E148"
+TIMEOUT_MS = 180_000
+ASK = {"messages": [{"role": "user", "content": "what is 27 + 58?"}], "temperature": 0, "stream": True}
+OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def address(chromium: str, node: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+    """The example's web assets as its own build makes them, with the demo's bundle among them, and the file for an app in JavaScript."""
+    if not (WEBVIEW / "dist/webview.js").is_file():
+        lacks(f"{WEBVIEW}/dist is not built ('make mobile')")
+    folder = tmp_path_factory.mktemp("app")
+    compile_model(str(CHECKPOINT), folder / "bundle", CompileOptions(quantization="q4f32"))
+    lighten(folder / "bundle")
+    subprocess.run([node, WEBVIEW / "example-capacitor/build.mjs", folder / "bundle", folder / "www"], check=True)
+    shutil.copy(WEBVIEW / "dist/app.js", folder / "www")
+    (folder / "www/app.html").write_text("<!doctype html><title>app</title>")
+    with serve(folder / "www") as url:
+        yield url
+
+
+def phone(browser: Browser, user_agent: str | None = None) -> BrowserContext:
+    viewport: ViewportSize = {"width": 390, "height": 844}
+    context = browser.new_context(viewport=viewport, device_scale_factor=3, has_touch=True, is_mobile=True, user_agent=user_agent)
+    context.set_default_timeout(TIMEOUT_MS)
+    return context
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, address: str) -> Iterator[NativeApp]:
+    """The app's page with its model, loaded once; its console must stay silent."""
+    context = phone(browser)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    app = NativeApp(page)
+    held: list[Route] = []
+    has_picture = False
+
+    def hold(route: Route) -> None:
+        if has_picture:
+            route.continue_()
+        else:
+            held.append(route)
+
+    # The weights wait until the picture is taken.
+    context.route("**/bundle/weights/*", hold)
+    page.goto(address)
+    page.wait_for_function("() => document.getElementById('progress').value > 0")
+    picture(page, "loading")
+    has_picture = True
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("body[data-state=ready]")
+    yield app
+    context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def app(opened: NativeApp) -> NativeApp:
+    opened.hello()
+    return opened
+
+
+def picture(page: Page, name: str) -> None:
+    assert page.evaluate(OVERFLOW) <= 0
+    page.screenshot(path=SCREENSHOTS / f"webview-{name}.png")
+
+
+def test_a_page_greets_when_it_is_loaded_and_each_app_that_greets_it(app: NativeApp) -> None:
+    first, answer = app.frames[0], app.wait_for_frame(type="hello", app=app.app)
+    assert (first["type"], first["app"], first["problem"]) == ("hello", None, None)
+    assert answer == {**first, "app": app.app}
+
+
+def test_native_code_gets_as_many_parts_of_an_answer_as_it_asks_for(app: NativeApp) -> None:
+    memory = app.value(app.call("memory", args=[]))
+    assert (memory["state"], memory["place"]) == ("ready", "worker")
+    assert memory["totalBytes"] >= memory["weightBytes"] + memory["stateBytes"] > 0
+    call = app.call("engine", "chat", "completions", "create", args=[ASK])
+    app.answer(call, "stream")
+    app.message({"type": "more", "id": call, "count": 3})
+    app.wait_for_items(call, 3)
+    app.page.wait_for_timeout(100)
+    assert [message["type"] for message in app.answers(call)] == ["stream", "item", "item", "item"]
+    app.message({"type": "more", "id": call, "count": 100})
+    app.answer(call, "end")
+    assert "".join(item["choices"][0]["delta"].get("content", "") for item in app.items(call)).startswith("27 + 58 = 85")
+    assert app.items(call)[-1]["timings"]["time_to_first_token_ms"] > 0
+
+
+def test_native_code_aborts_an_answer_and_reads_typed_errors(app: NativeApp) -> None:
+    signal = {"nearfarReference": "signal", "index": 0}
+    call = app.call("engine", "chat", "completions", "create", args=[{**ASK, "stream": False}, {"signal": signal}])
+    app.message({"type": "abort", "id": call, "signal": 0, "reason": {"kind": "dom", "name": "AbortError", "message": "The user left"}})
+    assert app.answer(call, "value", "error")["error"] == {"kind": "dom", "name": "AbortError", "message": "The user left"}
+    wrong = app.call("engine", "chat", "completions", "create", args=[{**ASK, "temperature": 9}])
+    error = app.answer(wrong, "stream", "error")
+    if error["type"] == "stream":
+        app.message({"type": "more", "id": wrong, "count": 1})
+        error = app.answer(wrong, "error")
+    assert (error["error"]["kind"], error["error"]["json"]["code"]) == ("nearfar", "request_error")
+    assert error["error"]["json"]["details"]["param"] == "temperature"
+
+
+def test_an_answer_waits_while_the_app_is_paused(app: NativeApp) -> None:
+    app.value(app.call("pause", args=[]))
+    call = app.call("engine", "chat", "completions", "create", args=[ASK])
+    app.answer(call, "stream")
+    app.message({"type": "more", "id": call, "count": 100})
+    app.page.wait_for_timeout(300)
+    # The role comes before the first token.
+    assert all("content" not in item["choices"][0]["delta"] or not item["choices"][0]["delta"]["content"] for item in app.items(call))
+    assert app.value(app.call("memory", args=[]))["paused"]
+    app.value(app.call("resume", args=[]))
+    app.answer(call, "end")
+    assert "".join(item["choices"][0]["delta"].get("content", "") for item in app.items(call)).startswith("27 + 58 = 85")
+
+
+def test_an_app_in_javascript_has_the_engine_as_if_it_were_there(app: NativeApp, address: str) -> None:
+    other = app.page.context.new_page()
+    other.goto(f"{address}app.html")
+    found = other.evaluate(
+        """async (ask) => {
+            const { connectWebView, RequestError } = await import("./app.js");
+            const channel = new BroadcastChannel("nearfar");
+            const listen = (listener) => { channel.onmessage = ({ data }) => listener(data); return () => channel.close(); };
+            const view = await connectWebView({ send: (text) => channel.postMessage(text), listen });
+            const phases = [];
+            const engine = await view.load("./bundle/", { store: false, onProgress: ({ phase }) => phases.push(phase) });
+            let text = "";
+            for await (const chunk of await engine.chat.completions.create(ask)) text += chunk.choices[0].delta.content ?? "";
+            const refused = await engine.chat.completions.create({ ...ask, audio: {} }).catch((error) => error);
+            const found = [view.problem, phases, text, refused instanceof RequestError, refused.param, await engine.countTokens("27")];
+            view.close();
+            return found;
+        }""",
+        ASK,
+    )
+    other.close()
+    problem, phases, text, is_typed, param, tokens = found
+    assert (problem, is_typed, param) == (None, True, "audio")
+    assert (phases[0], phases[-1]) == ("manifest", "ready")
+    assert text.startswith("27 + 58 = 85")
+    assert tokens > 0
+
+
+def test_short_memory_frees_the_model_and_the_next_question_loads_it_again(app: NativeApp) -> None:
+    freed = app.value(app.call("lowMemory", args=[]))["freedBytes"]
+    assert freed > 0
+    memory = app.value(app.call("memory", args=[]))
+    assert (memory["state"], memory["totalBytes"]) == ("freed", 0)
+    assert app.value(app.call("engine", "countTokens", args=["27"])) > 0
+    assert app.value(app.call("memory", args=[]))["totalBytes"] == freed
+
+
+def test_the_page_chats_on_a_phone_in_light_and_dark(app: NativeApp) -> None:
+    page = app.page
+    picture(page, "welcome")
+    page.tap(".example >> nth=0")
+    page.wait_for_selector(".answer[data-state=done] >> nth=0")
+    assert (page.text_content(".answer .text") or "").startswith("27 + 58 = 85")
+    assert "tokens a second" in (page.text_content(".answer .foot") or "")
+    page.tap("#prompt")
+    page.fill("#prompt", "tell me a story about a fox")
+    page.tap("#send")
+    page.wait_for_function("() => [...document.querySelectorAll('.text')].at(-1).textContent.length > 40")
+    picture(page, "streaming")
+    page.tap("#send[aria-label=Stop]")
+    page.wait_for_selector(".answer[data-state=done] >> nth=1")
+    assert page.text_content(".answer >> nth=1 >> .foot") == "Stopped"
+    for node in page.query_selector_all("button"):
+        box = node.bounding_box()
+        assert box is None or min(box["width"], box["height"]) >= 44
+    page.emulate_media(color_scheme="dark")
+    picture(page, "chat-dark")
+
+
+def test_a_page_that_is_loaded_anew_says_so_and_refuses_what_was_meant_for_the_old_one(app: NativeApp) -> None:
+    old, before = app.session, len(app.frames)
+    app.page.reload()
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while len(app.frames) == before and time.monotonic() < deadline:
+        app.page.wait_for_timeout(10)
+    first = app.frames[before]
+    assert (first["type"], first["app"]) == ("hello", None)
+    assert first["session"] != old
+    app.call("memory", args=[])
+    refused = app.wait_for_frame(type="refused", app=app.app)
+    assert (refused["session"], refused["error"]["code"]) == (first["session"], "worker_error")
+    app.hello()
+    assert app.value(app.call("memory", args=[]))["state"] in ("loading", "ready")
+
+
+def test_where_workers_have_no_webgpu_the_page_runs_the_engine(app: NativeApp) -> None:
+    def without_gpu(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, body=f"delete WorkerNavigator.prototype.gpu; {response.text()}")
+
+    app.page.context.route("**/engine_worker.js", without_gpu)
+    app.page.reload()
+    app.page.wait_for_selector("body[data-state=ready]")
+    app.hello()
+    assert app.value(app.call("memory", args=[]))["place"] == "page"
+    answer = app.value(app.call("engine", "chat", "completions", "create", args=[{**ASK, "stream": False}]))
+    assert answer["choices"][0]["message"]["content"].startswith("27 + 58 = 85")
+
+
+def test_a_web_view_without_webgpu_says_what_it_needs_on_the_page_and_to_the_app(browser: Browser, address: str) -> None:
+    context = phone(browser, user_agent=IPHONE)
+    page = context.new_page()
+    app = NativeApp(page)
+    page.add_init_script("delete Navigator.prototype.gpu")
+    page.goto(address)
+    page.wait_for_selector("body[data-state=error]")
+    picture(page, "no-webgpu")
+    assert "iOS 26 or later" in (page.text_content("#failure") or "")
+    problem = app.hello()["problem"]
+    assert (problem["code"], problem["details"]["needs"]) == ("device_error", "iOS 26 or later")
+    error = app.answer(app.call("load", args=["./bundle/", {"store": False}]), "value", "error")["error"]
+    assert error["json"] == problem
+    context.close()
