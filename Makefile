@@ -2,16 +2,19 @@
 # make serve  the demo model behind an OpenAI-compatible server on port 8000, likewise
 # make test   every check and test, likewise
 # make web    the TypeScript runtime and its page
+# make mobile what an app's web view loads, and the package for React Native
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      what the Python engine itself costs a step
 # make bench-serving     the server under load on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
 # make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
+# make bench-onnx        the same for the onnx target, and GenAI and transformers beside
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
 # make bench-web-counts  what a decoded token asks of the browser, as one line of JSON
 # make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
 # make bench-decode-context  a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
+# make quality          what each weight format costs the demo model on each target
 # make demo-model   train the demo model again (about 15 minutes on one core)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -24,9 +27,11 @@ VULKAN := $(firstword $(wildcard /usr/share/vulkan/icd.d/*.json))
 # Comes with Debian's chromium; Dawn in Node runs on it where there is no GPU.
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
+PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wildcard mobile/react-native/*.json mobile/react-native/*.mjs)
+WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving demo-model chromium vulkan clean serve
+.PHONY: demo test check web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving demo-model chromium vulkan clean serve bench-onnx quality
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -34,17 +39,24 @@ demo: .venv/.demo web/dist/.built | chromium
 serve: .venv/.serve
 	$(BIN)/nearfar serve demo
 
+# pytest runs in two processes, and each takes whole files, so that what the tests of a file share is made once.
 test: check
 	cd web && VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(SWIFTSHADER)} npm test
-	$(BIN)/pytest
+	cd mobile/webview && npm test
+	cd mobile/react-native && npm test
+	$(BIN)/pytest -n 2 --dist loadfile
 
-check: .venv/.dev web/dist/.built | chromium vulkan
+check: .venv/.dev web/dist/.built mobile/webview/dist/.built mobile/react-native/dist/.built | chromium vulkan
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	cd web && npm run check && npm run size
+	cd mobile/webview && npm run check
+	cd mobile/react-native && npm run check
 
 web: web/dist/.built
+
+mobile: mobile/webview/dist/.built mobile/react-native/dist/.built
 
 bench: .venv/.dev web/dist/.built
 	$(BIN)/python tests/bench/bench_compile.py
@@ -60,6 +72,9 @@ bench-serving: .venv/.dev
 
 bench-cpu: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu.py
+
+bench-onnx: .venv/.dev
+	$(BIN)/python tests/bench/bench_onnx.py
 
 bench-web: .venv/.dev web/dist/.built | chromium
 	$(BIN)/python tests/bench/bench_web.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
@@ -77,6 +92,9 @@ bench-decode-context: .venv/.dev | vulkan
 
 bench-cuda: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
+
+quality: .venv/.dev | vulkan
+	$(BIN)/python tests/bench/bench_quality.py
 
 demo-model: .venv/.dev
 	$(BIN)/python -m nearfar.compiler.demo.train
@@ -100,11 +118,29 @@ demo-model: .venv/.dev
 
 web/node_modules/.installed: web/package-lock.json
 	@command -v npm > /dev/null || { echo 'nearfar needs Node.js 20 or newer with npm to build the web page'; exit 1; }
-	cd web && npm ci --no-audit --no-fund --loglevel=error
+	@# Of onnxruntime-node the CPU library is in the package; the CUDA one would be downloaded.
+	cd web && ONNXRUNTIME_NODE_INSTALL=skip npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 web/dist/.built: web/node_modules/.installed $(WEB_SOURCES)
 	cd web && npm run build
+	@touch $@
+
+# The tools are web's, and @nearfar/web is the folder itself, as npm would link it.
+mobile/webview/node_modules/.linked: web/node_modules/.installed
+	ln -sfn ../web/node_modules mobile/node_modules
+	mkdir -p mobile/webview/node_modules/@nearfar
+	ln -sfn ../../../../web mobile/webview/node_modules/@nearfar/web
+	ln -sfn ../.. mobile/webview/node_modules/@nearfar/webview
+	@touch $@
+
+mobile/webview/dist/.built: mobile/webview/node_modules/.linked web/dist/.built $(WEBVIEW_SOURCES)
+	cd mobile/webview && npm run build
+	@touch $@
+
+# The tools are web's here, too.
+mobile/react-native/dist/.built: mobile/webview/node_modules/.linked $(WEB_SOURCES) $(PHONE_SOURCES)
+	cd mobile/react-native && npm run build
 	@touch $@
 
 chromium:
@@ -125,4 +161,4 @@ define install
 endef
 
 clean:
-	rm -rf build web/dist
+	rm -rf build web/dist mobile/webview/dist mobile/react-native/dist

@@ -5,6 +5,7 @@ What a machine lacks is skipped with its reason, which the summary prints; where
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint, make_embedding_checkpoint
+from made_once import made_once, shared_folder
+from tiny_models import CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, make_checkpoint, make_embedding_checkpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,31 +60,62 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """The folders of all checkpoints of `tiny_models.py`, by name, and that of the model that embeds, "embedding"."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    for name in CHECKPOINTS:
-        make_checkpoint(name, folder / name)
-    make_embedding_checkpoint(folder / "embedding")
-    return {name: folder / name for name in (*CHECKPOINTS, "embedding")}
+
+    names = (*CHECKPOINTS, *WIDE_CHECKPOINTS)
+
+    def make(folder: Path) -> None:
+        for name in names:
+            make_checkpoint(name, folder / name)
+        make_embedding_checkpoint(folder / "embedding")
+
+    folder = made_once(shared_folder(tmp_path_factory, "tiny") / "checkpoints", make)
+    return {name: folder / name for name in (*names, "embedding")}
 
 
 @pytest.fixture(scope="session")
 def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
-    """compile_tiny(checkpoint, quantization, **options) -> the bundle's folder; each is compiled once. Tests must not change it."""
-    from nearfar.compiler.compile import CompileOptions, compile_model
+    """compile_tiny(checkpoint, quantization, **options) -> the bundle's folder; each is compiled once, whichever worker
+    asks first. Tests must not change it."""
+    from nearfar.compiler.compile import CompileOptions, compile_any
 
-    folder = tmp_path_factory.mktemp("bundles")
-    done: dict[tuple[object, ...], Path] = {}
+    folder = shared_folder(tmp_path_factory, "bundles")
 
     def compile_once(checkpoint: str, quantization: str = "q4f16", **options: Any) -> Path:
-        given = {"context": 256, **options}
-        key = (checkpoint, quantization, *sorted(given.items()))
+        chosen = CompileOptions(quantization=quantization, **{"context": 256, **options})
+        name = hashlib.sha256(repr(chosen).encode()).hexdigest()[:12]
+        return made_once(
+            folder / f"{checkpoint}-{quantization}-{name}", lambda path: compile_any(str(tiny_checkpoints[checkpoint]), path, chosen)
+        )
+
+    return compile_once
+
+
+@pytest.fixture(scope="session")
+def onnx_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The tiny checkpoints with 2 layers and heads of 16 elements, of which ONNX Runtime's attention takes multiples."""
+    folder = tmp_path_factory.mktemp("onnx_checkpoints")
+    for name in CHECKPOINTS:
+        make_checkpoint(name, folder / name, head_dim=16, num_hidden_layers=2)
+    return {name: folder / name for name in CHECKPOINTS}
+
+
+@pytest.fixture(scope="session")
+def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
+    """export_onnx(checkpoint, quantization, **options) -> the folder of a bundle for 64 tokens; each is made once."""
+    from nearfar.compiler.export import export_model
+
+    folder = tmp_path_factory.mktemp("onnx_bundles")
+    done: dict[tuple[object, ...], Path] = {}
+
+    def export_once(checkpoint: str, quantization: str, **options: Any) -> Path:
+        key = (checkpoint, quantization, *sorted(options.items()))
         if key not in done:
             path = folder / f"{len(done)}-{checkpoint}-{quantization}"
-            compile_model(str(tiny_checkpoints[checkpoint]), path, CompileOptions(quantization=quantization, **given))
+            export_model(str(onnx_checkpoints[checkpoint]), path, target="onnx", quantization=quantization, **{"context": 64, **options})
             done[key] = path
         return done[key]
 
-    return compile_once
+    return export_once
 
 
 @pytest.fixture(scope="session")
@@ -95,10 +128,14 @@ def tiny_bundle(compile_tiny: CompileTiny) -> Path:
     from nearfar.compiler.sampling import Sampler
 
     path = compile_tiny("qwen3", "q4f16")
-    prompt = [(7 * i * i + 11 * i + 3) % VOCAB_SIZE for i in range(75)]
-    token_ids = list(generate(ReferenceRunner(open_bundle(path), activation="float32"), prompt, 64, Sampler()))
-    assert len(token_ids) == 64
-    (path / "expected.json").write_text(json.dumps({"prompt_token_ids": prompt, "token_ids": token_ids}))
+
+    def answer(file: Path) -> None:
+        prompt = [(7 * i * i + 11 * i + 3) % VOCAB_SIZE for i in range(75)]
+        token_ids = list(generate(ReferenceRunner(open_bundle(path), activation="float32"), prompt, 64, Sampler()))
+        assert len(token_ids) == 64
+        file.write_text(json.dumps({"prompt_token_ids": prompt, "token_ids": token_ids}))
+
+    made_once(path / "expected.json", answer)
     return path
 
 
@@ -211,13 +248,25 @@ def nvrtc() -> None:
 
 
 @pytest.fixture(scope="session")
+def mlx() -> Any:
+    """MLX itself, mlx.core."""
+    from nearfar.compiler.errors import ToolError
+    from nearfar.targets.mlx.runner import load_mlx
+
+    try:
+        return load_mlx()
+    except ToolError as error:
+        lacks(error.message)
+
+
+@pytest.fixture(scope="session")
 def emulated_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for kernels that are compiled for the CPU, on machines that can."""
+    """A folder for kernels that are compiled for the CPU, on machines that can; all workers have the same."""
     from emulated import find_compiler
 
     if find_compiler() is None:
         lacks("neither g++ nor clang++ nor the package ziglang is there to compile emulated CUDA kernels")
-    return tmp_path_factory.mktemp("emulated")
+    return shared_folder(tmp_path_factory, "emulated")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ MAY_IMPORT_AT_THE_TOP = {
     "compiler/kernels/cpu/math.py": {"tvm"},
     "compiler/demo/model.py": {"torch"},
     "compiler/demo/evaluate.py": {"torch"},
+    "compiler/demo/growth.py": {"torch"},
+    "compiler/demo/saved_model.py": {"torch"},
     "compiler/demo/train.py": {"torch"},
 }
 SOURCES = sorted(

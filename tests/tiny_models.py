@@ -34,18 +34,21 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
 }
+# The same at sizes that groups of 128 weights divide, for frameworks whose kernels know no padding: "llama_wide", ...
+WIDE_SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+WIDE_CHECKPOINTS = {f"{name}_wide": (family, {**config, **WIDE_SIZES}) for name, (family, config) in CHECKPOINTS.items()}
 # One of each model_type.
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
-def make_checkpoint(name: str, folder: Path) -> None:
-    """Write a checkpoint of CHECKPOINTS into a folder."""
+def make_checkpoint(name: str, folder: Path, **sizes: int) -> None:
+    """Write a checkpoint of CHECKPOINTS or WIDE_CHECKPOINTS into a folder, of other ``sizes`` where they are given."""
     import torch
     import transformers
 
-    family, config = CHECKPOINTS[name]
+    family, config = (CHECKPOINTS | WIDE_CHECKPOINTS)[name]
     torch.manual_seed(len(name))
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**SIZES, **config)).float()
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**{**SIZES, **config, **sizes})).float()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
