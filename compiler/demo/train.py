@@ -71,7 +71,7 @@ PLANS = MappingProxyType(
     {
         "near": TrainingPlan(),
         "far": TrainingPlan(
-            steps=5000,
+            steps=4500,
             corpus="far",
             grown=True,
             rows=12,
@@ -80,7 +80,9 @@ PLANS = MappingProxyType(
             adam_learning_rate=2e-3,
             decay_share=0.8,
             dtype="float16",
-            model=LlamaConfig(num_hidden_layers=6),
+            model=LlamaConfig(
+                hidden_size=192, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=3, intermediate_size=512
+            ),
         ),
     }
 )
