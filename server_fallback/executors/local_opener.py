@@ -12,7 +12,7 @@ from typing import Literal
 from nearfar.compiler.batch import Runner
 from nearfar.compiler.bundle import Bundle, ExportBundle, open_any
 from nearfar.compiler.compile import CompileOptions
-from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.target import open_runner
 
@@ -30,7 +30,6 @@ from .memory import MemoryPlan, context_bytes, plan_memory, weight_bytes
 from .opening import Opening
 from .registry import default_name
 
-DEMO = "demo"
 NGRAM = "ngram"
 # Prompt tokens and decoded ones of a step together. More makes prefill faster, and lets those that decode wait longer.
 STEP_TOKENS = {"cpu": 256, "onnx": 256, "cuda": 2048}
@@ -132,7 +131,7 @@ class LocalOpener:
         return Planned(bundle, memory)
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:
-        path = CHECKPOINT if model == DEMO else Path(model).expanduser()
+        path = DEMOS.get(model) or Path(model).expanduser()
         if (path / MANIFEST_FILE).is_file():
             return await asyncio.to_thread(open_any, path)
         options = self._options
