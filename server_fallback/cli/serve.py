@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "models", metavar="MODEL", nargs="*",
-        help="a bundle; a Hugging Face folder or name, which is compiled on first use; or demo or demo-far, the models that come with nearfar",
+        help="a bundle; a Hugging Face folder or name, compiled on first use; or demo or demo-far, the models that come with nearfar",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)")
