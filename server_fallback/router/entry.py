@@ -11,6 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def whole(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a number is due")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
