@@ -1,4 +1,4 @@
-"""Costs: how long each side would take, and what far would charge. A policy and a situation flow in; what is not known flows out as None."""
+"""Costs: how long each side would take, and what far would charge. A policy and a situation flow in; what is not known is None."""
 
 from __future__ import annotations
 

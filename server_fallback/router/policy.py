@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from nearfar.compiler.errors import RequestError
 
 from .contradictions import contradictions
-from .entry import WHOLE, Count, Entry, Tokens
+from .entry import ITEMS, WHOLE, Count, Entry, Tokens
 from .pattern import read_pattern
 from .predictor import Predictor
 from .privacy import PrivateCheck
@@ -27,7 +27,7 @@ POLICY_VERSION = 1
 
 Mode = Literal["near-only", "far-only", "prefer-near", "prefer-far", "auto"]
 Label = Annotated[str, Field(min_length=1, max_length=100)]
-Labels = Annotated[tuple[Label, ...], Field(max_length=100)]
+Labels = Annotated[tuple[Label, ...], Field(max_length=100), ITEMS]
 Usd = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), WHOLE]
@@ -37,7 +37,7 @@ class PrivateRules(Entry):
     """What makes a request private. ``patterns`` are searched for in all its texts; see `pattern`."""
 
     labels: Labels = ("private",)
-    patterns: Annotated[tuple[Annotated[str, AfterValidator(read_pattern)], ...], Field(max_length=100)] = ()
+    patterns: Annotated[tuple[Annotated[str, AfterValidator(read_pattern)], ...], Field(max_length=100), ITEMS] = ()
     ignore_case: bool = True
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from .entry import WHOLE, Count, Entry
+from .entry import ITEMS, WHOLE, Count, Entry
 from .features import SIGNALS, bucket_counts, text_features
 from .situation import NearSignals
 
@@ -37,15 +37,15 @@ FeatureName = Literal[
 class Weights(Entry):
     """One weight a feature, then one a bucket."""
 
-    weights: tuple[Weight, ...]
+    weights: Annotated[tuple[Weight, ...], ITEMS]
     bias: Weight
 
 
 class Calibration(Entry):
     """The calibrated logit is ``a * logit + b`` with [a, b]."""
 
-    near: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2)]
-    far: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2)]
+    near: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2), ITEMS]
+    far: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2), ITEMS]
 
 
 class Wanted(Entry):
@@ -74,10 +74,10 @@ class Predictor(Entry):
     """``mean`` and ``scale`` (F,) of ``features`` (F,); ``weights`` (F + buckets,)."""
 
     version: Annotated[Literal[1], WHOLE]
-    features: tuple[FeatureName, ...]
+    features: Annotated[tuple[FeatureName, ...], ITEMS]
     buckets: Annotated[int, Field(ge=0, le=65_536), WHOLE]
-    mean: tuple[Weight, ...]
-    scale: tuple[Annotated[float, Field(ge=1e-9, le=1e9)], ...]
+    mean: Annotated[tuple[Weight, ...], ITEMS]
+    scale: Annotated[tuple[Annotated[float, Field(ge=1e-9, le=1e9)], ...], ITEMS]
     near: Weights
     far: Weights
     calibration: Calibration
