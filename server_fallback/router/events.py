@@ -1,8 +1,8 @@
 """What happens to one answer, and what its driver is to do: events flow into `answer_machine.step`, effects flow out.
 
 Both are data. Their JSON form is an object of their fields with a ``type``, the same in both languages: it is what
-tests/conformance/router_traces.json is written in. A side is "near" or "far"; ``attempt`` counts what was asked of that side in this answer,
-from 1, so that what a cancelled or failed attempt says late is told apart from what the next one says.
+tests/conformance/router_traces.json is written in. A side is "near" or "far"; ``attempt`` counts what was asked of that side in this
+answer, from 1, so that what a cancelled or failed attempt says late is told apart from what the next one says.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .events import EscalationReason
@@ -50,18 +50,10 @@ class Watch:
             self._logprobs.append(logprob)
         if alternatives is not None:
             self._entropies.append(entropy(alternatives))
-        # A window that is not full yet says nothing.
-        if (
-            rules.min_mean_logprob is not None
-            and len(self._logprobs) == rules.window_tokens
-            and mean(self._logprobs) < rules.min_mean_logprob
-        ):
+        mean_logprob, mean_entropy = mean(self._logprobs), mean(self._entropies)
+        if rules.min_mean_logprob is not None and mean_logprob is not None and mean_logprob < rules.min_mean_logprob:
             return "escalated_logprob"
-        if (
-            rules.max_mean_entropy is not None
-            and len(self._entropies) == rules.window_tokens
-            and mean(self._entropies) > rules.max_mean_entropy
-        ):
+        if rules.max_mean_entropy is not None and mean_entropy is not None and mean_entropy > rules.max_mean_entropy:
             return "escalated_entropy"
         return "escalated_repetition" if rules.repetition is not None and self._repeats(rules.repetition.tokens) else None
 
@@ -87,9 +79,12 @@ def entropy(logprobs: Sequence[float]) -> float:
     return total - rest * math.log(rest) if rest > 0 else total
 
 
-def mean(values: Collection[float]) -> float:
+def mean(window: deque[float]) -> float | None:
+    """None while the window is not full: a few tokens say nothing."""
+    if len(window) != window.maxlen:
+        return None
     total = 0.0
     # Not sum(), which compensates for rounding where JavaScript does not.
-    for value in values:
+    for value in window:
         total += value
-    return total / len(values)
+    return total / len(window)
