@@ -5,7 +5,7 @@ import type { Engine } from "../engine.js";
 import { RequestError, Unavailable } from "../errors.js";
 import type { LoadOptions } from "../load.js";
 import type { Ledger } from "./budget.js";
-import { browserLedger } from "./budget.js";
+import { browserLedger } from "./browser_ledger.js";
 import type { Clock } from "./clock.js";
 import { SYSTEM_CLOCK, withTimeout } from "./clock.js";
 import type { DeviceSource } from "./device_hints.js";

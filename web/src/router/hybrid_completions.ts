@@ -17,8 +17,7 @@ import { HeldAnswer } from "./held_answer.js";
 import type { NearSide } from "./near.js";
 import { whyNoEngine } from "./near.js";
 import type { Policy } from "./policy.js";
-import type { PrivateCheck } from "./privacy.js";
-import { privateCheck } from "./privacy.js";
+import { PrivateCheck } from "./privacy.js";
 import { refusal } from "./refusal.js";
 import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
 import { readRequest } from "./request.js";
@@ -53,7 +52,7 @@ export class HybridCompletions {
     const { failures, open_ms: firstWaitMs } = policy.breaker;
     const record = (): SideRecord => new SideRecord(new Circuit({ failures, firstWaitMs, longestWaitMs: firstWaitMs, clock: () => clock.now() }));
     this.#records = { near: record(), far: record() };
-    this.#private = privateCheck(policy);
+    this.#private = PrivateCheck.of(policy.private);
   }
 
   /**

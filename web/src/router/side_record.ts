@@ -4,10 +4,10 @@ import type { Circuit } from "./circuit.js";
 import type { Part } from "./running_answer.js";
 import type { CircuitState, NearState } from "./situation.js";
 import type { Speed } from "./speed.js";
-import { NO_SPEED, speedAfter } from "./speed.js";
+import { UNKNOWN_SPEED, speedAfter } from "./speed.js";
 
 export class SideRecord {
-  #speed: Speed = NO_SPEED;
+  #speed: Speed = UNKNOWN_SPEED;
 
   constructor(readonly circuit: Circuit) {}
 
