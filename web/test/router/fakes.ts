@@ -86,7 +86,7 @@ export class FakeFar {
 
   /** The bodies of the chats. */
   get bodies(): readonly { readonly [key: string]: unknown; readonly messages?: readonly { readonly role: string; readonly content: string }[] }[] {
-    return this.chats.map(({ body }) => JSON.parse(body) as object);
+    return this.chats.map(({ body }) => JSON.parse(body) as Record<string, never>);
   }
 
   readonly fetch = async (url: string, init: RequestInit): Promise<Response> => {
@@ -192,4 +192,10 @@ export class MemoryLedger implements Ledger {
     this.spent = { usd: this.spent.usd + usd, requests: this.spent.requests + requests };
     return this.spent;
   }
+}
+
+/** An engine that ought to be held to a grammar, and is not. */
+export function lawless(...scripts: readonly NearScript[]): EngineApi {
+  const grammar = { constraint: () => Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined }) };
+  return fakeEngine(modelOf(new ScriptedSource(scripts), { name: "small", grammar }));
 }

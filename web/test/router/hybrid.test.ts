@@ -8,7 +8,7 @@ import type { DeviceHints } from "../../src/router/device_hints.js";
 import type { HybridOptions } from "../../src/router/hybrid.js";
 import { Hybrid } from "../../src/router/hybrid.js";
 import type { FarScript, NearScript } from "./fakes.js";
-import { FAR, FakeClock, FakeFar, MemoryLedger, near, turns } from "./fakes.js";
+import { FAR, FakeClock, FakeFar, MemoryLedger, lawless, near, turns } from "./fakes.js";
 
 const MESSAGES = [{ role: "user" as const, content: "what is 27 + 58?" }];
 const SURE: NearScript = { text: "near by" };
@@ -45,7 +45,9 @@ async function setUp({ policy = {}, scripts = [SURE], far: given = [{ texts: ["f
 }
 
 async function read(nf: Hybrid, rest: object = {}): Promise<ChatCompletionChunk[]> {
-  return Array.fromAsync(await nf.chat.completions.create({ messages: MESSAGES, stream: true, ...rest }));
+  const chunks: ChatCompletionChunk[] = [];
+  for await (const chunk of await nf.chat.completions.create({ messages: MESSAGES, stream: true, ...rest })) chunks.push(chunk);
+  return chunks;
 }
 
 /** The text of a stream, as a page shows it: what a restart withdraws goes. */
@@ -296,7 +298,7 @@ describe("escalation", () => {
   });
 
   test("an answer that is not the JSON that was asked for is given again by far, from its start", async () => {
-    const { nf, far } = await setUp({ policy: { escalation: WATCHED }, near: jsonless().engine, far: [{ texts: ['{"a"', ":1}"] }] });
+    const { nf, far } = await setUp({ policy: { escalation: WATCHED }, near: lawless({ text: "no JSON" }), far: [{ texts: ['{"a"', ":1}"] }] });
     const whole = await nf.chat.completions.create({ messages: MESSAGES, response_format: { type: "json_object" } });
     expect(whole.choices[0]?.message.content).toBe('{"a":1}');
     expect(whole.route).toMatchObject({ side: "far", reason: "escalated_schema", switched_at: 0 });
