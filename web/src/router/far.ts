@@ -1,6 +1,6 @@
 // The far side: a server of OpenAI's routes, ours or another's. It finds out what the server serves, and answers chats as chunks.
 
-import type { ChatCompletionChunk, ChatFinishReason } from "../api/types.js";
+import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason } from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
 import type { Clock } from "./clock.js";
 import type { Dialect } from "./dialect.js";
@@ -125,12 +125,18 @@ function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
     model,
     choices: (choices as Partial<ChatCompletionChunk["choices"][number]>[]).map(({ index = 0, delta, logprobs, finish_reason: end }) => ({
       index,
-      delta: { ...delta, ...(delta?.role === undefined ? {} : { role: "assistant" as const }) },
+      delta: withoutNulls(delta ?? {}),
       logprobs: logprobs ?? null,
       finish_reason: end === undefined || end === null ? null : (ENDS[end] ?? end),
     })),
     usage: usageOf(usage),
   };
+}
+
+/** Some servers write null for what is not there. */
+function withoutNulls(delta: ChatCompletionDelta): ChatCompletionDelta {
+  const given = Object.entries(delta).filter(([, value]) => value !== null);
+  return { ...Object.fromEntries(given), ...("role" in delta ? { role: "assistant" } : {}) };
 }
 
 function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {

@@ -10,14 +10,14 @@ const TOKENS = 4;
 
 export class HeldAnswer {
   readonly #chunks: ChatCompletionChunk[] = [];
-  readonly #iterator: AsyncIterator<ChatCompletionChunk>;
+  readonly #iterator: AsyncIterator<ChatCompletionChunk, void, undefined>;
   #failure: { readonly error: unknown } | null = null;
   /** Null where no token came. A failure is told to whoever reads the answer. */
   readonly signals: Promise<NearSignals | null>;
 
   /** ``chunks`` must end when ``controller`` aborts. */
   constructor(
-    chunks: AsyncIterable<ChatCompletionChunk>,
+    chunks: AsyncGenerator<ChatCompletionChunk, void, undefined>,
     private readonly controller: AbortController,
   ) {
     this.#iterator = chunks[Symbol.asyncIterator]();
@@ -36,9 +36,9 @@ export class HeldAnswer {
       yield* this.#chunks;
       if (this.#failure !== null) throw this.#failure.error;
       for (;;) {
-        const { done, value } = await this.#iterator.next();
-        if (done === true) return;
-        yield value;
+        const result = await this.#iterator.next();
+        if (result.done === true) return;
+        yield result.value;
       }
     } finally {
       signal.removeEventListener("abort", stop);
@@ -56,10 +56,10 @@ export class HeldAnswer {
     const entropies: number[] = [];
     try {
       while (logprobs.length < TOKENS) {
-        const { done, value } = await this.#iterator.next();
-        if (done === true) break;
-        this.#chunks.push(value);
-        for (const { logprob, top_logprobs: alternatives } of value.choices[0]?.logprobs?.content ?? []) {
+        const result = await this.#iterator.next();
+        if (result.done === true) break;
+        this.#chunks.push(result.value);
+        for (const { logprob, top_logprobs: alternatives } of result.value.choices[0]?.logprobs?.content ?? []) {
           logprobs.push(logprob);
           entropies.push(entropy(alternatives.map((other) => other.logprob)));
         }

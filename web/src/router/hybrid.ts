@@ -52,7 +52,7 @@ export class Hybrid {
    * Unavailable, and what Engine.load throws.
    */
   static async create(options: HybridOptions): Promise<Hybrid> {
-    const { clock = SYSTEM_CLOCK, device = platformDevice(), load = {}, ledger = browserLedger(clock.date) } = options;
+    const { clock = SYSTEM_CLOCK, device = platformDevice(), load = {}, ledger = browserLedger(() => clock.date()) } = options;
     const fetch: Fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
     const policy = parsePolicy(options.policy);
     checkSides(policy, options);

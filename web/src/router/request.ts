@@ -40,18 +40,19 @@ export interface HybridRequest {
 
 /** Throws RequestError for what is wrong before anybody is asked. */
 export function readRequest(given: HybridParams): HybridRequest {
-  const read = readParams(given, HYBRID_PARAMS) as Given<Omit<ChatCompletionCreateParamsBase, "messages"> & Routing & { readonly stream?: boolean | undefined }>;
-  const { labels = [], pin = null, stream = false, n = 1, signal, stream_options: streamOptions, messages: labelled = [], ...rest } = read;
+  const known = readParams(given, HYBRID_PARAMS) as Given<Omit<ChatCompletionCreateParamsBase, "messages"> & Routing & { readonly stream?: boolean | undefined }>;
+  const { labels = [], pin = null, stream = false, n = 1, signal, stream_options: streamOptions, messages: labelled = [], ...rest } = known;
   if (n !== 1) throw new RequestError(`n is ${n}, but each answer is routed by itself; ask once for each`, { param: "n" });
   if (rest.max_tokens !== undefined && rest.max_completion_tokens !== undefined) {
     throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", { param: "max_tokens" });
   }
   if (labelled.length === 0) throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
-  const messages = labelled.map(withoutLabels);
+  const read = labelled.map(readLabels);
+  const messages = read.map(({ message }) => message);
   const facts = {
     labels,
     pin,
-    messages: labelled.map((message, index) => ({ role: message.role, content: textOf(message), labels: labelsOf(message, index) })),
+    messages: read.map(({ message, labels: own }) => ({ role: message.role, content: textOf(message), labels: own })),
     texts: [...textsIn({ ...rest, model: undefined, messages: messages.map(besideItsText) })],
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
@@ -61,14 +62,11 @@ export function readRequest(given: HybridParams): HybridRequest {
   return { params: { ...rest, messages }, streamed: stream, includeUsage: streamOptions?.include_usage === true, signal, facts };
 }
 
-function withoutLabels({ labels: _, ...message }: Routing["messages"][number]): ChatCompletionMessageParam {
-  return message;
-}
-
-function labelsOf({ labels }: Routing["messages"][number], index: number): readonly string[] {
-  if (labels === undefined || labels === null) return [];
-  if (!isStrings(labels)) throw new RequestError(`messages[${index}].labels is ${shown(labels)}, it must be a list of strings`, { param: `messages[${index}].labels` });
-  return labels;
+/** A message without its labels, and these. */
+function readLabels({ labels, ...message }: Routing["messages"][number], index: number): { readonly message: ChatCompletionMessageParam; readonly labels: readonly string[] } {
+  const own = labels ?? [];
+  if (!isStrings(own)) throw new RequestError(`messages[${index}].labels is ${shown(own)}, it must be a list of strings`, { param: `messages[${index}].labels` });
+  return { message, labels: own };
 }
 
 function textOf({ content }: ChatCompletionMessageParam): string {
@@ -77,8 +75,9 @@ function textOf({ content }: ChatCompletionMessageParam): string {
 }
 
 /** A message without the text that ``textOf`` gives, and without its role. */
-function besideItsText({ content, role: _, ...rest }: ChatCompletionMessageParam): unknown {
-  return { ...rest, parts: Array.isArray(content) ? content.map((part: object) => ({ ...part, type: undefined, text: undefined })) : undefined };
+function besideItsText(message: ChatCompletionMessageParam): unknown {
+  const { content } = message;
+  return { ...message, role: undefined, content: undefined, parts: Array.isArray(content) ? content.map((part: object) => ({ ...part, type: undefined, text: undefined })) : undefined };
 }
 
 /** Every text in a value, keys and numbers too: whatever could carry something private. */

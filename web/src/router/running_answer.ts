@@ -246,14 +246,14 @@ class RunningAnswer {
     const { content = "", tool_calls: calls = [] } = choice.delta;
     const tokens = choice.logprobs?.content ?? [];
     // A chunk with the role alone, or with the end alone, is no token.
-    if ((content ?? "") === "" && calls.length === 0 && tokens.length === 0) return;
+    if (content === "" && calls.length === 0 && tokens.length === 0) return;
     part.lastAt = this.job.clock.now();
     part.firstAt ??= part.lastAt;
     part.tokens += Math.max(1, tokens.length);
-    this.send({ type: "token", side, attempt, text: content ?? "", tool_call: calls.length > 0 }, chunk);
+    this.send({ type: "token", side, attempt, text: content, tool_call: calls.length > 0 }, chunk);
     if (this.#state.phase !== "running" || this.#state.side !== side) return;
     // It was not shown: its tokens come with the next text.
-    if ((content ?? "") === "" && calls.length === 0) this.#waiting.push(...tokens);
+    if (content === "" && calls.length === 0) this.#waiting.push(...tokens);
     if (side === "near") this.watch(tokens);
   }
 
@@ -283,8 +283,8 @@ class RunningAnswer {
     this.#firstShownAt ??= this.job.clock.now();
     this.#tokens += Math.max(1, tokens.length);
     this.#model = chunk.model;
-    const { role: _, ...delta } = choice.delta;
-    this.pushChoice(delta, { logprobs: this.shown(tokens), finish_reason: null }, this.#routeDue);
+    const { content, tool_calls: calls } = choice.delta;
+    this.pushChoice({ ...(content === undefined ? {} : { content }), ...(calls === undefined ? {} : { tool_calls: calls }) }, { logprobs: this.shown(tokens), finish_reason: null }, this.#routeDue);
     this.#routeDue = false;
   }
 

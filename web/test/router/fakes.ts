@@ -102,7 +102,7 @@ export class FakeFar {
     if (url.endsWith("/v1/models")) return json({ data: [{ id: "big", max_model_len: 4096 }] });
     const script = this.scripts[Math.min(this.chats.length, this.scripts.length) - 1] ?? "refused";
     if (script === "refused") throw new TypeError("fetch failed");
-    if (script === "silent") return new Promise((_, reject) => signal?.addEventListener("abort", () => reject(signal.reason as Error)));
+    if (script === "silent") return new Promise((_, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));
     if ("status" in script) return json({ error: { message: `status ${script.status}`, ...script.error } }, script.status, script.headers);
     return new Response(stream(script, signal ?? new AbortController().signal), { headers: { "Content-Type": "text/event-stream" } });
   };
@@ -130,7 +130,7 @@ function stream({ texts = [], deltas = texts.map((content) => ({ content })), th
       if (signal.aborted) return;
       const event = events.shift();
       if (event !== undefined) controller.enqueue(new TextEncoder().encode(event));
-      else if (then === "hang") await new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve()));
+      else if (then === "hang") await new Promise<void>((resolve) => { signal.addEventListener("abort", () => { resolve(); }); });
       else if (then === "break") controller.error(new TypeError("terminated"));
       else controller.close();
     },

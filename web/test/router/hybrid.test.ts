@@ -10,7 +10,8 @@ import { Hybrid } from "../../src/router/hybrid.js";
 import type { FarScript, NearScript } from "./fakes.js";
 import { FAR, FakeClock, FakeFar, MemoryLedger, lawless, near, turns } from "./fakes.js";
 
-const MESSAGES = [{ role: "user" as const, content: "what is 27 + 58?" }];
+const QUESTION = { role: "user" as const, content: "what is 27 + 58?" };
+const MESSAGES = [QUESTION];
 const SURE: NearScript = { text: "near by" };
 /** Sure of its first three tokens, and of none after them. */
 const LOST: NearScript = { text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] };
@@ -161,7 +162,7 @@ describe("when a side breaks", () => {
     const whole = await nf.chat.completions.create({ messages: MESSAGES });
     expect(whole.choices[0]?.message.content).toBe("near, then far");
     expect(whole.route).toMatchObject({ side: "far", reason: "near_failed", switched_at: 6 });
-    expect(far.bodies[0]).toMatchObject({ continue_final_message: true, messages: [MESSAGES[0], { role: "assistant", content: "near, " }] });
+    expect(far.bodies[0]).toMatchObject({ continue_final_message: true, messages: [QUESTION, { role: "assistant", content: "near, " }] });
   });
 
   test("a server of OpenAI's routes only starts anew, and what near wrote is withdrawn", async () => {
@@ -258,7 +259,9 @@ describe("when a side breaks", () => {
     expect([source.running, far.chats[0]?.aborted]).toEqual([0, true]);
 
     const other = await setUp({ policy: { mode: "prefer-far" }, far: [{ texts: ["a", "b"], then: "hang" }] });
-    for await (const _ of await other.nf.chat.completions.create({ messages: MESSAGES, stream: true })) break;
+    const left = (await other.nf.chat.completions.create({ messages: MESSAGES, stream: true }))[Symbol.asyncIterator]();
+    await left.next();
+    await left.return(undefined);
     await turns();
     expect(other.far.chats[0]?.aborted).toBe(true);
   });
@@ -308,7 +311,7 @@ describe("escalation", () => {
   test("the caller's own log-probabilities are given, with as many alternatives as were asked for", async () => {
     const { nf } = await setUp({ policy: { escalation: { ...WATCHED, max_mean_entropy: 9 } } });
     const whole = await nf.chat.completions.create({ messages: MESSAGES, logprobs: true });
-    expect(whole.choices[0]?.logprobs?.content?.map(({ token, top_logprobs: others }) => [token, others.length])).toEqual([..."near by"].map((token) => [token, 0]));
+    expect(whole.choices[0]?.logprobs?.content?.map(({ token, top_logprobs: others }) => [token, others.length])).toEqual(Array.from("near by", (token) => [token, 0]));
   });
 });
 
@@ -344,7 +347,7 @@ describe("what is private", () => {
 
   test("labels and pins never leave with what may leave, and neither do cookies", async () => {
     const { nf, far } = await setUp({ policy });
-    await nf.chat.completions.create({ messages: [{ ...MESSAGES[0]!, labels: ["work"] }], labels: ["work"], pin: "far", user: "u1" });
+    await nf.chat.completions.create({ messages: [{ ...QUESTION, labels: ["work"] }], labels: ["work"], pin: "far", user: "u1" });
     expect(far.bodies).toEqual([{ model: "big", stream: true, stream_options: { include_usage: true }, user: "u1", messages: MESSAGES }]);
     expect(far.sent).not.toMatch(/labels|pin|work/);
     expect(far.chats[0]?.headers).toEqual({ "Content-Type": "application/json", Authorization: "Bearer secret" });
