@@ -119,7 +119,7 @@ situations = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(policy=st.sampled_from(POLICIES), situation=situations)
 def test_every_situation_is_decided_and_what_is_private_never_goes_far(policy: Policy, situation: Situation) -> None:
     bears = {*situation.labels, *(label for message in situation.messages for label in message.labels)}
