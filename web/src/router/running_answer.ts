@@ -326,6 +326,8 @@ class RunningAnswer {
     const usage = wholeUsage(part);
     const later = usage.completion_tokens - 1;
     const timings = { time_to_first_token_ms: first - this.#startedAt, total_ms: now - this.#startedAt, tokens_per_second: later > 0 && now > first ? (later * 1000) / (now - first) : null };
+    // A reader tells by a chunk before the last that a text was withdrawn, also where nothing came after it.
+    if (this.#routeDue) this.pushChoice({ content: "" }, { logprobs: null, finish_reason: null }, true);
     this.pushChoice({}, { logprobs: this.shown(this.tokensWith([])), finish_reason: finishReason }, true, { timings });
     this.push({ type: "chunk", chunk: { ...this.#head, model: this.#model, choices: [], usage } });
     this.close({});

@@ -54,10 +54,8 @@ async function read(nf: Hybrid, rest: object = {}): Promise<ChatCompletionChunk[
 /** The text of a stream, as a page shows it: what a restart withdraws goes. */
 function shown(chunks: readonly ChatCompletionChunk[]): string {
   let text = "";
-  let switchedAt: number | null = null;
   for (const { choices, route } of chunks) {
-    if (route?.switched_at === 0 && switchedAt !== 0) text = "";
-    switchedAt = route === undefined ? switchedAt : route.switched_at;
+    if (route?.switched_at === 0 && choices[0]?.finish_reason === null) text = "";
     text += choices[0]?.delta.content ?? "";
   }
   return text;
@@ -174,6 +172,8 @@ describe("when a side breaks", () => {
     const chunks = await read(nf);
     expect([shown(chunks), routes(chunks).at(-1)]).toEqual(["far away", { side: "far", reason: "near_failed", at: 0 }]);
     expect(far.sent).not.toContain("near, ");
+    const silent = await setUp({ scripts: [{ text: "near, ", then: new DeviceError("lost") }], dialect: "openai", far: [{ texts: [] }] });
+    expect(shown(await read(silent.nf))).toBe("");
   });
 
   test("a broken connection is tried again before near is asked", async () => {
