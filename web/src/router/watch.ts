@@ -67,7 +67,7 @@ export class Watch {
 }
 
 /** Of the most likely tokens, in nats. What they leave of the probability counts as one more token. */
-function entropy(logprobs: readonly number[]): number {
+export function entropy(logprobs: readonly number[]): number {
   let total = 0;
   let rest = 1;
   for (const logprob of logprobs) {
