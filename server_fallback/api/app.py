@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from nearfar.compiler.errors import NearfarError
 
 from ..executors.models import Models
+from .about import about_router
 from .config import ApiConfig
 from .drain import Drain
 from .errors import ApiError, api_error
@@ -58,7 +59,7 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None) 
     for error in (ApiError, NearfarError, HTTPException):
         app.add_exception_handler(error, _answer_error)
     # A fixed address such as /v1/models/load comes before the pattern that it would fit.
-    for router in (generation_router, texts_router, admin_router, models_router, health_router):
+    for router in (generation_router, texts_router, about_router, admin_router, models_router, health_router):
         app.include_router(router(service))
     app.add_middleware(Gate, service=service)
     if config.cors_origins:
