@@ -64,7 +64,7 @@ async def fold_completion(chunks: AsyncIterable[CompletionChunk]) -> Completion:
 
 def withdraws(before: Route | None, now: Route | None) -> bool:
     """Whether a chunk's route takes back what came before it: the other side began the answer again."""
-    return before is not None and now is not None and now.side != before.side and now.switched_at == 0
+    return before is not None and now not in (None, before) and now.switched_at == 0
 
 
 @dataclass(slots=True)
