@@ -276,7 +276,7 @@ class LocalExecutor:
 
 
 class _Observed:
-    """The engine, with a call that is told how long its answers waited. Zero tokens are an answer that needs no engine."""
+    """The engine, with a call that is told of its tokens and how long its answers waited. Zero tokens are an answer that needs no engine."""
 
     def __init__(self, engine: TokenSource, call: Call) -> None:
         self._engine = engine
@@ -288,8 +288,11 @@ class _Observed:
             return
         async with aclosing(self._engine.generate(request)) as tokens:
             async for news in tokens:
-                if isinstance(news, Completion) and self._call.observe_queue is not None:
-                    self._call.observe_queue(news.queue_seconds)
+                if isinstance(news, Completion):
+                    if self._call.observe_queue is not None:
+                        self._call.observe_queue(news.queue_seconds)
+                elif self._call.observe_token is not None:
+                    self._call.observe_token(news.token_id)
                 yield news
 
 
