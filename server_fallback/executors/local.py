@@ -276,7 +276,7 @@ class LocalExecutor:
 
 
 class _Observed:
-    """The engine, with a call that is told of its tokens and how long its answers waited. Zero tokens are an answer that needs no engine."""
+    """The engine, with a call that is told its tokens and how long its answers waited. Zero tokens are an answer that needs no engine."""
 
     def __init__(self, engine: TokenSource, call: Call) -> None:
         self._engine = engine

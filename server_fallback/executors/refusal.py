@@ -44,7 +44,7 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
     if 400 <= status < 500:
         param = error.get("param")
-        return RequestError(message, **({"param": param} if isinstance(param, str) else {}))
+        return RequestError(message, status=status, **({"param": param} if isinstance(param, str) else {}))
     return DeviceError(f"{url}: {message}", upstream=url, status=status)
 
 
