@@ -52,7 +52,7 @@ from .events import (
 )
 from .failures import failure_of, failure_told
 from .forms import ChunkT, Form
-from .pair import LACKS, Pair, stops_all
+from .pair import LACKS, Pair, lacking
 from .said import Said
 from .signals import SIGNAL_TOKENS, TOP, signals_of, wants_signals
 from .situation import Side, Situation
@@ -94,7 +94,8 @@ class Answering(Generic[ChunkT]):
         form: Form[ChunkT],
         call: Call,
     ) -> None:
-        self._pair, self._request, self._asked, self._form, self._call = pair, request, asked, form, call
+        self._pair, self._request, self._asked, self._call = pair, request, asked, call
+        self._form: Form[ChunkT] = form
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._room = asyncio.Semaphore(WAITING_NEWS)
         # What came before the decision and is still to be told to the machine.
@@ -140,7 +141,7 @@ class Answering(Generic[ChunkT]):
             decision = decide(pair.policy, situation)
             self._asked = situation
         if decision.side is None:
-            raise stops_all(decision)
+            raise lacking(decision.reason)
         return decision
 
     async def _hear(self) -> Exception | None:
@@ -291,18 +292,17 @@ class Answering(Generic[ChunkT]):
 
     async def _run(self, attempt: Attempt, continue_from: str | None, wait_seconds: float) -> None:
         what: Exception | None = None
-        # Until something comes, nothing was paid for.
-        attempt.refused = True
+        heard = False
         try:
             await asyncio.sleep(wait_seconds)
             stream = await self._stream(attempt, continue_from)
             async with aclosing(stream):
                 async for said in stream:
-                    attempt.refused = False
+                    heard = True
                     await self._room.acquire()
                     self._news.put_nowait((attempt, said))
         except Exception as error:
-            what = error
+            what, attempt.refused = error, not heard
         finally:
             self._pair.circuits[attempt.side].ended()
         await self._room.acquire()

@@ -17,7 +17,6 @@ from ..schema.tokenize import TokenizeRequest
 from .answer_machine import Rules
 from .budget import Ledger, Spent
 from .continued import structured
-from .decision import Decision
 from .far import FarSide
 from .near import NearSide
 from .policy import Policy
@@ -60,16 +59,22 @@ class Pair:
         self.spending = asyncio.Lock()
         self._same_tokens: bool | None = None
 
-    async def check(self) -> None:
-        """Ask the far server what it serves. Raises RequestError for what can never be; that it is offline now is one where near may not
-        answer for it."""
+    @property
+    def calls_tools(self) -> bool:
+        """Whether either side does."""
+        far = self.far is not None and (self.far.known is None or self.far.known.tools)
+        return far or (self.near is not None and (self.near.abilities is None or self.near.abilities.tools))
+
+    async def check(self, *, near_may_answer: bool) -> None:
+        """Ask the far server what it serves. Raises RequestError for what can never be; that it is offline now is an error where near may
+        not answer instead."""
         if self.far is None or self.policy.mode == "near-only":
             return
         try:
             known = await self.far.opened()
         except Unavailable:
             self.circuits["far"].failed(certain=True)
-            if self.near is None or self.policy.mode == "far-only":
+            if not near_may_answer or self.policy.mode == "far-only":
                 raise
             return
         self._speeds["far"] = replace(self._speeds["far"], round_trip_seconds=known.round_trip_seconds)
@@ -77,10 +82,26 @@ class Pair:
     async def situation(self, asked: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
         """``asked`` with what is known of both sides now. Nothing is sent to the far side."""
         ids = await self.near.prompt_ids(request) if self.near is not None else None
-        spent = await self._spent()
-        near, far = self._near_state(ids), self._far_state(spent)
+        near, far = self._near_state(ids), await self.far_state()
         # Of other tokens than near's the number is much the same.
         return replace(asked, near=near, far=replace(far, prompt_tokens=None if ids is None else len(ids)))
+
+    async def far_state(self) -> FarState:
+        spent = await self._spent()
+        if self.far is None:
+            return FarState(online=False)
+        known, speed = self.far.known, self._speeds["far"]
+        return FarState(
+            online=True,
+            context=known.context if known is not None else None,
+            tools=known is None or known.tools,
+            prefill_tokens_per_second=speed.prefill_tokens_per_second,
+            decode_tokens_per_second=speed.decode_tokens_per_second,
+            round_trip_seconds=speed.round_trip_seconds,
+            circuit=self._circuit_state("far"),
+            spent_usd_today=spent.usd,
+            requests_today=spent.requests,
+        )
 
     def rules(self, private: bool, request: ChatCompletionRequest | CompletionRequest) -> Rules:
         policy = self.policy
@@ -162,22 +183,6 @@ class Pair:
             thermal=hints.thermal,
         )
 
-    def _far_state(self, spent: Spent) -> FarState:
-        if self.far is None:
-            return FarState(online=False)
-        known, speed = self.far.known, self._speeds["far"]
-        return FarState(
-            online=True,
-            context=known.context if known is not None else None,
-            tools=known is None or known.tools,
-            prefill_tokens_per_second=speed.prefill_tokens_per_second,
-            decode_tokens_per_second=speed.decode_tokens_per_second,
-            round_trip_seconds=speed.round_trip_seconds,
-            circuit=self._circuit_state("far"),
-            spent_usd_today=spent.usd,
-            requests_today=spent.requests,
-        )
-
     def _circuit_state(self, side: Side) -> CircuitState:
         circuit = self.circuits[side]
         # While the one trial is under way, nobody else is let through.
@@ -203,7 +208,8 @@ class Pair:
     async def _find_same_tokens(self, call: Call) -> bool:
         if self.near is None or self.far is None or self.near.abilities is None:
             return False
-        if (await self.far.opened(call)).tokenizer_sha256 != self.near.abilities.tokenizer_sha256:
+        ours = self.near.abilities.tokenizer_sha256
+        if ours is None or (await self.far.opened(call)).tokenizer_sha256 != ours:
             return False
         asked = TokenizeRequest(model=self.near.name, messages=PROBE)
         try:
@@ -213,13 +219,11 @@ class Pair:
             return False
 
 
-def stops_all(decision: Decision) -> NearfarError:
-    """The error of a decision for nobody: the request's fault, or one that may pass."""
-    code, _, what = decision.reason.partition("pinned_")
-    lack = what or code
-    told = f"{'pinned to a side that cannot answer: ' if what else ''}{LACKS[lack]}"
-    kind = Unavailable if lack in PASSING else RequestError
-    return kind(told, code=decision.reason)
+def lacking(reason: str) -> NearfarError:
+    """The error where nobody may or can answer: the request's fault, or one that may pass."""
+    lack = reason.removeprefix("pinned_")
+    told = f"{LACKS[lack]}; it is pinned" if lack != reason else LACKS[lack]
+    return Unavailable(told, code=reason) if lack in PASSING else RequestError(told, code=reason)
 
 
 PASSING = ("near_unavailable", "offline", "circuit_open", "budget")

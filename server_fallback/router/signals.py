@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import fmean
 
 from .decision import Decision
 from .features import SIGNALS
 from .policy import Policy
 from .said import Said
 from .situation import NearSignals
-from .watch import entropy, mean
+from .watch import entropy
 
 SIGNAL_TOKENS = 4
 # Alternatives of a token, whose log-probabilities make its entropy.
@@ -28,6 +29,6 @@ def signals_of(news: Iterable[Said | Exception | None]) -> NearSignals | None:
     if not tokens:
         return None
     return NearSignals(
-        first_entropy=mean([entropy([top.logprob for top in token.top_logprobs]) for token in tokens]),
-        first_mean_logprob=mean([token.logprob for token in tokens]),
+        first_entropy=fmean([entropy([top.logprob for top in token.top_logprobs]) for token in tokens]),
+        first_mean_logprob=fmean([token.logprob for token in tokens]),
     )
