@@ -107,11 +107,13 @@ class HybridExecutor:
         return Abilities(tokenizer_sha256=None, vocab_size=None, tools=self.pair.calls_tools, embeds=False)
 
     def state(self) -> ExecutorState:
-        near = self.pair.near
-        circuits = ", ".join(f"{side} {circuit.state}" for side, circuit in self.pair.circuits.items())
-        if near is None:
-            return ExecutorState(ready=self.pair.circuits["far"].admits, detail=circuits)
-        return replace(near.executor.state(), detail=circuits)
+        pair = self.pair
+        told = [f"far {pair.far.far.base_url}"] if pair.far is not None else []
+        told += [f"{side} left alone" for side, circuit in pair.circuits.items() if circuit.state == "open"]
+        if pair.near is None:
+            return ExecutorState(ready=pair.circuits["far"].admits, detail=", ".join(told))
+        near = pair.near.executor.state()
+        return replace(near, detail=", ".join([f"near {near.detail}", *told]))
 
     async def close(self) -> None:
         await self.pair.close()
