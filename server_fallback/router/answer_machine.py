@@ -186,7 +186,8 @@ def _writes(state: State, side: Side, effects: list[Effect]) -> State:
         effects.append(Withdraw())
     if withdraws or side != state.side:
         assert state.next_reason is not None
-        at = 0 if withdraws else len(state.text) or None
+        # Where no text stands, either none was shown, or the switch before withdrew it.
+        at = 0 if withdraws else len(state.text) if state.text else state.switched_at
         effects.append(Switch(side, state.next_reason, at))
         switches = state.switches if side in state.switches else (*state.switches, side)
         text = "" if withdraws else state.text

@@ -172,7 +172,8 @@ function writes(before: State, side: Side, effects: Effect[]): State {
   if (withdraws) effects.push({ type: "withdraw" });
   if (nextReason !== null && (withdraws || side !== state.side)) {
     const text = withdraws ? "" : state.text;
-    const at = withdraws ? 0 : text === "" ? null : codePoints(text);
+    // Where no text stands, either none was shown, or the switch before withdrew it.
+    const at = withdraws ? 0 : text === "" ? state.switchedAt : codePoints(text);
     effects.push({ type: "switch", side, reason: nextReason, at });
     const switches = state.switches.includes(side) ? state.switches : [...state.switches, side];
     state = { ...state, side, reason: nextReason, switchedAt: at, text, switches };
