@@ -20,7 +20,7 @@ from nearfar.compiler.errors import DeadlineExceeded, NearfarError, QueueFull, R
 
 from ..executors.executor import Call
 from ..schema.chat import ChatCompletionRequest
-from ..schema.common import Usage
+from ..schema.common import TokenLogprob, Usage
 from ..schema.completions import CompletionRequest
 from ..schema.route import Route
 from .answer_machine import State, begin, step
@@ -50,14 +50,17 @@ from .events import (
     Token,
     Withdraw,
 )
+from .features import SIGNALS
 from .failures import failure_of, failure_told
 from .forms import ChunkT, Form
-from .pair import LACKS, Pair, lacking
+from .sides import LACKS, Sides, lacking
 from .said import Said
-from .signals import SIGNAL_TOKENS, TOP, signals_of, wants_signals
+from .signals import SIGNAL_TOKENS, near_signals
 from .situation import Side, Situation
 from .watch import Repetition, Watch, WatchRules
 
+# Alternatives of a token, whose log-probabilities make its entropy.
+TOP = 20
 # So much of what sides say may wait for a slow reader.
 WAITING_NEWS = 64
 
@@ -88,13 +91,13 @@ class Answering(Generic[ChunkT]):
 
     def __init__(
         self,
-        pair: Pair,
+        sides: Sides,
         request: ChatCompletionRequest | CompletionRequest,
         asked: Situation,
         form: Form[ChunkT],
         call: Call,
     ) -> None:
-        self._pair, self._request, self._asked, self._call = pair, request, asked, call
+        self._sides, self._request, self._asked, self._call = sides, request, asked, call
         self._form: Form[ChunkT] = form
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._room = asyncio.Semaphore(WAITING_NEWS)
@@ -127,28 +130,38 @@ class Answering(Generic[ChunkT]):
 
     async def _decide(self) -> Decision:
         """Where near's own view of the prompt counts, it begins to answer, and goes on from there if it is chosen."""
-        pair = self._pair
-        situation = self._asked = await pair.situation(self._asked, self._request)
-        decision = decide(pair.policy, situation)
-        if wants_signals(pair.policy, decision):
+        sides = self._sides
+        situation = self._asked = await sides.situation(self._asked, self._request)
+        decision = decide(sides.policy, situation)
+        if self._wants_signals(decision):
             self._begin("near", 0, None)
             heard = await self._hear()
             if isinstance(heard, NearfarError) and not isinstance(heard, RequestError):
                 # Who cannot begin cannot answer.
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
-                situation = replace(situation, near_signals=signals_of(news[1] for news in self._held if not isinstance(news, Due)))
-            decision = decide(pair.policy, situation)
+                situation = replace(situation, near_signals=near_signals([*self._held_tokens()]))
+            decision = decide(sides.policy, situation)
             self._asked = situation
         if decision.side is None:
             raise lacking(decision.reason)
         return decision
 
+    def _wants_signals(self, decision: Decision) -> bool:
+        """Whether near's view of the prompt could change the decision: a predictor looks at it, and no other rule has decided."""
+        predictor = self._sides.policy.quality.predictor
+        return predictor is not None and decision.reason in ("quality", "cost") and not set(SIGNALS).isdisjoint(predictor.features)
+
+    def _held_tokens(self) -> Iterator[TokenLogprob]:
+        for news in self._held:
+            if not isinstance(news, Due) and isinstance(news[1], Said):
+                yield from news[1].tokens
+
     async def _hear(self) -> Exception | None:
         """Hold what near says until its first tokens are there, or it ends, or takes too long; the error where it failed."""
         tokens = 0
         try:
-            async with asyncio.timeout(self._pair.policy.timeouts.near_first_token_ms / 1000):
+            async with asyncio.timeout(self._sides.policy.timeouts.near_first_token_ms / 1000):
                 while tokens < SIGNAL_TOKENS:
                     news = await self._next()
                     self._held.append(news)
@@ -162,9 +175,9 @@ class Answering(Generic[ChunkT]):
         return None
 
     async def _start(self) -> Start:
-        decision, policy = self._decision, self._pair.policy
+        decision, policy = self._decision, self._sides.policy
         assert decision.side is not None
-        self._state = begin(self._pair.rules(decision.private, self._request))
+        self._state = begin(self._sides.rules(decision.private, self._request))
         if decision.side == "far" and "near" in self._current:
             self._current.pop("near").stop()
             self._held.clear()
@@ -185,7 +198,7 @@ class Answering(Generic[ChunkT]):
     def _may_also(self, decision: Decision) -> bool:
         """Whether no hard rule forbids the other side."""
         other: Side = "far" if decision.side == "near" else "near"
-        return self._asked.pin is None and decide(self._pair.policy, replace(self._asked, pin=other)).side == other
+        return self._asked.pin is None and decide(self._sides.policy, replace(self._asked, pin=other)).side == other
 
     def _events(self, news: News) -> Iterator[tuple[Event, Said | None]]:
         if isinstance(news, Due):
@@ -260,9 +273,9 @@ class Answering(Generic[ChunkT]):
             case CancelTimer(name):
                 self._stop_timer(name)
             case CircuitOutcome(side, "succeeded"):
-                self._pair.circuits[side].succeeded()
+                self._sides.circuits[side].succeeded()
             case CircuitOutcome(side):
-                self._pair.circuits[side].failed()
+                self._sides.circuits[side].failed()
             case Finish():
                 return self._finish(effect)
             case Fail():
@@ -287,7 +300,7 @@ class Answering(Generic[ChunkT]):
     def _begin(self, side: Side, number: int, continue_from: str | None, wait_seconds: float = 0.0) -> None:
         attempt = self._current[side] = Attempt(side, number, len(continue_from or ""))
         self._attempts.append(attempt)
-        self._pair.circuits[side].begin()
+        self._sides.circuits[side].begin()
         attempt.task = asyncio.create_task(self._run(attempt, continue_from, wait_seconds))
 
     async def _run(self, attempt: Attempt, continue_from: str | None, wait_seconds: float) -> None:
@@ -304,14 +317,14 @@ class Answering(Generic[ChunkT]):
         except Exception as error:
             what, attempt.refused = error, not heard
         finally:
-            self._pair.circuits[attempt.side].ended()
+            self._sides.circuits[attempt.side].ended()
         await self._room.acquire()
         self._news.put_nowait((attempt, what))
 
     async def _stream(self, attempt: Attempt, continue_from: str | None) -> AsyncGenerator[Said, None]:
-        pair, request, call = self._pair, self._request, self._call
+        sides, request, call = self._sides, self._request, self._call
         if attempt.side == "near":
-            assert pair.near is not None
+            assert sides.near is not None
 
             def waited(seconds: float) -> None:
                 attempt.waited(seconds)
@@ -321,34 +334,34 @@ class Answering(Generic[ChunkT]):
             if continue_from is not None:
                 request = continued(request, continue_from, self._num_tokens())
             observed = replace(call, observe_queue=waited, observe_token=attempt.ids.append)
-            return pair.near.ask(request, observed, self._logprobs(attempt))
-        assert pair.far is not None
+            return sides.near.ask(request, observed, self._logprobs(attempt))
+        assert sides.far is not None
         assert not self._decision.private, "a private request does not leave"
-        if not await pair.take():
+        if not await sides.take():
             raise QueueFull(LACKS["budget"], code="budget")
         if continue_from is not None:
             request = await self._handed_over(continue_from)
         attempt.sent = True
-        return pair.far.ask(request, call)
+        return sides.far.ask(request, call)
 
     async def _handed_over(self, text: str) -> ChatCompletionRequest | CompletionRequest:
         """The request for far to go on: by token ids where both sides have the same, else by the text."""
-        pair, writers = self._pair, list(self._shown.tokens)
-        assert pair.near is not None
-        assert pair.far is not None
+        sides, writers = self._sides, list(self._shown.tokens)
+        assert sides.near is not None
+        assert sides.far is not None
         request = self._request
-        if pair.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request):
+        if sides.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request):
             near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
-            answer_ids = await pair.near.ids_of(text, writers[0].ids) if near_alone else None
-            if answer_ids is not None and await pair.same_tokens(self._call):
-                prompt_ids = await pair.near.prompt_ids(request)
+            answer_ids = await sides.near.ids_of(text, writers[0].ids) if near_alone else None
+            if answer_ids is not None and await sides.same_tokens(self._call):
+                prompt_ids = await sides.near.prompt_ids(request)
                 if prompt_ids is not None:
                     return continued_ids(request, prompt_ids, answer_ids)
         return continued(request, text, self._num_tokens())
 
     def _logprobs(self, attempt: Attempt) -> int | None:
         """What near is asked to tell of its tokens, beside what the client wants to see."""
-        escalation = self._pair.policy.escalation
+        escalation = self._sides.policy.escalation
         if attempt.number == 0 or (self._watch is not None and escalation.max_mean_entropy is not None):
             return TOP
         return None if self._watch is None else 0
@@ -376,7 +389,7 @@ class Answering(Generic[ChunkT]):
             usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, total_tokens=prompt_tokens + completion_tokens)
         elif len(self._attempts) == 1 and attempt.first_token_seconds is not None:
             total_seconds = monotonic() - attempt.began
-            self._pair.finished(finish.side, usage, attempt.first_token_seconds, total_seconds, attempt.queue_seconds)
+            self._sides.finished(finish.side, usage, attempt.first_token_seconds, total_seconds, attempt.queue_seconds)
         route = self._route(finish.side, finish.reason, finish.switched_at)
         return list(self._form.ending(finish.finish_reason, usage, route, first=shown.route is None))
 
@@ -415,4 +428,4 @@ class Answering(Generic[ChunkT]):
                 usage = attempt.usage
                 # What a server does not tell is guessed from what came of it.
                 prompt_tokens = usage.prompt_tokens if usage is not None else self._asked.far.prompt_tokens or 0
-                await self._pair.pay(prompt_tokens, usage.completion_tokens if usage is not None else attempt.num_tokens)
+                await self._sides.pay(prompt_tokens, usage.completion_tokens if usage is not None else attempt.num_tokens)

@@ -27,7 +27,7 @@ from .budget import Ledger
 from .far import Far
 from .hybrid_executor import HybridExecutor
 from .opening import open_hybrid
-from .pair import DeviceHints
+from .sides import DeviceHints
 from .policy import Policy
 
 

@@ -29,23 +29,23 @@ from .answering import Answering
 from .continued import limits
 from .decide import decide
 from .forms import ChatForm, CompletionForm
-from .pair import Pair, lacking
+from .sides import Sides, lacking
 from .situation import FarState, Message, NearState, Situation
 from .texts import messages_of, other_texts
 
 
 class HybridExecutor:
-    """An `Executor`, of one answer a request. The pair is the executor's from now on, which closes it in the end."""
+    """An `Executor`, of one answer a request. The sides are the executor's from now on, which closes them in the end."""
 
-    def __init__(self, pair: Pair, name: str) -> None:
-        self.pair, self._name = pair, name
+    def __init__(self, sides: Sides, name: str) -> None:
+        self.sides, self._name = sides, name
 
     @property
     def context(self) -> int:
         """Of the side that takes more; 0 where it is not known."""
-        pair = self.pair
-        near = pair.near.executor.context if pair.near is not None else 0
-        far = (pair.far.known.context or 0) if pair.far is not None and pair.far.known is not None else 0
+        sides = self.sides
+        near = sides.near.executor.context if sides.near is not None else 0
+        far = (sides.far.known.context or 0) if sides.far is not None and sides.far.known is not None else 0
         return max(near, far)
 
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
@@ -57,7 +57,7 @@ class HybridExecutor:
             tools=bool(request.tools) and request.tool_choice != "none",
         )
         plain = unlabelled_chat(request)
-        answering = Answering(self.pair, plain, asked, ChatForm(self._name, plain), call)
+        answering = Answering(self.sides, plain, asked, ChatForm(self._name, plain), call)
         async with aclosing(answering.chunks()) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -69,54 +69,54 @@ class HybridExecutor:
         prompt = Message("user", await self._text(request.prompt))
         asked = replace(asked_by(request, (prompt,), other_texts(request)), max_tokens=request.max_tokens)
         plain = unlabelled_completion(request)
-        answering = Answering(self.pair, plain, asked, CompletionForm(self._name, plain), call)
+        answering = Answering(self.sides, plain, asked, CompletionForm(self._name, plain), call)
         async with aclosing(answering.chunks()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         """By near where it embeds: vectors of two models do not compare. Else by far, where the texts may leave."""
-        pair, plain = self.pair, unlabelled_embedding(request)
+        sides, plain = self.sides, unlabelled_embedding(request)
         messages = tuple(Message("user", text) for text in await self._texts(request.input))
         asked = asked_by(request, messages, (request.user,) if request.user is not None else ())
-        if pair.near is not None and pair.near.embeds and asked.pin != "far":
-            answer = await pair.near.executor.embed(plain, call)
+        if sides.near is not None and sides.near.embeds and asked.pin != "far":
+            answer = await sides.near.executor.embed(plain, call)
             return answer.model_copy(update={"model": self._name})
-        decision = decide(pair.policy, replace(asked, far=await pair.far_state()))
-        if decision.side != "far" or pair.far is None:
+        decision = decide(sides.policy, replace(asked, far=await sides.far_state()))
+        if decision.side != "far" or sides.far is None:
             raise lacking(decision.reason)
-        if not await pair.take():
+        if not await sides.take():
             raise lacking("budget")
-        answer = await pair.far.embed(plain, call)
-        await pair.pay(answer.usage.prompt_tokens, 0)
+        answer = await sides.far.embed(plain, call)
+        await sides.pay(answer.usage.prompt_tokens, 0)
         return answer.model_copy(update={"model": self._name})
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Near's tokens."""
-        if self.pair.near is None:
+        if self.sides.near is None:
             raise RequestError(f"{self._name}: has no near side, whose tokens could be told", param="model")
-        return await self.pair.near.executor.tokenize(request)
+        return await self.sides.near.executor.tokenize(request)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
-        if self.pair.near is None:
+        if self.sides.near is None:
             raise RequestError(f"{self._name}: has no near side, whose tokens could be told", param="model")
-        return await self.pair.near.executor.detokenize(request)
+        return await self.sides.near.executor.detokenize(request)
 
     def abilities(self) -> Abilities:
         """What holds whichever side answers, so nobody shares an answer with a pair by token ids."""
-        return Abilities(tokenizer_sha256=None, vocab_size=None, tools=self.pair.calls_tools, embeds=False)
+        return Abilities(tokenizer_sha256=None, vocab_size=None, tools=self.sides.calls_tools, embeds=False)
 
     def state(self) -> ExecutorState:
-        pair = self.pair
-        told = [f"far {pair.far.far.base_url}"] if pair.far is not None else []
-        told += [f"{side} left alone" for side, circuit in pair.circuits.items() if circuit.state == "open"]
-        if pair.near is None:
-            return ExecutorState(ready=pair.circuits["far"].admits, detail=", ".join(told))
-        near = pair.near.executor.state()
+        sides = self.sides
+        told = [f"far {sides.far.far.base_url}"] if sides.far is not None else []
+        told += [f"{side} left alone" for side, circuit in sides.circuits.items() if circuit.state == "open"]
+        if sides.near is None:
+            return ExecutorState(ready=sides.circuits["far"].admits, detail=", ".join(told))
+        near = sides.near.executor.state()
         return replace(near, detail=", ".join([f"near {near.detail}", *told]))
 
     async def close(self) -> None:
-        await self.pair.close()
+        await self.sides.close()
 
     async def _texts(self, given: str | list[int] | list[str] | list[list[int]]) -> list[str]:
         if isinstance(given, str):
@@ -133,13 +133,13 @@ class HybridExecutor:
         ids = [part for part in prompt if isinstance(part, int)]
         if len(ids) != len(prompt):
             raise RequestError("one prompt a request, where two sides may answer; ask for each by itself", param="prompt")
-        if self.pair.near is None:
+        if self.sides.near is None:
             raise RequestError(f"{self._name}: has no near side, whose token ids these could be; give a text", param="prompt")
-        return await self.pair.near.text_of(ids)
+        return await self.sides.near.text_of(ids)
 
 
 def asked_by(request: BaseModel, messages: tuple[Message, ...], texts: tuple[str, ...]) -> Situation:
-    """What the request tells of the situation; the pair fills in both sides."""
+    """What the request tells of the situation; both sides are filled in later."""
     routed = request if isinstance(request, RoutedChatRequest | RoutedCompletionRequest | RoutedEmbeddingRequest) else None
     return Situation(
         messages=messages,

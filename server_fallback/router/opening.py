@@ -16,7 +16,7 @@ from .budget import FileLedger, Ledger
 from .far import Far, FarSide
 from .hybrid_executor import HybridExecutor
 from .near import NearSide
-from .pair import DeviceHints, Pair
+from .sides import DeviceHints, Sides
 from .policy import Policy
 
 
@@ -48,13 +48,13 @@ async def open_hybrid(
             opened.push_async_callback(far_side.close)
         if far is not None and ledger is None and counts(policy):
             ledger = FileLedger(ledger_place(far))
-        pair = Pair(None, far_side, policy, ledger, hints)
+        sides = Sides(None, far_side, policy, ledger, hints)
         # What is wrong with the far side is told before the near model takes its time.
-        await pair.check(near_may_answer=near is not None)
+        await sides.check(near_may_answer=near is not None)
         if near is not None:
-            pair.near = NearSide(await near(), name)
+            sides.near = NearSide(await near(), name)
         opened.pop_all()
-    return HybridExecutor(pair, name)
+    return HybridExecutor(sides, name)
 
 
 def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:

@@ -1,4 +1,4 @@
-"""Pair: the two sides of a model and what all of its answers share: the policy, circuits, measured speeds and what was spent today."""
+"""Sides: near and far, and what all of their answers share: the policy, circuits, measured speeds and what was spent today."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DeviceHints:
     thermal: Thermal | None = None
 
 
-class Pair:
+class Sides:
     """Of ``near`` and ``far`` one may be None. ``ledger`` None: nothing is counted. ``hints`` is asked before each decision."""
 
     def __init__(
