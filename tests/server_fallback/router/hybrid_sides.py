@@ -52,7 +52,7 @@ class FakeNear:
     calls: bool = False
     logprobs: tuple[float, ...] = ()
     embeds: bool = False
-    context: int = 64
+    context: int = 512
     asked: list[ChatCompletionRequest | CompletionRequest | EmbeddingRequest] = field(default_factory=list)
     closed_early: int = 0
     closed: bool = False
