@@ -5,6 +5,7 @@ RadixAttention). An adapter changes keys and values, so each has a tree of its o
 
 Where a page holds a whole sequence, few are ever full: then pages of sequences that have left are kept with as many tokens as they hold,
 and a sequence may start from the first tokens of a page. It goes on in a copy, or in the page itself where there is no other.
+Of smaller pages the last, unfilled one is kept for sequences that are known to go on where they stopped, and is found by all its tokens.
 """
 
 from __future__ import annotations
@@ -84,6 +85,14 @@ class PrefixCache:
             if node is not None and found > 0:
                 node.last_used = self._clock
                 return [*pages, node.page], length + found
+            return pages, length
+        level = self._nodes[pages[-1]].children if pages else self._roots.get(adapter, {})
+        rest = tuple(tokens[length : min(most, length + self._page_size - 1)])
+        for size in range(len(rest) if level else 0, 0, -1):
+            tail = level.get(rest[:size])
+            if tail is not None:
+                tail.last_used = self._clock
+                return [*pages, tail.page], length + size
         return pages, length
 
     def hand_over(self, page: int) -> bool:
@@ -124,19 +133,29 @@ class PrefixCache:
         for page in pages:
             self.release(page)
 
-    def retire(self, place: Place, tokens: Sequence[int], pages: Sequence[int], adapter: str | None = None) -> None:
-        """As `leave`, of a sequence whose pages hold these tokens. With ``beginnings`` the page that is not full is kept for others."""
-        if self._beginnings and place.depth < len(pages):
+    def retire(self, place: Place, tokens: Sequence[int], pages: Sequence[int], adapter: str | None = None, *, tail: bool = False) -> None:
+        """As `leave`, of a sequence whose pages hold these tokens.
+
+        With ``beginnings`` the page that is not full is kept for others; else with ``tail``, for whoever goes on behind these very tokens.
+        """
+        if (self._beginnings or tail) and place.depth < len(pages):
             key, level = tuple(tokens[place.depth * self._page_size :]), self._level(place, adapter)
-            if key and not any(shared(node.key, key) == len(key) for node in level.values()):
+            if self._beginnings:
+                if key and not any(shared(node.key, key) == len(key) for node in level.values()):
+                    self._drop_beginnings(key, level)
+                    self._keep(key, pages[place.depth], place, level)
+            elif 0 < len(key) < self._page_size and key not in level:
                 self._keep(key, pages[place.depth], place, level)
         self.leave(place, pages)
 
-    def _keep(self, key: Key, page: int, place: Place, level: dict[Key, Node]) -> None:
-        """Remember a page that is not full. Pages that hold no more than its beginning are of no use then."""
+    def _drop_beginnings(self, key: Key, level: dict[Key, Node]) -> None:
+        """Forget pages that hold no more than the beginning of a page that is to be kept."""
         for node in list(level.values()):
             if key[: len(node.key)] == node.key and self._pool.users(node.page) == 1 and not node.children:
                 self._remove(node)
+
+    def _keep(self, key: Key, page: int, place: Place, level: dict[Key, Node]) -> None:
+        """Remember a page that is not full."""
         self._clock += 1
         self._pool.keep(page)
         level[key] = self._nodes[page] = node = Node(key, page, place.node, level)
