@@ -19,7 +19,10 @@ News = GeneratedToken | Completion | BaseException
 
 
 class Answer:
-    """Made on the event loop. ``id`` is its place in the order of arrival. ``put`` and ``next`` belong to the event loop, all else to the engine's thread."""
+    """Made on the event loop; ``id`` is its place in the order of arrival.
+
+    ``put`` and ``next`` belong to the event loop, all else to the engine's thread.
+    """
 
     def __init__(self, id: int, request: TokenRequest, sampling: ResolvedSampling) -> None:
         self.id, self.request, self.sampling = id, request, sampling

@@ -53,7 +53,7 @@ class TokenRequest:
 
     ``drafts`` are guesses of the caller at the next tokens: those that hold are told in one step, with one token more, and with that the
     answer ends ("length", unless it stopped). None guesses nothing. The last ``answered`` of the prompt's tokens are of the answer already:
-    random numbers go on behind them. ``arrival`` puts the request where an earlier one was, of `TokenEngine.arrive`; None behind all others.
+    random numbers go on behind them. ``arrival``, of `TokenEngine.arrive`, is the place in the queue; None is the last.
     """
 
     prompt_ids: Sequence[int]

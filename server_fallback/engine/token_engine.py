@@ -35,7 +35,8 @@ class TokenEngine:
     """A `TokenSource` over a runner, which is the engine's from now on: it alone calls it, and closes it in the end.
 
     Where the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the model that guesses where
-    the config asks for one. ``max_drafts``: guesses of callers, of all of them together, that a step checks. Raises RequestError where the config's speculation cannot work.
+    the config asks for one. ``max_drafts``: guesses of callers that a step checks, of all callers together. Raises RequestError where the
+    config's speculation cannot work.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class VerifyingSource(TokenSource, Protocol):
 
 
 class Verification:
-    """One answer, for one task at a time. ``request`` is as for `TokenEngine.generate`, without drafts; a seed is made up where it has none."""
+    """One answer, for one task at a time. ``request`` is as for `TokenEngine.generate`, without drafts; without a seed it gets one."""
 
     def __init__(self, engine: VerifyingSource, request: TokenRequest) -> None:
         seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
