@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -46,7 +47,7 @@ def type_of(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return " | ".join(type_of(argument) for argument in arguments)
     if origin is Literal:
-        return " | ".join(f'"{value}"' for value in arguments)
+        return " | ".join(json.dumps(value) for value in arguments)
     if origin in (list, tuple):
         item = type_of(arguments[0])
         return f"readonly {item}[]" if " " not in item else f"readonly ({item})[]"

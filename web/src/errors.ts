@@ -5,12 +5,13 @@
 //     ├── DeviceError    this browser or machine lacks what the bundle needs, or the device was lost
 //     ├── RequestError   a prompt, token list or option is out of range
 //     ├── StorageError   this browser's storage has no room for the bundle, cannot be written, or is in use
+//     ├── Unavailable    nobody may or can answer now: no side is left, or the far one cannot be reached or has too much to do
 //     └── WorkerError    the worker that the engine runs in cannot be reached, or is gone
 //
 // A message says where, what and what to do. Across a worker or HTTP an error travels as {code, message, details}. Every error has the fields of
 // OpenAI's APIError besides: status, type and param.
 
-export type ErrorCode = "bundle_error" | "device_error" | "request_error" | "storage_error" | "worker_error";
+export type ErrorCode = "bundle_error" | "device_error" | "request_error" | "storage_error" | "unavailable" | "worker_error";
 
 export type ErrorDetails = Readonly<Record<string, string | number | boolean | null | readonly string[]>>;
 
@@ -39,9 +40,9 @@ export class NearfarError extends Error {
     super(message, options);
   }
 
-  /** As over HTTP: 400 where the request is at fault, else 500. */
+  /** As over HTTP: 400 where the request is at fault, 503 where it may be asked again later, else 500. */
   get status(): number {
-    return this.code === "request_error" ? 400 : 500;
+    return this.code === "request_error" ? 400 : this.code === "unavailable" ? 503 : 500;
   }
 
   /** OpenAI's kinds of errors. */
@@ -95,6 +96,15 @@ export class StorageError extends NearfarError {
   }
 }
 
+export class Unavailable extends NearfarError {
+  static override readonly kind: ErrorCode = "unavailable";
+  override readonly name = "Unavailable";
+
+  constructor(message: string, details?: ErrorDetails, options?: ErrorOptions) {
+    super("unavailable", message, details, options);
+  }
+}
+
 export class WorkerError extends NearfarError {
   static override readonly kind: ErrorCode = "worker_error";
   override readonly name = "WorkerError";
@@ -107,7 +117,8 @@ export class WorkerError extends NearfarError {
 /** The error that toJSON was called on, as the same class. */
 export function errorFromJson({ code, message, details }: ErrorJson): NearfarError {
   const classes = {
-    bundle_error: BundleError, device_error: DeviceError, request_error: RequestError, storage_error: StorageError, worker_error: WorkerError,
+    bundle_error: BundleError, device_error: DeviceError, request_error: RequestError, storage_error: StorageError, unavailable: Unavailable,
+    worker_error: WorkerError,
   }; // prettier-ignore
   return new (classes satisfies Record<ErrorCode, unknown>)[code](message, details);
 }

@@ -167,6 +167,17 @@ export interface ChatCompletionChoice {
   finish_reason: ChatFinishReason;
 }
 
+/**
+ * Extension, of answers that two sides could give: which one wrote the end of it, why, and what the decision weighed (null where it is not known).
+ * switched_at is null, or the number of characters (code points) that stand before the last switch: 0 where what came before is withdrawn.
+ */
+export interface Route {
+  side: "near" | "far";
+  reason: string;
+  scores: Record<string, number | null>;
+  switched_at: number | null;
+}
+
 export interface ChatCompletion {
   id: string;
   object: "chat.completion";
@@ -175,6 +186,7 @@ export interface ChatCompletion {
   choices: ChatCompletionChoice[];
   usage: CompletionUsage;
   timings: CompletionTimings;
+  route?: Route;
 }
 
 export interface ChatCompletionToolCallDelta {
@@ -197,7 +209,10 @@ export interface ChatCompletionChunkChoice {
   finish_reason: ChatFinishReason | null;
 }
 
-/** With stream_options.include_usage, ``usage`` is null but in the last chunk, which has no choices. The last chunk has the timings. */
+/**
+ * With stream_options.include_usage, ``usage`` is null but in the last chunk, which has no choices. The last chunk has the timings. The first chunk, the
+ * first after a switch and the last have the route, where there is one.
+ */
 export interface ChatCompletionChunk {
   id: string;
   object: "chat.completion.chunk";
@@ -206,6 +221,7 @@ export interface ChatCompletionChunk {
   choices: ChatCompletionChunkChoice[];
   usage?: CompletionUsage | null;
   timings?: CompletionTimings;
+  route?: Route;
 }
 
 export interface CompletionCreateParamsBase extends CommonParams {

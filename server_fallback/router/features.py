@@ -1,0 +1,68 @@
+"""Features: what the predictor sees of a request. The last user message flows in, numbers flow out, the same to the bit in both languages.
+
+Text features are counted by ASCII's rules, whatever the script: [0-9] are digits, space, tab, line feed, carriage return, form feed and vertical tab are
+spaces. Counts stand as log1p. Buckets count words and pairs of neighbours by a hash, so that a predictor knows phrases without a list of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+from .situation import Message
+
+TEXT_FEATURES = ("characters", "words", "digits", "numbers", "longest_number", "sentences", "commas", "question", "ands")
+SIGNALS = ("prompt_mean_logprob", "first_entropy", "first_mean_logprob")
+
+_SPACES = " \t\n\r\f\v"
+_WORD = re.compile(rf"[^{_SPACES}]+")
+_NUMBER = re.compile("[0-9]+")
+_SENTENCE_END = re.compile(rf"[.!?](?=[{_SPACES}]|\Z)")
+_LETTERS = re.compile("[A-Za-z]+")
+_TERM = re.compile("[a-z]+|[0-9]+")
+_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+_FNV_OFFSET, _FNV_PRIME = 0x811C9DC5, 0x01000193
+
+
+def last_user_text(messages: Sequence[Message]) -> str:
+    """The text that features are of; empty where no message is a user's."""
+    return next((message.content for message in reversed(messages) if message.role == "user"), "")
+
+
+def text_features(text: str) -> dict[str, float]:
+    """Each of TEXT_FEATURES by name."""
+    numbers = [len(run) for run in _NUMBER.findall(text)]
+    counts = {
+        "characters": len(text),
+        "words": len(_WORD.findall(text)),
+        "digits": sum(numbers),
+        "numbers": len(numbers),
+        "longest_number": max(numbers, default=0),
+        "sentences": len(_SENTENCE_END.findall(text)),
+        "commas": text.count(","),
+        "ands": sum(word.translate(_LOWER) == "and" for word in _LETTERS.findall(text)),
+    }
+    question = 1.0 if text.rstrip(_SPACES).endswith("?") else 0.0
+    return {name: question if name == "question" else math.log1p(counts[name]) for name in TEXT_FEATURES}
+
+
+def bucket_counts(text: str, buckets: int) -> dict[int, int]:
+    """How many terms fall into each bucket; buckets without one are left out. Terms are lowercased words, numbers as so many "#" as they
+    have digits, and each two neighbours joined by a space. FNV-1a of 32 bits: Fowler, Noll and Vo, draft-eastlake-fnv."""
+    if buckets == 0:
+        return {}
+    terms = ["#" * len(term) if term[0].isdigit() else term for term in _TERM.findall(text.translate(_LOWER))]
+    counts: dict[int, int] = {}
+    for term in [*terms, *(f"{left} {right}" for left, right in pairwise(terms))]:
+        bucket = fnv1a(term) % buckets
+        counts[bucket] = counts.get(bucket, 0) + 1
+    return counts
+
+
+def fnv1a(term: str) -> int:
+    digest = _FNV_OFFSET
+    for byte in term.encode():
+        digest = ((digest ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
+    return digest

@@ -1,0 +1,50 @@
+// A decision: who answers, and why. Drivers put it into every answer as its route.
+
+import type { Side } from "./situation.js";
+
+/** What takes a side out of the choice, or takes all of them out. */
+export type Lack = "private" | "mode" | "near_unavailable" | "offline" | "circuit_open" | "context" | "tools" | "vision" | "language" | "budget";
+export type DecisionReason = Lack | `pinned_${Exclude<Lack, "private">}` | "pinned" | "prefer" | "battery" | "thermal" | "seconds" | "quality" | "cost";
+/** What makes an answer that runs change its side. */
+export type SwitchReason =
+  | "escalated_logprob"
+  | "escalated_entropy"
+  | "escalated_repetition"
+  | "escalated_schema"
+  | "near_failed"
+  | "far_failed"
+  | "near_late"
+  | "near_timeout"
+  | "far_timeout";
+export type Reason = DecisionReason | SwitchReason;
+
+/** What was expected of both sides; null where it is not known. gain is what far is worth above near, in the unit of the policy's threshold. */
+export interface Scores {
+  readonly near_right: number | null;
+  readonly far_right: number | null;
+  readonly gain: number | null;
+  readonly near_first_token_seconds: number | null;
+  readonly near_total_seconds: number | null;
+  readonly far_first_token_seconds: number | null;
+  readonly far_total_seconds: number | null;
+  readonly far_usd: number | null;
+}
+
+/**
+ * side is null where nobody may or can answer; reason then says what stopped the last side. A private answer is near's or nobody's, to its end.
+ */
+export interface Decision {
+  readonly side: Side | null;
+  readonly reason: DecisionReason;
+  readonly private: boolean;
+  readonly scores: Scores;
+}
+
+/** Who wrote the end of an answer and why. */
+export interface Route {
+  readonly side: Side;
+  readonly reason: Reason;
+  readonly scores: Scores;
+  /** The number of characters (code points) that stand before the last switch, 0 where they were withdrawn, null without a switch. */
+  readonly switched_at: number | null;
+}

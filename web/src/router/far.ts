@@ -1,0 +1,133 @@
+// The far side: a server of OpenAI's routes, ours or another's. It finds out what the server serves, and answers chats as chunks.
+
+import type { ChatCompletionChunk, ChatFinishReason } from "../api/types.js";
+import { RequestError, Unavailable } from "../errors.js";
+import type { Dialect } from "./dialect.js";
+import { DIALECTS, chatBody } from "./dialect.js";
+import type { Fetch, JsonObject } from "./far_http.js";
+import { FarHttp } from "./far_http.js";
+import type { Side, SideRequest } from "./sides.js";
+import { goingOn } from "./sides.js";
+
+export interface FarOptions {
+  /** Of the server, with or without /v1 at its end. */
+  readonly baseURL: string;
+  readonly apiKey?: string | null | undefined;
+  /** The server's name for the model; not needed where it serves one only. */
+  readonly model?: string | null | undefined;
+  /** "nearfar" where it is not given. */
+  readonly dialect?: Dialect | undefined;
+}
+
+/** What is known of the model over there; null where the server does not tell. */
+export interface FarModel {
+  readonly id: string;
+  readonly context: number | null;
+  readonly tokenizerSha256: string | null;
+  readonly tools: boolean;
+}
+
+/** The version of /v1/nearfar routes and of our extensions that this client reads. */
+const API_VERSION = 1;
+/** What servers call an answer's end beside OpenAI's words. */
+const ENDS: Readonly<Record<string, ChatFinishReason>> = { eos_token: "stop", stop_sequence: "stop", max_tokens: "length" };
+
+export class FarSide implements Side {
+  readonly dialect: Dialect;
+  readonly #http: FarHttp;
+  readonly #wanted: string | null;
+  #model: FarModel | null = null;
+
+  /** Throws RequestError for options that make no sense. */
+  constructor({ baseURL, apiKey, model, dialect = "nearfar" }: FarOptions, fetch: Fetch) {
+    if (!DIALECTS.includes(dialect)) throw new RequestError(`far.dialect is '${dialect}', it must be one of ${DIALECTS.join(", ")}`, { param: "far.dialect" });
+    this.#http = new FarHttp(baseURL, apiKey ?? null, fetch);
+    this.#wanted = model ?? null;
+    this.dialect = dialect;
+  }
+
+  /** Null before the server was reached. */
+  get model(): FarModel | null {
+    return this.#model;
+  }
+
+  /**
+   * What the server serves; it is asked until it has answered once. Throws Unavailable where it cannot be reached, RequestError (``details.code``: wrong_key,
+   * api_version, unknown_model) where it never can answer.
+   */
+  async reach(signal: AbortSignal): Promise<FarModel> {
+    this.#model ??= this.dialect === "nearfar" ? await this.about(signal) : await this.listed(signal);
+    return this.#model;
+  }
+
+  async *ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+    const { signal, logprobs } = request;
+    const { id } = await this.reach(signal);
+    const params = goingOn(request);
+    const given = logprobs === null ? params : { ...params, logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
+    for await (const value of this.#http.stream("/v1/chat/completions", chatBody(given, id, this.dialect), signal)) yield chunkOf(value, id);
+  }
+
+  private async about(signal: AbortSignal): Promise<FarModel> {
+    const said = await this.#http.get("/v1/nearfar/about", signal);
+    if (said === null) throw new RequestError("The far side has no /v1/nearfar/about: for another server than nearfar serve set far.dialect", { code: "api_version", param: "far.dialect" });
+    if (said.api_version !== API_VERSION) {
+      throw new RequestError(`The far side speaks version ${String(said.api_version)} of nearfar's API, this client ${API_VERSION}; update the older of them`, { code: "api_version" });
+    }
+    const { id, context, tokenizer_sha256: sha256, tools } = this.chosen(said.models);
+    return { id, context: number(context), tokenizerSha256: typeof sha256 === "string" ? sha256 : null, tools: tools !== false };
+  }
+
+  private async listed(signal: AbortSignal): Promise<FarModel> {
+    const said = await this.#http.get("/v1/models", signal);
+    if (said === null) throw new RequestError("The far side has no /v1/models; is far.baseURL right?", { code: "unknown_model", param: "far.baseURL" });
+    const { id, max_model_len: context } = this.chosen(said.data);
+    return { id, context: number(context), tokenizerSha256: null, tools: true };
+  }
+
+  private chosen(listed: unknown): JsonObject & { readonly id: string } {
+    const cards = (Array.isArray(listed) ? listed : []).filter((card): card is JsonObject & { id: string } => typeof (card as { id?: unknown } | null)?.id === "string");
+    const found = this.#wanted === null ? (cards.length === 1 ? cards[0] : undefined) : cards.find(({ id }) => id === this.#wanted);
+    if (found !== undefined) return found;
+    const names = cards.map(({ id }) => id).join(", ") || "no model";
+    const says = this.#wanted === null ? `serves ${names}; say which one as far.model` : `does not serve '${this.#wanted}', but ${names}`;
+    throw new RequestError(`The far side ${says}`, { code: "unknown_model", param: "far.model" });
+  }
+}
+
+/** A server's chunk in OpenAI's form: an end by OpenAI's name, and the role that an answer has. Throws Unavailable for what is no chunk. */
+function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
+  const { choices = [], usage, id, created } = value;
+  if (!Array.isArray(choices)) throw new Unavailable("The far side's answer is not in OpenAI's form: choices is no list", { retryable: false });
+  return {
+    id: typeof id === "string" ? id : "",
+    object: "chat.completion.chunk",
+    created: number(created) ?? 0,
+    model,
+    choices: (choices as Partial<ChatCompletionChunk["choices"][number]>[]).map(({ index = 0, delta, logprobs, finish_reason: end }) => ({
+      index,
+      delta: { ...delta, ...(delta?.role === undefined ? {} : { role: "assistant" as const }) },
+      logprobs: logprobs ?? null,
+      finish_reason: end === undefined || end === null ? null : (ENDS[end] ?? end),
+    })),
+    usage: usageOf(usage),
+  };
+}
+
+function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {
+  if (typeof usage !== "object" || usage === null) return null;
+  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details } = usage as JsonObject;
+  const promptTokens = number(prompt) ?? 0;
+  const completionTokens = number(completion) ?? 0;
+  const cached = number((details as JsonObject | null | undefined)?.cached_tokens);
+  return {
+    prompt_tokens: promptTokens,
+    completion_tokens: completionTokens,
+    total_tokens: promptTokens + completionTokens,
+    ...(cached === null ? {} : { prompt_tokens_details: { cached_tokens: cached } }),
+  };
+}
+
+function number(value: unknown): number | null {
+  return typeof value === "number" && Number.isFinite(value) ? value : null;
+}
