@@ -147,6 +147,7 @@ class EngineLoop:
             keep=None if request.when_full == "stop" else request.when_full,
             stepwise=request.constraint is not None or request.drafts is not None or self._speculates(answer),
             once=request.drafts is not None,
+            part=request.arrival is not None,
             adapter=answer.adapter.key if answer.adapter else None,
             adapter_place=answer.adapter.place if answer.adapter else -1,
         )

@@ -53,7 +53,8 @@ class TokenRequest:
 
     ``drafts`` are guesses of the caller at the next tokens: those that hold are told in one step, with one token more, and with that the
     answer ends ("length", unless it stopped). None guesses nothing. The last ``answered`` of the prompt's tokens are of the answer already:
-    random numbers go on behind them. ``arrival``, of `TokenEngine.arrive`, is the place in the queue; None is the last.
+    random numbers go on behind them. ``arrival``, of `TokenEngine.arrive`, makes it one of several parts of an answer: all have that place
+    in the queue, and each finds the last, unfilled page of the one before.
     """
 
     prompt_ids: Sequence[int]

@@ -219,7 +219,7 @@ class Scheduler:
     def _beginning(self, sequence: Sequence) -> Beginning:
         """What is there of a sequence's tokens. The last one is always computed, for its logits are wanted."""
         most, leader = len(sequence.tokens) - 1, sequence.leader
-        pages, computed = self.cache.longest(sequence.tokens, most, sequence.adapter)
+        pages, computed = self.cache.longest(sequence.tokens, most, sequence.adapter, part=sequence.part)
         if leader is not None and leader.state == RUNNING and leader.keep is None and sequence.generated == 0:
             # Of the leader's rows in this very step all are behind its prompt, so what is shared was computed before.
             shared = min(leader.computed, most)
@@ -261,8 +261,8 @@ class Scheduler:
         if index >= len(pages) or self.pool.users(pages[index]) == 1:
             return
         shared = pages[index]
-        # What goes on where it stopped writes in the page that it left to the cache.
-        if sequence.once and self.cache.hand_over(shared):
+        # Where the part before it left an unfilled page, it goes on in that one.
+        if sequence.part and self.cache.hand_over(shared, unfilled=True):
             return
         if self.pool.free > 0 or self.cache.evict():
             pages[index] = self.pool.take()
@@ -310,7 +310,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Give back pages and slot."""
-        self.cache.retire(sequence.place, sequence.tokens[: sequence.computed], sequence.pages, sequence.adapter, tail=sequence.once)
+        self.cache.retire(sequence.place, sequence.tokens[: sequence.computed], sequence.pages, sequence.adapter, part=sequence.part)
         del sequence.pages[:]
         if sequence.slot >= 0:
             self._slots.append(sequence.slot)

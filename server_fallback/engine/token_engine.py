@@ -49,7 +49,7 @@ class TokenEngine:
         self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
         self._arrivals = itertools.count()
         self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter)
-        self.max_drafts = 0 if model.embeds else max(0, limits.rows - limits.sequences)
+        self.max_drafts = 0 if model.embeds else max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
         self._thread = Thread(target=self._loop.run, name="nearfar-engine", daemon=True)
         self._thread.start()
 

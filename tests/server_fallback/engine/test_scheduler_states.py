@@ -95,6 +95,7 @@ class Scheduling(RuleBasedStateMachine):
             priority,
             stepwise=stepwise or once,
             once=once,
+            part=once,
             adapter=adapter,
             leader=None if once else leader,
         )
