@@ -212,7 +212,7 @@ def test_pages_of_other_sites_may_not_ask_unless_they_are_listed() -> None:
             assert refused.value.response.status_code == 403
             assert json.loads(refused.value.response.body or b"")["error"]["code"] == "origin_not_allowed"
             with pytest.raises(InvalidStatus) as refused:
-                await asking(server, additional_headers={"Host": "evil.example"})
+                await connect(f"ws://evil.example:{server.port}/v1/nearfar/verify", host="127.0.0.1", port=server.port)
             assert refused.value.response.status_code == 403
 
     run(work())
