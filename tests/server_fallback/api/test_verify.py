@@ -5,53 +5,25 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from asgi import run
-from fake_models import FakeExecutor, FakeModels
+from fake_models import FakeExecutor
 from hash_model import VOCAB, answer_of
-from hash_runner import MODEL, HashRunner
-from live_server import LiveServer, live_server
+from live_server import LiveServer
+from verifying_executor import VerifyingExecutor, served
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import ApiKey, Keys, read_keys
-from nearfar.server_fallback.engine.request import TokenRequest
-from nearfar.server_fallback.engine.token_engine import TokenEngine
-from nearfar.server_fallback.engine.verification import Verification
-from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.schema.verify import VerifyOpen
 
 KEY = "sk-web-12345678"
 KEYS = read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"})
 PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]
 TOKENS = answer_of(PROMPT, 20, 64)[0]
-
-
-@dataclass
-class VerifyingExecutor(FakeExecutor):
-    """The hash model; ``threaded`` makes it take its time."""
-
-    step_seconds: float = 0.0
-    max_drafts: int = 4
-    engine: TokenEngine = field(init=False)
-
-    def __post_init__(self) -> None:
-        runner = HashRunner(Limits(tokens=24, sequences=4, rows=20, pages=24), threaded=True, step_seconds=self.step_seconds)
-        self.engine = TokenEngine(runner, MODEL)
-
-    def verification(self, request: VerifyOpen, call: Call) -> Verification:
-        self.calls.append(call)
-        if request.tokenizer_sha256 != "5ha":
-            raise RequestError("another tokenizer", param="tokenizer_sha256", code="tokenizer_differs")
-        return Verification(self.engine, TokenRequest(request.prompt, request.max_tokens, deadline=call.deadline))
 
 
 def opening(**other: Any) -> dict[str, Any]:
@@ -81,15 +53,6 @@ async def closed(socket: ClientConnection) -> int | None:
     with pytest.raises(ConnectionClosed):
         await heard(socket)
     return socket.close_code
-
-
-@asynccontextmanager
-async def served(executor: FakeExecutor | None = None, config: ApiConfig | None = None) -> AsyncIterator[LiveServer]:
-    executor = executor or VerifyingExecutor()
-    with live_server(FakeModels(executor), config or ApiConfig()) as server:
-        yield server
-    if isinstance(executor, VerifyingExecutor):
-        await executor.engine.close()
 
 
 def test_drafts_are_answered_until_the_end() -> None:
