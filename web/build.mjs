@@ -9,12 +9,14 @@ import { xgrammarEsbuild } from "./xgrammar_module.mjs";
 const common = { bundle: true, format: "esm", target: "es2022", sourcemap: true, logLevel: "warning" };
 const browser = { ...common, minify: true, platform: "browser" };
 
-// Files of their own, which an engine imports when it first needs them: the grammar compiler, with its wasm, and the runner for ONNX bundles.
+// Files of their own, which others import when they first need them: the grammar compiler, with its wasm, the runner for ONNX bundles, and the engine.
 const outside = (name, filter, path) => ({ name, setup: ({ onResolve }) => onResolve({ filter }, () => ({ path, external: true })) });
 const laterFiles = (folder) => [
   outside("grammar-outside", /\/grammar\/index\.js$/, `${folder}/grammar.js`),
   outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
 ];
+// A page that passes an engine to Hybrid has no need of another.
+const engineOutside = outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js");
 // What xgrammar imports in Node.
 const nodeModules = ["module", "fs", "path", "url", "crypto"];
 
@@ -34,6 +36,7 @@ await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
   build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: laterFiles(".") }),
+  build({ ...browser, entryPoints: { hybrid: "src/router/index.ts" }, outdir: "dist", plugins: [engineOutside] }),
   build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [xgrammarEsbuild], external: nodeModules }),
   build({ ...browser, entryPoints: { onnx: "src/onnx/index.ts" }, outdir: "dist" }),
   build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [xgrammarEsbuild], external: nodeModules }),

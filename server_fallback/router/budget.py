@@ -1,12 +1,23 @@
-"""The ledger: what the far side was asked for today and what it cost, kept in a small file that processes share. A day is a UTC day."""
+"""The ledger: what the far side was asked for today and what it cost, in a small file that processes share. A day is a UTC day.
+
+Requests are counted when far is asked, dollars when an answer has ended. A file that cannot be read as a ledger begins anew: it bounds
+what is spent, and must not keep answers from coming.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import time
 from typing import Protocol
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from nearfar.compiler.errors import OutputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +35,59 @@ class Ledger(Protocol):
 
 
 class FileLedger:
-    """A Ledger in ``path``. ``clock`` in seconds since 1970."""
+    """A Ledger in ``path``, whose folder is made. ``clock`` in seconds since 1970. Raises OutputError where it cannot be written."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time) -> None:
         self._path = path
         self._clock = clock
 
     def today(self) -> Spent:
-        raise NotImplementedError
+        return entry_of(self._read(), self._day())
 
     def add(self, *, usd: float = 0.0, requests: int = 0) -> Spent:
-        raise NotImplementedError
+        from filelock import FileLock
+
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._path.with_name(f"{self._path.name}.lock")):
+                spent = self.today()
+                spent = Spent(spent.usd + usd, spent.requests + requests)
+                self._write(spent)
+        except OSError as error:
+            raise OutputError(f"{self._path}: the ledger of the far side's costs cannot be written: {error}") from error
+        return spent
+
+    def _day(self) -> str:
+        return datetime.fromtimestamp(self._clock(), UTC).date().isoformat()
+
+    def _read(self) -> str | None:
+        try:
+            return self._path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def _write(self, spent: Spent) -> None:
+        # Who reads meanwhile finds the old file or the new one, whole.
+        written = self._path.with_name(f"{self._path.name}.new")
+        written.write_text(json.dumps({"day": self._day(), "usd": spent.usd, "requests": spent.requests}), encoding="utf-8")
+        os.replace(written, self._path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    day: str
+    usd: float
+    requests: int
+
+
+def entry_of(text: str | None, day: str) -> Spent:
+    """What a ledger's text has for a day, nothing where it is of another one."""
+    if text is None:
+        return Spent()
+    try:
+        entry = TypeAdapter(_Entry).validate_json(text)
+    except ValidationError:
+        return Spent()
+    return Spent(entry.usd, entry.requests) if entry.day == day else Spent()

@@ -38,8 +38,9 @@ Reason = DecisionReason | SwitchReason
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What was expected of both sides; None where it is not known. ``*_right`` are probabilities, ``gain`` is what far is worth above near, in
-    the unit of the policy's threshold."""
+    """What was expected of both sides; None where it is not known. ``*_right`` are probabilities, ``gain`` is what far is worth above
+    near, in the unit of the policy's threshold.
+    """
 
     near_right: float | None = None
     far_right: float | None = None
@@ -56,8 +57,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``side`` is None where nobody may or can answer; ``reason`` then says what stopped the last side. A private answer is near's or nobody's,
-    to its end."""
+    """``side`` is None where nobody may or can answer; ``reason`` then says what stopped the last side. A private answer is near's or
+    nobody's, to its end.
+    """
 
     side: Side | None
     reason: DecisionReason
@@ -70,8 +72,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who wrote the end of an answer and why. ``switched_at`` is the number of characters (code points) that stand before the last switch, 0
-    where they were withdrawn, None without a switch."""
+    """Who wrote the end of an answer and why. ``switched_at`` is the number of characters (code points) that stand before the last switch,
+    0 where they were withdrawn, None without a switch.
+    """
 
     side: Side
     reason: Reason

@@ -11,11 +11,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def whole(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a number is due")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# Stands last in an annotation, so that the limits before it are part of the schema.
+def items(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# Both stand last in an annotation, so that the limits before them are part of the schema.
 WHOLE = BeforeValidator(whole)
+ITEMS = BeforeValidator(items)
 Count = Annotated[int, Field(ge=0, le=1_000_000_000), WHOLE]
 Tokens = Annotated[int, Field(ge=1, le=1000), WHOLE]
 

@@ -1,8 +1,8 @@
 """What happens to one answer, and what its driver is to do: events flow into `answer_machine.step`, effects flow out.
 
-Both are data. Their JSON form is an object of their fields with a ``type``, the same in both languages: tests/conformance/router_traces.json
-is written in it. A side is "near" or "far"; ``attempt`` counts what was asked of that side in this answer, from 1, so that what a cancelled
-or failed attempt says late is told apart from what the next one says.
+Both are data. Their JSON form is an object of their fields with a ``type``, the same in both languages: it is what
+tests/conformance/router_traces.json is written in. A side is "near" or "far"; ``attempt`` counts what was asked of that side in this
+answer, from 1, so that what a cancelled or failed attempt says late is told apart from what the next one says.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Something came. ``text`` is "" while a character is incomplete. ``tool_call``: a part of a tool call is in it."""
+    """A token came (a chunk with a role alone is none). ``text`` is "" while a character is incomplete.
+
+    ``tool_call``: a part of a tool call is in it.
+    """
 
     side: Side
     attempt: int
@@ -139,7 +142,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """There is no answer. ``side``: whose failure is the error, the last one; None: no side was to be asked (``reason`` of the decision)."""
+    """There is no answer. ``side``: whose failure is the error, the last one; None: no side was to be asked (``reason`` says why)."""
 
     side: Side | None
     kind: FailureKind | Literal["timeout", "unavailable"]

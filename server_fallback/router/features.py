@@ -1,7 +1,7 @@
-"""Features: what the predictor sees of a request. The last user message flows in, numbers flow out, the same to the bit in both languages.
+"""Features: what the predictor sees of a request. The last user message flows in, numbers flow out, the same in both languages.
 
-Text features are counted by ASCII's rules, whatever the script: [0-9] are digits, space, tab, line feed, carriage return, form feed and vertical tab are
-spaces. Counts stand as log1p. Buckets count words and pairs of neighbours by a hash, so that a predictor knows phrases without a list of them.
+Text features are counted by ASCII's rules, whatever the script: [0-9] are digits, ASCII's white space separates words. Counts stand as
+log1p. Buckets count words and pairs of neighbours by a hash, so that a predictor knows phrases without a list of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The policy: which side may and should answer, as data. A file or a mapping flows in, a checked policy flows out.
 
-These classes are the format's definition. `schema.py` writes policy.schema.json and the TypeScript types from them, and the browser's router reads
-the same files. A key that is not known, a number out of range and a contradiction are errors at creation, never ignored.
+These classes are the format's definition: `schema.py` writes policy.schema.json and the TypeScript types from them, and the browser's
+router reads the same files. A key that is not known, a number out of range and a contradiction are errors at creation, never ignored.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from nearfar.compiler.errors import RequestError
 
-from .entry import WHOLE, Count, Entry, Tokens
+from .contradictions import contradictions
+from .entry import ITEMS, WHOLE, Count, Entry, Tokens
 from .pattern import read_pattern
 from .predictor import Predictor
 from .privacy import PrivateCheck
@@ -26,7 +27,7 @@ POLICY_VERSION = 1
 
 Mode = Literal["near-only", "far-only", "prefer-near", "prefer-far", "auto"]
 Label = Annotated[str, Field(min_length=1, max_length=100)]
-Labels = Annotated[tuple[Label, ...], Field(max_length=100)]
+Labels = Annotated[tuple[Label, ...], Field(max_length=100), ITEMS]
 Usd = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), WHOLE]
@@ -36,7 +37,7 @@ class PrivateRules(Entry):
     """What makes a request private. ``patterns`` are searched for in all its texts; see `pattern`."""
 
     labels: Labels = ("private",)
-    patterns: Annotated[tuple[Annotated[str, AfterValidator(read_pattern)], ...], Field(max_length=100)] = ()
+    patterns: Annotated[tuple[Annotated[str, AfterValidator(read_pattern)], ...], Field(max_length=100), ITEMS] = ()
     ignore_case: bool = True
 
 
@@ -137,9 +138,50 @@ class Policy(Entry):
 
     @classmethod
     def read(cls, source: Policy | Mapping[str, Any] | Path | str) -> Policy:
-        """From a file's path or what JSON would make of it. Raises RequestError with the code "bad_policy"; ``param`` names the place."""
-        raise NotImplementedError
+        """From a file, or from what JSON makes of one. Raises RequestError with the code "bad_policy"; ``param`` names the place."""
+        if isinstance(source, Policy):
+            return source
+        where = "the policy" if isinstance(source, Mapping) else str(source)
+        try:
+            text = json.dumps(source) if isinstance(source, Mapping) else Path(source).read_text(encoding="utf-8")
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            place = dotted(first["loc"])
+            about = f"{place}: " if place else ""
+            raise RequestError(f"{where}: {about}{first['msg'].removeprefix('Value error, ')}", code="bad_policy", param=place) from None
+        except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+            raise RequestError(f"{where}: cannot be read as JSON: {error}", code="bad_policy", param="") from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_side_has_no_other(cls, source: Any) -> Any:
+        """What asks for a second side, or forbids the only one, is no default where there is but one."""
+        if not isinstance(source, dict):
+            return source
+        absent: dict[str, dict[str, object]] = {}
+        if source.get("mode") in ("near-only", "far-only"):
+            absent["fallback"] = {"near_continues": False, "far_takes_over": False}
+        if source.get("mode") == "far-only":
+            absent["private"] = {"labels": []}
+        for name, values in absent.items():
+            given = source.get(name, {})
+            if isinstance(given, dict):
+                source = {**source, name: {**values, **given}}
+        return source
+
+    @model_validator(mode="after")
+    def _does_not_contradict_itself(self) -> Self:
+        found = next(contradictions(self), None)
+        if found is not None:
+            place, problem = found
+            raise RequestError(f"the policy: {place}: {problem}", code="bad_policy", param=place)
+        return self
 
     @cached_property
     def private_check(self) -> PrivateCheck:
         return PrivateCheck.of(self.private.labels, self.private.patterns, ignore_case=self.private.ignore_case)
+
+
+def dotted(place: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")

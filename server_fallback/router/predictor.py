@@ -1,7 +1,7 @@
-"""The predictor: how likely each side answers a request right. Its weights flow in with the policy, a text and near's signals flow in, two probabilities out.
+"""The predictor: how likely each side answers a request right. A text and near's signals flow in, two probabilities flow out.
 
-For each side two logistic functions: one of the features, and Platt's calibration of its logit (Platt 1999, "Probabilistic outputs for support
-vector machines"). `fit` makes the weights.
+For each side two logistic functions: one of the features, and one of its logit, by which Platt calibrates (Platt 1999, "Probabilistic
+outputs for support vector machines"). The weights are part of a policy.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from .entry import WHOLE, Count, Entry
-from .features import SIGNALS, TEXT_FEATURES, bucket_counts, text_features
+from .entry import ITEMS, WHOLE, Count, Entry
+from .features import SIGNALS, bucket_counts, text_features
 from .situation import NearSignals
 
 PREDICTOR_VERSION = 1
@@ -37,15 +37,15 @@ FeatureName = Literal[
 class Weights(Entry):
     """One weight a feature, then one a bucket."""
 
-    weights: tuple[Weight, ...]
+    weights: Annotated[tuple[Weight, ...], ITEMS]
     bias: Weight
 
 
 class Calibration(Entry):
     """The calibrated logit is ``a * logit + b`` with [a, b]."""
 
-    near: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2)]
-    far: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2)]
+    near: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2), ITEMS]
+    far: Annotated[tuple[Weight, ...], Field(min_length=2, max_length=2), ITEMS]
 
 
 class Wanted(Entry):
@@ -74,15 +74,56 @@ class Predictor(Entry):
     """``mean`` and ``scale`` (F,) of ``features`` (F,); ``weights`` (F + buckets,)."""
 
     version: Annotated[Literal[1], WHOLE]
-    features: tuple[FeatureName, ...]
+    features: Annotated[tuple[FeatureName, ...], ITEMS]
     buckets: Annotated[int, Field(ge=0, le=65_536), WHOLE]
-    mean: tuple[Weight, ...]
-    scale: tuple[Annotated[float, Field(ge=1e-9, le=1e9)], ...]
+    mean: Annotated[tuple[Weight, ...], ITEMS]
+    scale: Annotated[tuple[Annotated[float, Field(ge=1e-9, le=1e9)], ...], ITEMS]
     near: Weights
     far: Weights
     calibration: Calibration
     fitted: Fitted | None = None
 
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        weights = len(self.features) + self.buckets
+        lengths = [("mean", self.mean, len(self.features)), ("scale", self.scale, len(self.features))]
+        lengths += [("near.weights", self.near.weights, weights), ("far.weights", self.far.weights, weights)]
+        for name, values, due in lengths:
+            if len(values) != due:
+                raise ValueError(f"{name} has {len(values)} numbers; features and buckets ask for {due}")
+        if len(set(self.features)) < len(self.features):
+            raise ValueError("a feature stands twice")
+        return self
+
     def rights(self, text: str, signals: NearSignals | None) -> Rights:
-        """``text`` is the last user message; a signal that is None counts as the mean of those that it was fitted on."""
-        raise NotImplementedError
+        """``text`` is the last user message."""
+        inputs = self.inputs(text, signals)
+        return Rights(
+            _calibrated(self.near, inputs, self.calibration.near),
+            _calibrated(self.far, inputs, self.calibration.far),
+        )
+
+    def inputs(self, text: str, signals: NearSignals | None) -> list[tuple[int, float]]:
+        """What the weights are multiplied with, as (number of the weight, value); what is left out is zero. A signal that is None counts
+        as the mean, which is zero too.
+        """
+        values = {**text_features(text), **({name: getattr(signals, name) for name in SIGNALS} if signals else {})}
+        standard = [
+            (number, (values[name] - self.mean[number]) / self.scale[number])
+            for number, name in enumerate(self.features)
+            if values.get(name) is not None
+        ]
+        counts = sorted(bucket_counts(text, self.buckets).items())
+        return [*standard, *((len(self.features) + bucket, math.log1p(count)) for bucket, count in counts)]
+
+
+def sigmoid(x: float) -> float:
+    if x >= 0:
+        return 1 / (1 + math.exp(-x))
+    return math.exp(x) / (1 + math.exp(x))
+
+
+def _calibrated(side: Weights, inputs: list[tuple[int, float]], calibration: tuple[float, ...]) -> float:
+    logit = side.bias + sum(side.weights[number] * value for number, value in inputs)
+    a, b = calibration
+    return sigmoid(a * logit + b)

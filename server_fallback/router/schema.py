@@ -1,7 +1,8 @@
-"""The policy's format for others: JSON Schema for editors and tools, TypeScript for the browser's router. Both are written from `policy.py`.
+"""The policy's format for others: JSON Schema for editors and tools, TypeScript for the browser's router. Both are written from
+`policy.py`.
 
-``python -m nearfar.server_fallback.router.schema json`` prints policy.schema.json, ``... typescript`` prints web/src/router/policy_schema.ts. They
-are committed, and a test compares.
+``python -m nearfar.server_fallback.router.schema json`` prints policy.schema.json, ``... typescript`` prints
+web/src/router/policy_schema.ts. They are committed, and a test compares.
 """
 
 from __future__ import annotations

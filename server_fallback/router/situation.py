@@ -1,6 +1,7 @@
 """A situation: all that a decision depends on, measured before it. What flows in are facts of the request, of both sides and of the device.
 
-Numbers that are not known are None, and nothing is decided on them. Drivers make situations; `Situation.from_json` reads one as strictly as a policy.
+Numbers that are not known are None, and nothing is decided on them. Drivers make situations; `Situation.from_json` reads one as strictly
+as a policy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class NearState:
-    """The near side. ``context`` in tokens, None for no limit known; ``languages`` as BCP 47's first part ("en"), None for all; ``battery`` from 0 to 1."""
+    """The near side. ``context`` in tokens, None for no limit known; ``languages`` as BCP 47's first part ("en"), None for all;
+    ``battery`` from 0 to 1.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -89,7 +92,8 @@ class NearSignals:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """``texts`` is every other text that would leave with the request: arguments of tool calls, tool definitions, schemas, stop strings, names.
+    """``texts`` is every other text that would leave with the request: arguments of tool calls, tool definitions, schemas, stop strings,
+    names.
 
     ``tools`` and ``vision`` tell what the request needs.
     """

@@ -161,7 +161,7 @@ function topLogprob({ text }: Model, tokenId: number, logprob: number): TopLogpr
 }
 
 /** The whole answer that a stream with usage adds up to. */
-export async function foldChat(chunks: AsyncIterable<ChatCompletionChunk>): Promise<ChatCompletion> {
+export async function foldChat(chunks: AsyncIterable<ChatCompletionChunk> | Iterable<ChatCompletionChunk>): Promise<ChatCompletion> {
   const choices: ChatCompletionChoice[] = [];
   let whole: Partial<ChatCompletion> = {};
   for await (const { choices: parts, usage, timings, id, created, model } of chunks) {

@@ -89,6 +89,13 @@ export const CHAT_PARAMS: Checks = {
   ...HARMLESS,
 };
 
+/** What a chat takes that two sides could answer. */
+export const HYBRID_PARAMS: Checks = {
+  ...CHAT_PARAMS,
+  labels: check("a list of strings", isStrings),
+  pin: only("near", "far"),
+};
+
 export const COMPLETION_PARAMS: Checks = {
   prompt: check("a string, strings, token ids, or lists of token ids", isPrompt),
   logprobs: integer(0, 20),
@@ -123,6 +130,10 @@ export function readParams<T extends object>(params: T, checks: Checks): Given<T
 export function shown(value: unknown): string {
   const json = JSON.stringify(value) as string | undefined;
   return json === undefined ? typeof value : json.length > 80 ? `${json.slice(0, 80)}…` : json;
+}
+
+export function isStrings(value: unknown): value is readonly string[] {
+  return Array.isArray(value) && value.every((part) => typeof part === "string");
 }
 
 function isPrompt(value: unknown): boolean {

@@ -14,11 +14,13 @@ const EXTENSIONS = ["top_k", "min_p", "repetition_penalty", "continue_final_mess
 
 /** What to post for a chat: streamed, with usage. Throws RequestError for an extension that the dialect lacks. */
 export function chatBody(params: PlainParams, model: string, dialect: Dialect): JsonObject {
-  const kept = Object.entries(params).filter(([name, value]) => value !== undefined && !OF_ACCOUNTS.includes(name));
+  // Some servers refuse priorities where they do not order by them.
+  const dropped = dialect === "nearfar" ? OF_ACCOUNTS : [...OF_ACCOUNTS, "priority"];
+  const kept = Object.entries(params).filter(([name, value]) => value !== undefined && !dropped.includes(name));
   const body: Record<string, unknown> = { ...Object.fromEntries(kept), model, stream: true, stream_options: { include_usage: true } };
   if (dialect === "nearfar") return body;
-  // All servers know the older name; some ignore the newer one. Orders of priority are told to our own server only.
-  const { max_completion_tokens: limit, priority: _, ...rest } = body;
+  // All servers know the older name; some ignore the newer one.
+  const { max_completion_tokens: limit, ...rest } = body;
   const plain = limit === undefined ? rest : { ...rest, max_tokens: limit };
   return dialect === "vllm" ? { ...plain, ...vllmExtensions(params) } : refuseExtensions(params, plain);
 }

@@ -26,7 +26,7 @@ export interface Start {
   readonly standby: boolean;
 }
 
-/** Something came. text is "" while a character is incomplete. tool_call: a part of a tool call is in it. */
+/** A token came (a chunk with a role alone is none). text is "" while a character is incomplete. tool_call: a part of a tool call is in it. */
 export interface Token {
   readonly type: "token";
   readonly side: Side;

@@ -11,6 +11,9 @@ export interface Failure {
   readonly waitMs: number | null;
 }
 
+/** What is wrong with the far side however it is asked: near may well answer. */
+const OF_THE_SERVER: Readonly<Record<string, FailureKind>> = { wrong_key: "unauthorized", api_version: "server", unknown_model: "server" };
+
 export function failureOf(side: Side, error: unknown): Failure {
   if (!(error instanceof NearfarError)) return { kind: side === "near" ? "device" : "server", retryable: false, waitMs: null };
   const { status, retryable, retryAfterMs } = error.details;
@@ -23,7 +26,7 @@ export function failureOf(side: Side, error: unknown): Failure {
 
 function kindOf(side: Side, error: NearfarError, status: unknown): FailureKind {
   if (error instanceof DeviceError || error instanceof WorkerError) return "device";
-  if (error instanceof RequestError) return error.details.code === "wrong_key" ? "unauthorized" : "request";
+  if (error instanceof RequestError) return OF_THE_SERVER[String(error.details.code)] ?? "request";
   if (!(error instanceof Unavailable)) return side === "near" ? "device" : "server";
   if (status === 429 || status === 503) return "overloaded";
   return typeof status === "number" || error.details.retryable !== true ? "server" : "connection";

@@ -1,7 +1,8 @@
 // The far side: a server of OpenAI's routes, ours or another's. It finds out what the server serves, and answers chats as chunks.
 
-import type { ChatCompletionChunk, ChatFinishReason } from "../api/types.js";
+import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason } from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
+import type { Clock } from "./clock.js";
 import type { Dialect } from "./dialect.js";
 import { DIALECTS, chatBody } from "./dialect.js";
 import type { Fetch, JsonObject } from "./far_http.js";
@@ -17,6 +18,8 @@ export interface FarOptions {
   readonly model?: string | null | undefined;
   /** "nearfar" where it is not given. */
   readonly dialect?: Dialect | undefined;
+  /** Whether its model reads images; false where it is not given. */
+  readonly vision?: boolean | undefined;
 }
 
 /** What is known of the model over there; null where the server does not tell. */
@@ -34,16 +37,23 @@ const ENDS: Readonly<Record<string, ChatFinishReason>> = { eos_token: "stop", st
 
 export class FarSide implements Side {
   readonly dialect: Dialect;
+  readonly vision: boolean;
   readonly #http: FarHttp;
   readonly #wanted: string | null;
   #model: FarModel | null = null;
+  #roundTripSeconds: number | null = null;
 
   /** Throws RequestError for options that make no sense. */
-  constructor({ baseURL, apiKey, model, dialect = "nearfar" }: FarOptions, fetch: Fetch) {
+  constructor(
+    { baseURL, apiKey, model, dialect = "nearfar", vision = false }: FarOptions,
+    fetch: Fetch,
+    private readonly clock: Clock,
+  ) {
     if (!DIALECTS.includes(dialect)) throw new RequestError(`far.dialect is '${dialect}', it must be one of ${DIALECTS.join(", ")}`, { param: "far.dialect" });
     this.#http = new FarHttp(baseURL, apiKey ?? null, fetch);
     this.#wanted = model ?? null;
     this.dialect = dialect;
+    this.vision = vision;
   }
 
   /** Null before the server was reached. */
@@ -51,13 +61,22 @@ export class FarSide implements Side {
     return this.#model;
   }
 
+  /** What the question of what it serves took; null before it was answered. */
+  get roundTripSeconds(): number | null {
+    return this.#roundTripSeconds;
+  }
+
   /**
    * What the server serves; it is asked until it has answered once. Throws Unavailable where it cannot be reached, RequestError (``details.code``: wrong_key,
    * api_version, unknown_model) where it never can answer.
    */
   async reach(signal: AbortSignal): Promise<FarModel> {
-    this.#model ??= this.dialect === "nearfar" ? await this.about(signal) : await this.listed(signal);
-    return this.#model;
+    if (this.#model !== null) return this.#model;
+    const askedAt = this.clock.now();
+    const model = this.dialect === "nearfar" ? await this.about(signal) : await this.listed(signal);
+    this.#roundTripSeconds = (this.clock.now() - askedAt) / 1000;
+    this.#model = model;
+    return model;
   }
 
   async *ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
@@ -106,12 +125,18 @@ function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
     model,
     choices: (choices as Partial<ChatCompletionChunk["choices"][number]>[]).map(({ index = 0, delta, logprobs, finish_reason: end }) => ({
       index,
-      delta: { ...delta, ...(delta?.role === undefined ? {} : { role: "assistant" as const }) },
+      delta: withoutNulls(delta ?? {}),
       logprobs: logprobs ?? null,
       finish_reason: end === undefined || end === null ? null : (ENDS[end] ?? end),
     })),
     usage: usageOf(usage),
   };
+}
+
+/** Some servers write null for what is not there. */
+function withoutNulls(delta: ChatCompletionDelta): ChatCompletionDelta {
+  const given = Object.entries(delta).filter(([, value]) => value !== null);
+  return { ...Object.fromEntries(given), ...("role" in delta ? { role: "assistant" } : {}) };
 }
 
 function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {

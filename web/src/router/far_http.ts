@@ -135,7 +135,7 @@ function errorObject(text: string): JsonObject {
   const value = parsed(text);
   if (typeof value !== "object" || value === null) return { message: text.trim().slice(0, SHOWN_CHARACTERS) };
   const { error = value } = value as { readonly error?: unknown };
-  if (typeof error === "object" && error !== null && "message" in error) return error as JsonObject;
+  if (typeof error === "object" && error !== null && "message" in error) return error;
   return { message: JSON.stringify(error).slice(0, SHOWN_CHARACTERS) };
 }
 

@@ -1,7 +1,7 @@
 // One answer as it runs: the answer machine decides, and here its effects are carried out. Chunks of the sides flow in; chunks of the one answer flow out,
 // and word of what is withdrawn.
 
-import type { ChatCompletionChunk, ChatCompletionDelta, ChatCompletionLogprobs, ChatFinishReason, CompletionUsage, Route } from "../api/types.js";
+import type { ChatCompletionChunk, ChatCompletionDelta, ChatCompletionLogprobs, ChatCompletionTokenLogprob, ChatFinishReason, CompletionUsage, Route } from "../api/types.js";
 import { NearfarError, Unavailable } from "../errors.js";
 import type { Rules, State } from "./answer_machine.js";
 import { begin, step } from "./answer_machine.js";
@@ -18,7 +18,6 @@ export interface Observer {
   circuit(side: Side, outcome: "succeeded" | "failed"): void;
   /** A side says no more, for whatever reason. */
   over(side: Side, part: Part): void;
-  switched(from: Side | null, to: Side, reason: string): void;
 }
 
 /** What a side gave when it was asked once. Times in milliseconds of the clock. */
@@ -30,6 +29,8 @@ export interface Part {
   readonly tokens: number;
   /** Null where the side did not tell. */
   readonly usage: CompletionUsage | null;
+  /** It was not broken off. */
+  readonly whole: boolean;
 }
 
 export interface AnswerJob {
@@ -45,7 +46,8 @@ export interface AnswerJob {
   readonly fits: ((text: string) => boolean) | null;
   /** What each side is asked for; null for none. The caller sees those that it asked for. */
   readonly logprobs: Readonly<Record<Side, number | null>>;
-  readonly showsLogprobs: boolean;
+  /** Of each token so many are shown; null where log-probabilities are not. */
+  readonly shownAlternatives: number | null;
   readonly clock: Clock;
   readonly observer: Observer;
   readonly signal: AbortSignal;
@@ -90,6 +92,8 @@ class RunningAnswer {
   #roleDue = true;
   #routeDue = true;
   #model = "";
+  /** Tokens without a text of their own. */
+  #waiting: ChatCompletionTokenLogprob[] = [];
   /** The tokens of what stands shown, and their ids where all are known. */
   #tokens = 0;
   #tokenIds: number[] | null = [];
@@ -148,7 +152,7 @@ class RunningAnswer {
         return;
       case "switch":
         this.#routeDue = true;
-        job.observer.switched(effect.side === "near" ? "far" : "near", effect.side, effect.reason);
+        this.#waiting = [];
         return;
       case "finish":
         this.finish(effect.side, effect.finish_reason as ChatFinishReason);
@@ -187,7 +191,7 @@ class RunningAnswer {
     const { params, sides, logprobs, clock, observer } = this.job;
     const controller = new AbortController();
     const { signal } = controller;
-    const part: OpenPart = { askedAt: clock.now(), firstAt: null, lastAt: null, tokens: 0, usage: null, from, controller };
+    const part: OpenPart = { askedAt: clock.now(), firstAt: null, lastAt: null, tokens: 0, usage: null, whole: false, from, controller };
     const earlier = this.#errors[side];
     this.#parts[side] = part;
     let isAsked = false;
@@ -195,9 +199,10 @@ class RunningAnswer {
     try {
       if (attempt > 1 && earlier !== undefined) await this.patience(side, earlier, signal);
       signal.throwIfAborted();
+      const chunks = sides[side].ask({ params, from, logprobs: logprobs[side], signal });
       observer.asked(side);
       isAsked = true;
-      for await (const chunk of sides[side].ask({ params, from, logprobs: logprobs[side], signal })) {
+      for await (const chunk of chunks) {
         if (signal.aborted) return;
         part.usage = chunk.usage ?? part.usage;
         ended = chunk.choices[0]?.finish_reason ?? ended;
@@ -241,12 +246,15 @@ class RunningAnswer {
     const { content = "", tool_calls: calls = [] } = choice.delta;
     const tokens = choice.logprobs?.content ?? [];
     // A chunk with the role alone, or with the end alone, is no token.
-    if ((content ?? "") === "" && calls.length === 0 && tokens.length === 0) return;
+    if (content === "" && calls.length === 0 && tokens.length === 0) return;
     part.lastAt = this.job.clock.now();
     part.firstAt ??= part.lastAt;
     part.tokens += Math.max(1, tokens.length);
-    this.send({ type: "token", side, attempt, text: content ?? "", tool_call: calls.length > 0 }, chunk);
-    if (side === "near" && this.#state.phase === "running" && this.#state.side === "near") this.watch(tokens);
+    this.send({ type: "token", side, attempt, text: content, tool_call: calls.length > 0 }, chunk);
+    if (this.#state.phase !== "running" || this.#state.side !== side) return;
+    // It was not shown: its tokens come with the next text.
+    if (content === "" && calls.length === 0) this.#waiting.push(...tokens);
+    if (side === "near") this.watch(tokens);
   }
 
   private watch(tokens: NonNullable<ChatCompletionLogprobs["content"]>): void {
@@ -260,6 +268,8 @@ class RunningAnswer {
 
   private ended(side: Side, attempt: number, finishReason: string): void {
     const { watch, fits } = this.job;
+    const part = this.#parts[side];
+    if (part !== undefined) part.whole = true;
     const runs = side === "near" && this.#state.side === "near" && this.#state.phase === "running";
     const reason = runs && fits !== null && !this.#state.toolCalls && !fits(this.#state.text) ? (watch?.schemaFailed() ?? null) : null;
     if (reason !== null) this.send({ type: "escalate", reason });
@@ -269,13 +279,26 @@ class RunningAnswer {
   private show(chunk: ChatCompletionChunk): void {
     const choice = chunk.choices[0];
     if (choice === undefined) return;
-    const told = choice.logprobs?.content ?? [];
+    const tokens = this.tokensWith(choice.logprobs?.content);
     this.#firstShownAt ??= this.job.clock.now();
-    this.#tokens += Math.max(1, told.length);
+    this.#tokens += Math.max(1, tokens.length);
     this.#model = chunk.model;
-    const { role: _, ...delta } = choice.delta;
-    this.pushChoice(delta, { logprobs: this.job.showsLogprobs ? choice.logprobs : null, finish_reason: null }, this.#routeDue);
+    const { content, tool_calls: calls } = choice.delta;
+    this.pushChoice({ ...(content === undefined ? {} : { content }), ...(calls === undefined ? {} : { tool_calls: calls }) }, { logprobs: this.shown(tokens), finish_reason: null }, this.#routeDue);
     this.#routeDue = false;
+  }
+
+  /** The tokens, after those that waited. */
+  private tokensWith(told: readonly ChatCompletionTokenLogprob[] | null | undefined): readonly ChatCompletionTokenLogprob[] {
+    const tokens = [...this.#waiting, ...(told ?? [])];
+    this.#waiting = [];
+    return tokens;
+  }
+
+  private shown(tokens: readonly ChatCompletionTokenLogprob[]): ChatCompletionLogprobs | null {
+    const count = this.job.shownAlternatives;
+    if (count === null || tokens.length === 0) return null;
+    return { content: tokens.map((token) => ({ ...token, top_logprobs: token.top_logprobs.slice(0, count) })), refusal: null };
   }
 
   private pushChoice(delta: ChatCompletionDelta, rest: Pick<ChatCompletionChunk["choices"][number], "logprobs" | "finish_reason">, withRoute: boolean, more: Partial<ChatCompletionChunk> = {}): void {
@@ -298,7 +321,7 @@ class RunningAnswer {
     const usage = wholeUsage(part);
     const later = usage.completion_tokens - 1;
     const timings = { time_to_first_token_ms: first - this.#startedAt, total_ms: now - this.#startedAt, tokens_per_second: later > 0 && now > first ? (later * 1000) / (now - first) : null };
-    this.pushChoice({}, { logprobs: null, finish_reason: finishReason }, true, { timings });
+    this.pushChoice({}, { logprobs: this.shown(this.tokensWith([])), finish_reason: finishReason }, true, { timings });
     this.push({ type: "chunk", chunk: { ...this.#head, model: this.#model, choices: [], usage } });
     this.close({});
   }

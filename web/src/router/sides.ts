@@ -4,7 +4,7 @@ import type { Given } from "../api/params.js";
 import type { ChatCompletionChunk, ChatCompletionCreateParamsBase } from "../api/types.js";
 
 /** A chat's parameters as a side gets them: no labels, no pin, one answer. */
-export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "signal" | "stream_options">>;
+export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "signal" | "stream_options" | "messages">> & Pick<ChatCompletionCreateParamsBase, "messages">;
 
 /** What stands of an answer that a side goes on from. */
 export interface AnswerSoFar {
@@ -35,7 +35,7 @@ export interface Side {
 /** The parameters of a chat that goes on where ``from`` ends. */
 export function goingOn({ params, from }: Pick<SideRequest, "params" | "from">): PlainParams {
   if (from === null) return params;
-  const { messages = [], continue_final_message: continues, max_tokens: maxTokens, max_completion_tokens: maxCompletionTokens } = params;
+  const { messages, continue_final_message: continues, max_tokens: maxTokens, max_completion_tokens: maxCompletionTokens } = params;
   const last = continues === true ? messages.at(-1) : undefined;
   const given = typeof last?.content === "string" ? last.content : "";
   const limit = maxTokens ?? maxCompletionTokens;

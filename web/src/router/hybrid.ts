@@ -1,0 +1,106 @@
+// Hybrid: one client over two sides, an engine on this device ("near") and a server ("far"). A policy and chats flow in; answers in OpenAI's form flow out,
+// each with the route that it took.
+
+import type { Engine } from "../engine.js";
+import { RequestError, Unavailable } from "../errors.js";
+import type { LoadOptions } from "../load.js";
+import type { Ledger } from "./budget.js";
+import { browserLedger } from "./browser_ledger.js";
+import type { Clock } from "./clock.js";
+import { SYSTEM_CLOCK, withTimeout } from "./clock.js";
+import type { DeviceSource } from "./device_hints.js";
+import { platformDevice } from "./device_hints.js";
+import type { FarModel, FarOptions } from "./far.js";
+import { FarSide } from "./far.js";
+import type { Fetch } from "./far_http.js";
+import { HybridCompletions } from "./hybrid_completions.js";
+import type { LoadNear, NearGiven } from "./near.js";
+import { NearSide } from "./near.js";
+import type { Policy } from "./policy.js";
+import { parsePolicy } from "./policy.js";
+
+export interface HybridOptions {
+  /** An engine, a bundle's address (or several, as Engine.load takes them), or nothing. */
+  readonly near: NearGiven | null;
+  readonly far: FarOptions | null;
+  /** What the policy's file holds. */
+  readonly policy: unknown;
+  /** For a bundle's address: as Engine.load takes them. */
+  readonly load?: LoadOptions | undefined;
+  readonly fetch?: Fetch | undefined;
+  /** What the far side cost today; kept in localStorage where it is not given and there is one. */
+  readonly ledger?: Ledger | undefined;
+  readonly device?: DeviceSource | undefined;
+  readonly clock?: Clock | undefined;
+}
+
+export class Hybrid {
+  /** As OpenAI's client has it: chat.completions.create. */
+  readonly chat: { readonly completions: HybridCompletions };
+
+  private constructor(
+    private readonly nearSide: NearSide,
+    private readonly farSide: FarSide | null,
+    completions: HybridCompletions,
+  ) {
+    this.chat = { completions };
+  }
+
+  /**
+   * Resolves once the far side has said what it serves, or cannot be reached and the policy lets near answer; a bundle goes on loading meanwhile. Where
+   * near alone may answer it resolves once near is there. Throws RequestError (``details.code``: bad_policy, wrong_key, api_version, unknown_model),
+   * Unavailable, and what Engine.load throws.
+   */
+  static async create(options: HybridOptions): Promise<Hybrid> {
+    const { clock = SYSTEM_CLOCK, device = platformDevice(), load = {}, ledger = browserLedger(() => clock.date()) } = options;
+    const fetch: Fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
+    const policy = parsePolicy(options.policy);
+    checkSides(policy, options);
+    const far = options.far === null || policy.mode === "near-only" ? null : new FarSide(options.far, fetch, clock);
+    const near = new NearSide(policy.mode === "far-only" ? null : options.near, loadEngine, load);
+    try {
+      if (far === null) await near.settled;
+      else await reach(far, near, policy, clock);
+      if (far === null && near.state === "failed") throw near.error;
+    } catch (error) {
+      near.close();
+      throw error;
+    }
+    return new Hybrid(near, far, new HybridCompletions({ policy, near, far, ledger, device, clock }));
+  }
+
+  /** The engine on this device: whether it is there, and how far its load is. */
+  get near(): Pick<NearSide, "state" | "progress" | "error" | "info" | "settled"> {
+    return this.nearSide;
+  }
+
+  /** What the server serves; null while it was not reached. */
+  get far(): FarModel | null {
+    return this.farSide?.model ?? null;
+  }
+
+  /** Ends a load, and frees the engine where it was loaded here. */
+  close(): void {
+    this.nearSide.close();
+  }
+}
+
+/** Its code comes with the first bundle that is given by its address: a page that passes an engine has no need of it. */
+const loadEngine: LoadNear = async (bundle, options): Promise<Engine> => (await import("../index.js")).Engine.load(bundle, options);
+
+function checkSides({ mode, escalation }: Policy, { near, far }: HybridOptions): void {
+  if (near === null && (far === null || mode === "near-only")) throw new RequestError(`near is null, but the policy's mode is ${mode} and nobody else answers; give a bundle or an engine`, { param: "near" });
+  if (far === null && mode === "far-only") throw new RequestError("far is null, but the policy's mode is far-only; give the server's baseURL", { param: "far" });
+  if (escalation.then === "continue" && far?.dialect === "openai") {
+    throw new RequestError('The policy\'s escalation.then is "continue", but a server of dialect openai starts anew only; make it "restart"', { code: "bad_policy", param: "escalation.then" });
+  }
+}
+
+/** A missing network is no error where near may answer. */
+async function reach(far: FarSide, near: NearSide, { timeouts }: Policy, clock: Clock): Promise<void> {
+  try {
+    await withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal));
+  } catch (error) {
+    if (!(error instanceof Unavailable) || near.state === "none") throw error;
+  }
+}

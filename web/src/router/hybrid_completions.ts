@@ -1,0 +1,276 @@
+// chat.completions.create over two sides: a request flows in, is decided, runs, and its one answer flows out with its route.
+
+import { foldChat } from "../api/chat_completions.js";
+import { Stream, anySignal } from "../api/stream.js";
+import type { ChatCompletion, ChatCompletionChunk, RequestOptions } from "../api/types.js";
+import { RequestError, Unavailable } from "../errors.js";
+import type { Rules } from "./answer_machine.js";
+import type { Ledger } from "./budget.js";
+import type { Choice } from "./choice_of_side.js";
+import { choose, situationOf, waitsForNear, wantsSignals } from "./choice_of_side.js";
+import { Circuit } from "./circuit.js";
+import type { Clock } from "./clock.js";
+import type { DeviceSource } from "./device_hints.js";
+import type { FarSide } from "./far.js";
+import { fitsFormat, isConstrained } from "./format_check.js";
+import { HeldAnswer } from "./held_answer.js";
+import type { NearSide } from "./near.js";
+import { whyNoEngine } from "./near.js";
+import type { Policy } from "./policy.js";
+import { PrivateCheck } from "./privacy.js";
+import { refusal } from "./refusal.js";
+import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
+import { readRequest } from "./request.js";
+import type { AnswerItem, Observer, Part } from "./running_answer.js";
+import { runAnswer } from "./running_answer.js";
+import { SideRecord, rates } from "./side_record.js";
+import type { Side as Answering, SideRequest } from "./sides.js";
+import type { Side, Situation } from "./situation.js";
+import { UNKNOWN_SIDE } from "./situation.js";
+import { Watch } from "./watch.js";
+
+export interface Wiring {
+  readonly policy: Policy;
+  readonly near: NearSide;
+  readonly far: FarSide | null;
+  readonly ledger: Ledger;
+  readonly device: DeviceSource;
+  readonly clock: Clock;
+}
+
+/** The most alternatives of a token that are told. */
+const ALTERNATIVES = 20;
+/** Of a text whose tokens nobody here can count. */
+const BYTES_PER_TOKEN = 4;
+
+export class HybridCompletions {
+  readonly #records: Readonly<Record<Side, SideRecord>>;
+  readonly #private: PrivateCheck;
+
+  constructor(private readonly wiring: Wiring) {
+    const { policy, clock } = wiring;
+    const { failures, open_ms: firstWaitMs } = policy.breaker;
+    const record = (): SideRecord => new SideRecord(new Circuit({ failures, firstWaitMs, longestWaitMs: firstWaitMs, clock: () => clock.now() }));
+    this.#records = { near: record(), far: record() };
+    this.#private = PrivateCheck.of(policy.private);
+  }
+
+  /**
+   * Answers a chat. With ``stream: true`` a Stream of chunks, which generates while it is read; else the whole answer. Where near alone may answer and
+   * still loads, it waits. Throws RequestError, Unavailable, what a side throws that nobody stands in for, or the signal's reason.
+   */
+  create(params: HybridParamsNonStreaming, options?: Pick<RequestOptions, "signal">): Promise<ChatCompletion>;
+  create(params: HybridParamsStreaming, options?: Pick<RequestOptions, "signal">): Promise<Stream<ChatCompletionChunk>>;
+  create(params: HybridParams, options?: Pick<RequestOptions, "signal">): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
+  async create(params: HybridParams, options: Pick<RequestOptions, "signal"> = {}): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
+    const request = readRequest(params);
+    const signal = anySignal(options.signal, request.signal);
+    signal.throwIfAborted();
+    const choice = await this.choose(request, signal);
+    if (request.streamed) return new Stream((left) => this.stream(request, choice, anySignal(signal, left)));
+    return this.whole(request, choice, signal);
+  }
+
+  private async whole(request: HybridRequest, choice: Choice, signal: AbortSignal): Promise<ChatCompletion> {
+    const chunks: ChatCompletionChunk[] = [];
+    for await (const item of this.run(request, choice, signal)) {
+      if (item.type === "chunk") chunks.push(item.chunk);
+      else chunks.length = 0;
+    }
+    const route = chunks.findLast((chunk) => chunk.route !== undefined)?.route;
+    return { ...(await foldChat(chunks)), ...(route === undefined ? {} : { route }) };
+  }
+
+  private async *stream(request: HybridRequest, choice: Choice, signal: AbortSignal): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+    for await (const item of this.run(request, choice, signal)) {
+      // What is withdrawn is told by the next chunk's route.
+      if (item.type === "withdraw") continue;
+      const { usage, ...chunk } = item.chunk;
+      if (request.includeUsage) yield { ...chunk, usage: usage ?? null };
+      else if (chunk.choices.length > 0) yield chunk;
+    }
+  }
+
+  private async *run(request: HybridRequest, first: Choice, signal: AbortSignal): AsyncGenerator<AnswerItem, void, undefined> {
+    const { policy, near, far, clock } = this.wiring;
+    const logprobs = this.logprobs(request, first);
+    const held = wantsSignals(policy, first) ? this.hold(request, logprobs.near, signal) : null;
+    const choice = held === null ? first : await this.chooseAgain(first, held, signal);
+    const { decision, standby } = choice;
+    if (held !== null && decision.side === "far") held.drop();
+    const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
+    const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(far) };
+    yield* runAnswer({
+      params: request.params,
+      decision,
+      standby,
+      rules: this.rules(request, decision.private),
+      sides,
+      watch: isWatched ? new Watch(policy.escalation) : null,
+      fits: isWatched ? fitsFormat(request.params) : null,
+      logprobs,
+      shownAlternatives: request.params.logprobs === true ? (request.params.top_logprobs ?? 0) : null,
+      clock,
+      observer: this.observer(held !== null),
+      signal,
+    });
+  }
+
+  private async choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
+    const { policy, near } = this.wiring;
+    let choice = choose(policy, await this.situation(request));
+    if (near.state === "loading" && waitsForNear(policy, choice)) {
+      await unlessAborted(near.settled, signal);
+      choice = choose(policy, await this.situation(request));
+    }
+    if (choice.decision.side === null) throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
+    return choice;
+  }
+
+  private async situation(request: HybridRequest): Promise<Situation> {
+    const { near, far, ledger, device } = this.wiring;
+    const counted = await near.countTokens(request.params.messages);
+    const promptTokens = counted ?? estimatedTokens(request);
+    const spent = ledger.today();
+    const { near: nearRecord, far: farRecord } = this.#records;
+    return situationOf(request, {
+      near: {
+        ...UNKNOWN_SIDE,
+        ...rates(nearRecord.speed),
+        available: near.state === "ready",
+        context: near.info?.context ?? null,
+        prompt_tokens: promptTokens,
+        circuit: nearRecord.circuitState,
+      },
+      far: {
+        ...UNKNOWN_SIDE,
+        ...rates(farRecord.speed),
+        context: far?.model?.context ?? null,
+        tools: far?.model?.tools ?? true,
+        vision: far?.vision ?? false,
+        prompt_tokens: promptTokens,
+        circuit: farRecord.circuitState,
+        round_trip_seconds: farRecord.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
+        spent_usd_today: spent.usd,
+        requests_today: spent.requests,
+      },
+      farGiven: far !== null,
+      device: await device.read(),
+    });
+  }
+
+  /** Near's first tokens, for at most as long as its first token may take. */
+  private async chooseAgain(first: Choice, held: HeldAnswer, signal: AbortSignal): Promise<Choice> {
+    const { policy, clock } = this.wiring;
+    let cancel = (): void => undefined;
+    const late = new Promise<null>((resolve) => {
+      cancel = clock.after(policy.timeouts.near_first_token_ms, () => {
+        resolve(null);
+      });
+    });
+    try {
+      const signals = await unlessAborted(Promise.race([held.signals, late]), signal);
+      return choose(policy, { ...first.situation, near_signals: signals });
+    } catch (error) {
+      held.drop();
+      throw error;
+    } finally {
+      cancel();
+    }
+  }
+
+  private hold({ params }: HybridRequest, logprobs: number | null, signal: AbortSignal): HeldAnswer {
+    const controller = new AbortController();
+    const until = anySignal(signal, controller.signal);
+    return new HeldAnswer(this.wiring.near.ask({ params, from: null, logprobs, signal: until }), controller);
+  }
+
+  /** What each side is asked for: what the caller wants to see, and of near what the watch or the predictor reads. */
+  private logprobs({ params }: HybridRequest, choice: Choice): Readonly<Record<Side, number | null>> {
+    const { policy } = this.wiring;
+    const { escalation } = policy;
+    const shown = params.logprobs === true ? (params.top_logprobs ?? 0) : null;
+    if (!choice.standby) return { near: shown, far: shown };
+    const watched = escalation.then === "never" ? null : escalation.max_mean_entropy === null ? 0 : ALTERNATIVES;
+    const wanted = wantsSignals(policy, choice) ? ALTERNATIVES : watched;
+    return { near: shown === null ? wanted : Math.max(shown, wanted ?? 0), far: shown };
+  }
+
+  private rules({ params }: HybridRequest, isPrivate: boolean): Rules {
+    const { escalation, fallback, timeouts, retries } = this.wiring.policy;
+    // A grammar starts anew with each side, so what one of them began under it cannot be gone on with.
+    const resumes: readonly Side[] = isConstrained(params) ? [] : this.wiring.far?.dialect === "openai" ? ["near"] : ["near", "far"];
+    return { then: escalation.then, ...fallback, ...timeouts, retries, private: isPrivate, resumes };
+  }
+
+  /** The far side, which never gets a text of near's that has something private in it. */
+  private guarded(far: FarSide | null): Answering {
+    const check = this.#private;
+    return {
+      ask: (request: SideRequest) => {
+        if (far === null) throw new Unavailable("There is no far side", { retryable: false });
+        if (request.from !== null && check.matches(request.from.text)) throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
+        return far.ask(request);
+      },
+    };
+  }
+
+  private observer(wasHeld: boolean): Observer {
+    const { ledger, policy, far } = this.wiring;
+    return {
+      asked: (side) => {
+        this.#records[side].circuit.begin();
+        if (side === "far") ledger.add({ requests: 1 });
+      },
+      circuit: (side, outcome) => {
+        if (outcome === "succeeded") this.#records[side].circuit.succeeded();
+        else this.#records[side].circuit.failed();
+      },
+      over: (side, part) => {
+        this.#records[side].circuit.ended();
+        if (side === "far") ledger.add({ usd: costOf(part, policy) });
+        // What was held did not take the time that it seems to.
+        if (part.whole && !(side === "near" && wasHeld)) this.#records[side].learn(part, side === "far" ? (far?.roundTripSeconds ?? null) : null);
+      },
+    };
+  }
+}
+
+/** In US dollars. Of a part that was broken off the tokens that came are counted, and its prompt's are not known. */
+function costOf({ usage, tokens }: Part, { price }: Policy): number {
+  const { prompt_tokens: prompt, completion_tokens: completion } = usage ?? { prompt_tokens: 0, completion_tokens: tokens };
+  return (prompt * price.prompt_usd_per_million + completion * price.completion_usd_per_million) / 1e6;
+}
+
+/** Near's answer where it has begun already, for the first time that it is asked from the start. */
+function heldFirst(held: HeldAnswer, near: NearSide): Answering {
+  let isTaken = false;
+  return {
+    ask: (request) => {
+      if (isTaken || request.from !== null) return near.ask(request);
+      isTaken = true;
+      return held.chunks(request.signal);
+    },
+  };
+}
+
+function estimatedTokens({ facts }: HybridRequest): number {
+  const bytes = facts.messages.reduce((sum, { content }) => sum + new TextEncoder().encode(content).length, 0);
+  return Math.ceil(bytes / BYTES_PER_TOKEN);
+}
+
+async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  let stop = (): void => undefined;
+  const aborted = new Promise<never>((_, reject) => {
+    stop = () => {
+      reject(signal.reason as Error);
+    };
+    signal.addEventListener("abort", stop);
+  });
+  try {
+    signal.throwIfAborted();
+    return await Promise.race([promise, aborted]);
+  } finally {
+    signal.removeEventListener("abort", stop);
+  }
+}

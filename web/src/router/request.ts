@@ -1,0 +1,95 @@
+// A request as it comes to the router: OpenAI's parameters with labels and a pin flow in; what may be sent to a side, and what a decision has to know of
+// it, flow out. What is for the router alone goes no further than this.
+
+import type { Given } from "../api/params.js";
+import { HYBRID_PARAMS, isStrings, readParams, shown } from "../api/params.js";
+import type {
+  ChatCompletionCreateParamsBase,
+  ChatCompletionCreateParamsNonStreaming,
+  ChatCompletionCreateParamsStreaming,
+  ChatCompletionMessageParam,
+} from "../api/types.js";
+import { RequestError } from "../errors.js";
+import type { PlainParams } from "./sides.js";
+import type { Side, Situation } from "./situation.js";
+
+/** What a request to Hybrid has beside OpenAI's parameters. */
+interface Routing {
+  readonly messages: readonly (ChatCompletionMessageParam & {
+    /** Of the policy; they stay here. */
+    readonly labels?: readonly string[] | null | undefined;
+  })[];
+  /** Of the policy; they stay here. */
+  readonly labels?: readonly string[] | null | undefined;
+  /** Only this side may answer. */
+  readonly pin?: Side | null | undefined;
+}
+
+export type HybridParamsNonStreaming = Omit<ChatCompletionCreateParamsNonStreaming, "messages"> & Routing;
+export type HybridParamsStreaming = Omit<ChatCompletionCreateParamsStreaming, "messages"> & Routing;
+export type HybridParams = HybridParamsNonStreaming | HybridParamsStreaming;
+
+export interface HybridRequest {
+  readonly params: PlainParams;
+  readonly streamed: boolean;
+  readonly includeUsage: boolean;
+  readonly signal: AbortSignal | undefined;
+  /** What a situation says of the request. */
+  readonly facts: Pick<Situation, "messages" | "labels" | "texts" | "pin" | "max_tokens" | "tools" | "vision" | "language">;
+}
+
+/** Throws RequestError for what is wrong before anybody is asked. */
+export function readRequest(given: HybridParams): HybridRequest {
+  const known = readParams(given, HYBRID_PARAMS) as Given<Omit<ChatCompletionCreateParamsBase, "messages"> & Routing & { readonly stream?: boolean | undefined }>;
+  const { labels = [], pin = null, stream = false, n = 1, signal, stream_options: streamOptions, messages: labelled = [], ...rest } = known;
+  if (n !== 1) throw new RequestError(`n is ${n}, but each answer is routed by itself; ask once for each`, { param: "n" });
+  if (rest.max_tokens !== undefined && rest.max_completion_tokens !== undefined) {
+    throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", { param: "max_tokens" });
+  }
+  if (labelled.length === 0) throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
+  const read = labelled.map(readLabels);
+  const messages = read.map(({ message }) => message);
+  const facts = {
+    labels,
+    pin,
+    messages: read.map(({ message, labels: own }) => ({ role: message.role, content: textOf(message), labels: own })),
+    texts: [...textsIn({ ...rest, model: undefined, messages: messages.map(besideItsText) })],
+    max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
+    tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
+    vision: messages.some(({ content }) => Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type !== "text")),
+    language: null,
+  };
+  return { params: { ...rest, messages }, streamed: stream, includeUsage: streamOptions?.include_usage === true, signal, facts };
+}
+
+/** A message without its labels, and these. */
+function readLabels({ labels, ...message }: Routing["messages"][number], index: number): { readonly message: ChatCompletionMessageParam; readonly labels: readonly string[] } {
+  const own = labels ?? [];
+  if (!isStrings(own)) throw new RequestError(`messages[${index}].labels is ${shown(own)}, it must be a list of strings`, { param: `messages[${index}].labels` });
+  return { message, labels: own };
+}
+
+function textOf({ content }: ChatCompletionMessageParam): string {
+  if (typeof content === "string") return content;
+  return Array.isArray(content) ? content.map((part: { readonly text?: unknown } | null) => (typeof part?.text === "string" ? part.text : "")).join("") : "";
+}
+
+/** A message without the text that ``textOf`` gives, and without its role. */
+function besideItsText(message: ChatCompletionMessageParam): unknown {
+  const { content } = message;
+  return { ...message, role: undefined, content: undefined, parts: Array.isArray(content) ? content.map((part: object) => ({ ...part, type: undefined, text: undefined })) : undefined };
+}
+
+/** Every text in a value, keys and numbers too: whatever could carry something private. */
+function* textsIn(value: unknown): Generator<string, void, undefined> {
+  if (typeof value === "string") yield value;
+  else if (typeof value === "number") yield String(value);
+  else if (Array.isArray(value)) for (const part of value) yield* textsIn(part);
+  else if (typeof value === "object" && value !== null) {
+    for (const [key, part] of Object.entries(value)) {
+      if (part === undefined) continue;
+      yield key;
+      yield* textsIn(part);
+    }
+  }
+}

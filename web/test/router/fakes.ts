@@ -1,0 +1,201 @@
+// What the router is tried on: a clock that goes when it is told to, a far server that remembers every byte and breaks as a script says, and engines
+// that say what they are told to.
+
+import type { EngineApi } from "../../src/api/engine_api.js";
+import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import type { Clock } from "../../src/router/clock.js";
+import type { Ledger, Spent } from "../../src/router/budget.js";
+import { fakeEngine, modelOf } from "../api/fake_model.js";
+
+export class FakeClock implements Clock {
+  #now = 0;
+  readonly #timers = new Set<{ readonly at: number; readonly then: () => void }>();
+
+  now(): number {
+    return this.#now;
+  }
+
+  date(): number {
+    return Date.UTC(2026, 0, 1) + this.#now;
+  }
+
+  after(milliseconds: number, then: () => void): () => void {
+    const timer = { at: this.#now + milliseconds, then };
+    this.#timers.add(timer);
+    return () => {
+      this.#timers.delete(timer);
+    };
+  }
+
+  /** Lets time pass, and what waits for it happen. */
+  async pass(milliseconds: number): Promise<void> {
+    const until = this.#now + milliseconds;
+    for (;;) {
+      await turns();
+      const due = [...this.#timers].filter(({ at }) => at <= until).sort((a, b) => a.at - b.at)[0];
+      if (due === undefined) break;
+      this.#timers.delete(due);
+      this.#now = Math.max(this.#now, due.at);
+      due.then();
+    }
+    this.#now = until;
+    await turns();
+  }
+}
+
+/** Turns of the event loop: what has been started gets as far as it can without time. */
+export async function turns(count = 30): Promise<void> {
+  for (let turn = 0; turn < count; turn++) await new Promise((resolve) => setImmediate(resolve));
+}
+
+/** How the far server answers a chat. ``then`` comes after the texts: the end, a broken connection, or nothing at all. */
+export type FarScript =
+  | { readonly texts?: readonly string[]; readonly deltas?: readonly object[]; readonly then?: "end" | "break" | "hang"; readonly usage?: object; readonly finish?: string }
+  | { readonly status: number; readonly error?: object; readonly headers?: Readonly<Record<string, string>> }
+  | "refused"
+  | "silent";
+
+export interface FarRequest {
+  readonly url: string;
+  readonly method: string;
+  readonly headers: Readonly<Record<string, string>>;
+  readonly body: string;
+  /** The client hung up. */
+  aborted: boolean;
+}
+
+export const FAR = "http://far.test/v1";
+
+export class FakeFar {
+  readonly requests: FarRequest[] = [];
+  reachable = true;
+  about: object = { api_version: 1, models: [{ id: "big", context: 4096, tokenizer_sha256: null, vocab_size: 512, tools: true, verify: false }] };
+  key: string | null = null;
+
+  /** Chats are answered in turn; the last script again and again. */
+  constructor(private readonly scripts: readonly FarScript[] = [{ texts: ["far", " away"] }]) {}
+
+  /** All that ever left, as one text. */
+  get sent(): string {
+    return JSON.stringify(this.requests);
+  }
+
+  get chats(): readonly FarRequest[] {
+    return this.requests.filter(({ method }) => method === "POST");
+  }
+
+  /** The bodies of the chats. */
+  get bodies(): readonly { readonly [key: string]: unknown; readonly messages?: readonly { readonly role: string; readonly content: string }[] }[] {
+    return this.chats.map(({ body }) => JSON.parse(body) as Record<string, never>);
+  }
+
+  readonly fetch = async (url: string, init: RequestInit): Promise<Response> => {
+    const { signal, method = "GET", body, headers } = init;
+    const request: FarRequest = { url, method, headers: headers as Record<string, string>, body: typeof body === "string" ? body : "", aborted: false };
+    this.requests.push(request);
+    signal?.addEventListener("abort", () => (request.aborted = true));
+    await Promise.resolve();
+    signal?.throwIfAborted();
+    if (!this.reachable) throw new TypeError("fetch failed");
+    if (this.key !== null && request.headers.Authorization !== `Bearer ${this.key}`) return json({ error: { message: "bad key", type: "invalid_request_error" } }, 401);
+    if (url.endsWith("/v1/nearfar/about")) return json(this.about);
+    if (url.endsWith("/v1/models")) return json({ data: [{ id: "big", max_model_len: 4096 }] });
+    const script = this.scripts[Math.min(this.chats.length, this.scripts.length) - 1] ?? "refused";
+    if (script === "refused") throw new TypeError("fetch failed");
+    if (script === "silent") return new Promise((_, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));
+    if ("status" in script) return json({ error: { message: `status ${script.status}`, ...script.error } }, script.status, script.headers);
+    return new Response(stream(script, signal ?? new AbortController().signal), { headers: { "Content-Type": "text/event-stream" } });
+  };
+}
+
+function json(value: object, status = 200, headers: Readonly<Record<string, string>> = {}): Response {
+  return new Response(JSON.stringify(value), { status, headers });
+}
+
+function stream({ texts = [], deltas = texts.map((content) => ({ content })), then = "end", usage, finish = "stop" }: Exclude<FarScript, string | { status: number }>, signal: AbortSignal): ReadableStream<Uint8Array> {
+  const head = { id: "chatcmpl-far", object: "chat.completion.chunk", created: 1, model: "theirs" };
+  const choice = (delta: object, end: string | null = null): object => ({ ...head, choices: [{ index: 0, delta, finish_reason: end }] });
+  const counted = usage ?? { prompt_tokens: 20, completion_tokens: deltas.length };
+  const values = [choice({ role: "assistant", content: "" }), ...deltas.map((delta) => choice(delta)), ...(then === "end" ? [choice({}, finish), { ...head, choices: [], usage: counted }] : [])];
+  const events = [...values.map((value) => `data: ${JSON.stringify(value)}\n\n`), ...(then === "end" ? ["data: [DONE]\n\n"] : [])];
+  return new ReadableStream({
+    start(controller) {
+      signal.addEventListener("abort", () => {
+        controller.error(signal.reason);
+      });
+    },
+    async pull(controller) {
+      // As over a network, an event takes a turn of the event loop.
+      await new Promise((resolve) => setImmediate(resolve));
+      if (signal.aborted) return;
+      const event = events.shift();
+      if (event !== undefined) controller.enqueue(new TextEncoder().encode(event));
+      else if (then === "hang") await new Promise<void>((resolve) => { signal.addEventListener("abort", () => { resolve(); }); });
+      else if (then === "break") controller.error(new TypeError("terminated"));
+      else controller.close();
+    },
+  });
+}
+
+/** How the engine answers: tokens with their log-probabilities; then the end, an error, or nothing. */
+export interface NearScript {
+  readonly text: string;
+  /** Of each byte's token, the last one for all that follow; -0.1 where it is not given. */
+  readonly logprobs?: readonly number[];
+  readonly then?: "end" | "hang" | Error;
+}
+
+export class ScriptedSource implements TokenSource {
+  readonly requests: TokenRequest[] = [];
+  running = 0;
+
+  constructor(private readonly scripts: readonly NearScript[]) {}
+
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    const { text, logprobs = [-0.1], then = "end" } = this.scripts[Math.min(this.requests.length, this.scripts.length - 1)] ?? { text: "" };
+    this.requests.push(request);
+    this.running++;
+    const ids = new TextEncoder().encode(text);
+    const { signal, promptIds, maxTokens = Infinity } = request;
+    let completionTokens = 0;
+    try {
+      for (const [index, tokenId] of ids.entries()) {
+        await new Promise((resolve) => setImmediate(resolve));
+        signal?.throwIfAborted();
+        if (completionTokens >= maxTokens) break;
+        completionTokens++;
+        const logprob = logprobs[Math.min(index, logprobs.length - 1)] ?? 0;
+        yield { tokenId, logprob: request.logprobs === undefined ? null : logprob, alternatives: request.logprobs === undefined ? [] : [{ tokenId, logprob }].slice(0, request.logprobs) };
+      }
+      if (then instanceof Error) throw then;
+      if (then === "hang") await new Promise((_, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); })); // prettier-ignore
+      return { finishReason: completionTokens >= maxTokens ? "length" : "stop", promptTokens: promptIds.length, cachedTokens: 0, completionTokens };
+    } finally {
+      this.running--;
+    }
+  }
+}
+
+export function near(...scripts: readonly NearScript[]): { readonly engine: EngineApi; readonly source: ScriptedSource } {
+  const source = new ScriptedSource(scripts);
+  return { engine: fakeEngine(modelOf(source, { name: "small" })), source };
+}
+
+export class MemoryLedger implements Ledger {
+  spent: Spent = { usd: 0, requests: 0 };
+
+  today(): Spent {
+    return this.spent;
+  }
+
+  add({ usd = 0, requests = 0 }: Partial<Spent>): Spent {
+    this.spent = { usd: this.spent.usd + usd, requests: this.spent.requests + requests };
+    return this.spent;
+  }
+}
+
+/** An engine that ought to be held to a grammar, and is not. */
+export function lawless(...scripts: readonly NearScript[]): EngineApi {
+  const grammar = { constraint: () => Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined }) };
+  return fakeEngine(modelOf(new ScriptedSource(scripts), { name: "small", grammar }));
+}

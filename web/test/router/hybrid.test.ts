@@ -1,0 +1,361 @@
+// Hybrid as a page uses it: who answers, what becomes of an answer whose side breaks, and what never leaves.
+
+import { describe, expect, test } from "vitest";
+
+import type { ChatCompletionChunk } from "../../src/api/types.js";
+import { DeviceError } from "../../src/errors.js";
+import type { DeviceHints } from "../../src/router/device_hints.js";
+import type { HybridOptions } from "../../src/router/hybrid.js";
+import { Hybrid } from "../../src/router/hybrid.js";
+import type { FarScript, NearScript } from "./fakes.js";
+import { FAR, FakeClock, FakeFar, MemoryLedger, lawless, near, turns } from "./fakes.js";
+
+const QUESTION = { role: "user" as const, content: "what is 27 + 58?" };
+const MESSAGES = [QUESTION];
+const SURE: NearScript = { text: "near by" };
+/** Sure of its first three tokens, and of none after them. */
+const LOST: NearScript = { text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] };
+const WATCHED = { then: "continue", window_tokens: 2, min_mean_logprob: -3 };
+const ONLINE: DeviceHints = { online: true, battery: null, charging: null, thermal: null };
+
+interface Setup extends Partial<Omit<HybridOptions, "policy" | "far">> {
+  readonly policy?: object;
+  readonly scripts?: readonly NearScript[];
+  readonly far?: readonly FarScript[] | FakeFar;
+  readonly dialect?: "openai" | "vllm" | "nearfar";
+  readonly hints?: Partial<DeviceHints>;
+}
+
+async function setUp({ policy = {}, scripts = [SURE], far: given = [{ texts: ["far", " away"] }], dialect, hints = {}, ...options }: Setup = {}) {
+  const far = given instanceof FakeFar ? given : new FakeFar(given);
+  const clock = new FakeClock();
+  const ledger = new MemoryLedger();
+  const { engine, source } = near(...scripts);
+  const device = { ...ONLINE, ...hints };
+  const nf = await Hybrid.create({
+    near: engine,
+    far: { baseURL: FAR, apiKey: "secret", dialect },
+    policy: { version: 1, mode: "prefer-near", ...policy },
+    fetch: far.fetch,
+    device: { read: () => Promise.resolve(device) },
+    ledger,
+    clock,
+    ...options,
+  });
+  return { nf, far, clock, ledger, source, device };
+}
+
+async function read(nf: Hybrid, rest: object = {}): Promise<ChatCompletionChunk[]> {
+  const chunks: ChatCompletionChunk[] = [];
+  for await (const chunk of await nf.chat.completions.create({ messages: MESSAGES, stream: true, ...rest })) chunks.push(chunk);
+  return chunks;
+}
+
+/** The text of a stream, as a page shows it: what a restart withdraws goes. */
+function shown(chunks: readonly ChatCompletionChunk[]): string {
+  let text = "";
+  let switchedAt: number | null = null;
+  for (const { choices, route } of chunks) {
+    if (route?.switched_at === 0 && switchedAt !== 0) text = "";
+    switchedAt = route === undefined ? switchedAt : route.switched_at;
+    text += choices[0]?.delta.content ?? "";
+  }
+  return text;
+}
+
+const routes = (chunks: readonly ChatCompletionChunk[]) => chunks.flatMap(({ route }) => (route === undefined ? [] : [{ side: route.side, reason: route.reason, at: route.switched_at }]));
+
+describe("who answers", () => {
+  test.each([
+    ["prefer-near", {}, "near by", "near", "prefer"],
+    ["prefer-far", {}, "far away", "far", "prefer"],
+    ["auto", {}, "near by", "near", "cost"],
+    ["prefer-near", { pin: "far" }, "far away", "far", "pinned"],
+    ["prefer-far", { pin: "near" }, "near by", "near", "pinned"],
+    ["prefer-far", { labels: ["private"] }, "near by", "near", "private"],
+  ])("in mode %s with %j: %s", async (mode, rest, text, side, reason) => {
+    const { nf } = await setUp({ policy: { mode } });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES, ...rest } as never);
+    expect(whole).toMatchObject({ object: "chat.completion", choices: [{ message: { role: "assistant", content: text }, finish_reason: "stop" }], route: { side, reason, switched_at: null } });
+    const chunks = await read(nf, { ...rest, stream_options: { include_usage: true } });
+    expect(shown(chunks)).toBe(text);
+    // The first chunk and the last with a choice have the route.
+    expect(routes(chunks)).toEqual([{ side, reason, at: null }, { side, reason, at: null }]);
+    expect([chunks[0]?.route, chunks.at(-2)?.route, chunks[0]?.choices[0]?.delta.role]).toEqual([expect.anything(), expect.anything(), "assistant"]);
+    expect(chunks.at(-1)?.usage?.completion_tokens).toBe(whole.usage.completion_tokens);
+    expect(new Set(chunks.map(({ id }) => id)).size).toBe(1);
+  });
+
+  test("near-only never asks the server anything, and far-only has no use for an engine", async () => {
+    const { nf, far } = await setUp({ policy: { mode: "near-only" } });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason).toBe("mode");
+    expect(far.requests).toEqual([]);
+    const other = await setUp({ policy: { mode: "far-only" }, near: null });
+    expect((await other.nf.chat.completions.create({ messages: MESSAGES })).choices[0]?.message.content).toBe("far away");
+  });
+
+  test("without a network near answers, and a request pinned to far is told so", async () => {
+    const { nf } = await setUp({ policy: { mode: "prefer-far" }, hints: { online: false } });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "offline" });
+    await expect(nf.chat.completions.create({ messages: MESSAGES, pin: "far" })).rejects.toMatchObject({ code: "unavailable", details: { code: "pinned_offline" } });
+  });
+
+  test("a low battery sends answers far", async () => {
+    const { nf } = await setUp({ policy: { mode: "auto", device: { min_battery: 0.2 } }, hints: { battery: 0.1, charging: false } });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "battery" });
+  });
+
+  test("the day's budget is counted, and when it is spent near answers", async () => {
+    const { nf, ledger } = await setUp({ policy: { mode: "prefer-far", budget: { far_requests_per_day: 1 }, price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 } } });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route?.side).toBe("far");
+    expect(ledger.spent).toEqual({ requests: 1, usd: (20 * 1 + 2 * 10) / 1e6 });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "budget" });
+  });
+
+  test("what was measured of earlier answers is in the scores", async () => {
+    const { nf, clock } = await setUp({ policy: { mode: "prefer-far" }, far: [{ texts: ["a", "b", "c"], then: "end" }] });
+    const first = nf.chat.completions.create({ messages: MESSAGES });
+    await clock.pass(100);
+    expect((await first).route?.scores.far_total_seconds).toBeNull();
+    expect(Object.keys((await first).route?.scores ?? {})).toContain("near_total_seconds");
+  });
+
+  test("several answers at once are refused", async () => {
+    const { nf } = await setUp();
+    await expect(nf.chat.completions.create({ messages: MESSAGES, n: 2 })).rejects.toMatchObject({ code: "request_error", param: "n" });
+  });
+
+  test("near's first tokens decide where the predictor reads them, and are not computed twice", async () => {
+    const weights = { weights: [4], bias: 4 };
+    const predictor = {
+      version: 1, features: ["first_mean_logprob"], buckets: 0, mean: [0], scale: [1], near: weights, far: { weights: [0], bias: 2 }, calibration: { near: [1, 0], far: [1, 0] },
+    }; // prettier-ignore
+    const policy = { mode: "auto", quality: { predictor, threshold: 0.1 } };
+    const sure = await setUp({ policy });
+    expect(shown(await read(sure.nf))).toBe("near by");
+    expect([sure.source.requests.length, sure.far.chats.length]).toEqual([1, 0]);
+    const lost = await setUp({ policy, scripts: [{ text: "near by", logprobs: [-3] }] });
+    const chunks = await read(lost.nf);
+    expect([shown(chunks), chunks[0]?.route?.reason]).toEqual(["far away", "quality"]);
+    await turns();
+    expect([lost.source.requests.length, lost.source.running]).toEqual([1, 0]);
+  });
+});
+
+describe("when a side breaks", () => {
+  test("far dies in mid-answer, and near goes on from its text", async () => {
+    const { nf, source } = await setUp({ policy: { mode: "prefer-far" }, scripts: [{ text: " near" }], far: [{ texts: ["from", " far"], then: "break" }] });
+    const chunks = await read(nf, { max_tokens: 10 });
+    expect(shown(chunks)).toBe("from far near");
+    expect(routes(chunks)).toEqual([
+      { side: "far", reason: "prefer", at: null },
+      { side: "near", reason: "far_failed", at: 8 },
+      { side: "near", reason: "far_failed", at: 8 },
+    ]);
+    expect(new TextDecoder().decode(Uint8Array.from(source.requests[0]?.promptIds ?? []))).toBe("[user]what is 27 + 58?[assistant]from far");
+    // Two of the ten tokens were far's.
+    expect(source.requests[0]?.maxTokens).toBe(8);
+  });
+
+  test("near's device is lost, and far goes on from its text", async () => {
+    const { nf, far } = await setUp({ scripts: [{ text: "near, ", then: new DeviceError("lost") }], far: [{ texts: ["then far"] }] });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES });
+    expect(whole.choices[0]?.message.content).toBe("near, then far");
+    expect(whole.route).toMatchObject({ side: "far", reason: "near_failed", switched_at: 6 });
+    expect(far.bodies[0]).toMatchObject({ continue_final_message: true, messages: [QUESTION, { role: "assistant", content: "near, " }] });
+  });
+
+  test("a server of OpenAI's routes only starts anew, and what near wrote is withdrawn", async () => {
+    const { nf, far } = await setUp({ scripts: [{ text: "near, ", then: new DeviceError("lost") }], dialect: "openai" });
+    const chunks = await read(nf);
+    expect([shown(chunks), routes(chunks).at(-1)]).toEqual(["far away", { side: "far", reason: "near_failed", at: 0 }]);
+    expect(far.sent).not.toContain("near, ");
+  });
+
+  test("a broken connection is tried again before near is asked", async () => {
+    const { nf, far, clock } = await setUp({ policy: { mode: "prefer-far" }, far: ["refused", { texts: ["far", " away"] }] });
+    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    await clock.pass(200);
+    expect((await whole).route).toMatchObject({ side: "far", reason: "prefer" });
+    expect(far.chats.length).toBe(2);
+  });
+
+  test("a server with too much to do is asked again after the time that it asks for", async () => {
+    const { nf, far, clock } = await setUp({ policy: { mode: "prefer-far" }, far: [{ status: 429, headers: { "Retry-After": "3" } }, { texts: ["far", " away"] }] });
+    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    await clock.pass(2900);
+    expect(far.chats.length).toBe(1);
+    await clock.pass(200);
+    expect((await whole).choices[0]?.message.content).toBe("far away");
+  });
+
+  test.each([
+    [400, { message: "no such thing", param: "tools" }, { code: "request_error", param: "tools" }],
+    [500, {}, { route: { side: "near", reason: "far_failed" } }],
+    [401, {}, { route: { side: "near", reason: "far_failed" } }],
+  ])("status %i of the server", async (status, error, result) => {
+    const { nf } = await setUp({ policy: { mode: "prefer-far", retries: 0 }, far: [{ status, error }] });
+    const whole = nf.chat.completions.create({ messages: MESSAGES }).catch((reason: unknown) => reason);
+    expect(await whole).toMatchObject(result);
+  });
+
+  test("a silent server is given up, and near answers", async () => {
+    const { nf, far, clock } = await setUp({ policy: { mode: "prefer-far", timeouts: { far_first_token_ms: 500 } }, far: ["silent"] });
+    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    await clock.pass(600);
+    expect((await whole).route).toMatchObject({ side: "near", reason: "far_timeout", switched_at: null });
+    expect(far.chats[0]?.aborted).toBe(true);
+  });
+
+  test("a server that stalls in mid-answer is left, and near goes on", async () => {
+    const { nf, clock } = await setUp({ policy: { mode: "prefer-far", timeouts: { between_tokens_ms: 300 } }, scripts: [{ text: " near" }], far: [{ texts: ["far"], then: "hang" }] });
+    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    await clock.pass(400);
+    expect((await whole).choices[0]?.message.content).toBe("far near");
+    expect((await whole).route).toMatchObject({ side: "near", reason: "far_timeout", switched_at: 3 });
+  });
+
+  test("a late near is hedged with far, whose first token wins", async () => {
+    const { nf, source, clock } = await setUp({ policy: { timeouts: { hedge_after_ms: 200 } }, scripts: [{ text: "", then: "hang" }] });
+    const whole = nf.chat.completions.create({ messages: MESSAGES });
+    await clock.pass(199);
+    await clock.pass(1);
+    expect((await whole).route).toMatchObject({ side: "far", reason: "near_late", switched_at: null });
+    await turns();
+    expect(source.running).toBe(0);
+  });
+
+  test("a side that keeps failing is left alone, then tried with one request", async () => {
+    const far = new FakeFar(["refused", "refused", { texts: ["far", " away"] }]);
+    const { nf, clock } = await setUp({ policy: { mode: "prefer-far", retries: 0, breaker: { failures: 2, open_ms: 1000 } }, far });
+    const reasons = [];
+    for (let asked = 0; asked < 3; asked++) reasons.push((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason);
+    expect([reasons, far.chats.length]).toEqual([["far_failed", "far_failed", "circuit_open"], 2]);
+    await clock.pass(1000);
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "prefer" });
+  });
+
+  test("where both fail the error is the last one's", async () => {
+    const { nf } = await setUp({ policy: { retries: 0 }, scripts: [{ text: "", then: new DeviceError("lost") }], far: [{ status: 503, error: { message: "full" } }] });
+    await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({ code: "unavailable", message: "http://far.test: full", status: 503 });
+  });
+
+  test("after a part of a tool call nobody else goes on", async () => {
+    const call = { tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "add", arguments: '{"a":' } }] };
+    const { nf, source } = await setUp({ policy: { mode: "prefer-far" }, far: [{ deltas: [call], then: "break" }] });
+    await expect(nf.chat.completions.create({ messages: MESSAGES, tools: [{ type: "function", function: { name: "add" } }] })).rejects.toMatchObject({ code: "unavailable" });
+    expect(source.requests).toEqual([]);
+  });
+
+  test("an abort ends both sides and is the error; leaving the loop ends them without one", async () => {
+    const { nf, source, far, clock } = await setUp({ policy: { timeouts: { hedge_after_ms: 10 } }, scripts: [{ text: "", then: "hang" }], far: ["silent"] });
+    const controller = new AbortController();
+    const whole = nf.chat.completions.create({ messages: MESSAGES }, { signal: controller.signal });
+    await clock.pass(10);
+    expect([source.running, far.chats.length]).toEqual([1, 1]);
+    controller.abort(new Error("enough"));
+    await expect(whole).rejects.toThrow("enough");
+    await turns();
+    expect([source.running, far.chats[0]?.aborted]).toEqual([0, true]);
+
+    const other = await setUp({ policy: { mode: "prefer-far" }, far: [{ texts: ["a", "b"], then: "hang" }] });
+    const left = (await other.nf.chat.completions.create({ messages: MESSAGES, stream: true }))[Symbol.asyncIterator]();
+    await left.next();
+    await left.return(undefined);
+    await turns();
+    expect(other.far.chats[0]?.aborted).toBe(true);
+  });
+});
+
+describe("escalation", () => {
+  test("an answer that goes astray goes on with far, from its text", async () => {
+    const { nf, far, source } = await setUp({ policy: { escalation: WATCHED }, scripts: [LOST], far: [{ texts: ["…", "far"] }] });
+    const chunks = await read(nf, { stream_options: { include_usage: true } });
+    expect(shown(chunks)).toBe("abcd…far");
+    expect(routes(chunks)).toEqual([
+      { side: "near", reason: "prefer", at: null },
+      { side: "far", reason: "escalated_logprob", at: 4 },
+      { side: "far", reason: "escalated_logprob", at: 4 },
+    ]);
+    expect(far.bodies[0]?.messages?.at(-1)).toEqual({ role: "assistant", content: "abcd" });
+    // What the watch read is not the caller's.
+    expect(chunks.every(({ choices }) => (choices[0]?.logprobs ?? null) === null)).toBe(true);
+    // Far's prompt has near's four tokens, which are the answer's.
+    expect(chunks.at(-1)?.usage).toEqual({ prompt_tokens: 16, completion_tokens: 6, total_tokens: 22 });
+    await turns();
+    expect(source.running).toBe(0);
+  });
+
+  test("with restart far starts anew, and the whole answer has nothing of near's", async () => {
+    const { nf, far } = await setUp({ policy: { escalation: { ...WATCHED, then: "restart" } }, scripts: [LOST] });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES });
+    expect(whole.choices[0]?.message.content).toBe("far away");
+    expect(whole.route).toMatchObject({ side: "far", reason: "escalated_logprob", switched_at: 0 });
+    expect(far.bodies[0]?.messages).toEqual(MESSAGES);
+  });
+
+  test("where far then fails near goes on with its own answer", async () => {
+    const { nf } = await setUp({ policy: { escalation: WATCHED, retries: 0 }, scripts: [LOST, { text: "ij" }], far: ["refused"] });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES });
+    expect([whole.choices[0]?.message.content, whole.route?.side]).toEqual(["abcdij", "near"]);
+  });
+
+  test("an answer that is not the JSON that was asked for is given again by far, from its start", async () => {
+    const { nf, far } = await setUp({ policy: { escalation: WATCHED }, near: lawless({ text: "no JSON" }), far: [{ texts: ['{"a"', ":1}"] }] });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES, response_format: { type: "json_object" } });
+    expect(whole.choices[0]?.message.content).toBe('{"a":1}');
+    expect(whole.route).toMatchObject({ side: "far", reason: "escalated_schema", switched_at: 0 });
+    expect(far.bodies[0]).not.toHaveProperty("continue_final_message");
+  });
+
+  test("the caller's own log-probabilities are given, with as many alternatives as were asked for", async () => {
+    const { nf } = await setUp({ policy: { escalation: { ...WATCHED, max_mean_entropy: 9 } } });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES, logprobs: true });
+    expect(whole.choices[0]?.logprobs?.content?.map(({ token, top_logprobs: others }) => [token, others.length])).toEqual(Array.from("near by", (token) => [token, 0]));
+  });
+});
+
+describe("what is private", () => {
+  const policy = { mode: "prefer-far", labels: ["work"], private: { patterns: ["\\b[0-9]{3}-[0-9]{2}-[0-9]{4}\\b"] }, escalation: WATCHED, timeouts: { hedge_after_ms: undefined } };
+  const broken: readonly NearScript[] = [{ text: "abcdefgh", logprobs: [-9], then: new DeviceError("lost") }];
+  const tool = { type: "function", function: { name: "find", parameters: { properties: { id: { const: "078-05-1120" } } } } };
+
+  test.each([
+    ["a label of the request", { labels: ["private"] }],
+    ["a label of one message", { messages: [{ role: "user", content: "secret plan", labels: ["private"] }, ...MESSAGES] }],
+    ["a number in a text", { messages: [{ role: "user", content: "secret: 078-05-1120" }] }],
+    ["a number in a part", { messages: [{ role: "user", content: [{ type: "text", text: "078-05" }, { type: "text", text: "-1120" }] }] }],
+    ["a number in a tool's arguments", { messages: [...MESSAGES, { role: "assistant", content: null, tool_calls: [{ id: "1", type: "function", function: { name: "find", arguments: '{"id":"078-05-1120"}' } }] }, { role: "tool", tool_call_id: "1", content: "secret" }] }],
+    ["a number in a schema", { tools: [tool], tool_choice: "none" }],
+  ])("%s: nothing of it leaves, whatever breaks", async (_, params) => {
+    for (const scripts of [[SURE], broken]) {
+      const { nf, far, clock } = await setUp({ policy: { ...policy, mode: "prefer-near", timeouts: { hedge_after_ms: 1 } }, scripts });
+      const before = far.requests.length;
+      const whole = nf.chat.completions.create({ messages: MESSAGES, ...params } as never).catch((error: unknown) => error);
+      await clock.pass(30_000);
+      expect(await whole).toMatchObject(scripts === broken ? { code: "device_error" } : { route: { side: "near", reason: "private" } });
+      expect(far.requests.length).toBe(before);
+      expect(far.sent).not.toMatch(/secret plan|secret:|078-05|27 \+ 58/);
+    }
+  });
+
+  test("what near writes itself is held back too: far does not go on from a private text", async () => {
+    const { nf, far } = await setUp({ policy: { ...policy, mode: "prefer-near" }, scripts: [{ text: "078-05-1120 ", then: new DeviceError("lost") }] });
+    await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({ code: "request_error", details: { code: "private" } });
+    expect([far.chats.length, far.sent.includes("078")]).toEqual([0, false]);
+  });
+
+  test("labels and pins never leave with what may leave, and neither do cookies", async () => {
+    const { nf, far } = await setUp({ policy });
+    await nf.chat.completions.create({ messages: [{ ...QUESTION, labels: ["work"] }], labels: ["work"], pin: "far", user: "u1" });
+    expect(far.bodies).toEqual([{ model: "big", stream: true, stream_options: { include_usage: true }, user: "u1", messages: MESSAGES }]);
+    expect(far.sent).not.toMatch(/labels|pin|work/);
+    expect(far.chats[0]?.headers).toEqual({ "Content-Type": "application/json", Authorization: "Bearer secret" });
+  });
+
+  test("a private request that is pinned to far is refused, and a label that nobody knows as well", async () => {
+    const { nf } = await setUp({ policy });
+    await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"], pin: "far" })).rejects.toMatchObject({ code: "request_error", details: { code: "private" } });
+    await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["privat"] })).rejects.toMatchObject({ code: "request_error", details: { code: "unknown_label" } });
+  });
+});
