@@ -6,11 +6,11 @@ from typing import Protocol, runtime_checkable
 
 from ..engine.verification import Verification
 from ..schema.verify import VerifyOpen
-from .executor import Call
+from .executor import Call, Executor
 
 
 @runtime_checkable
-class Verifies(Protocol):
+class Verifies(Executor, Protocol):
     @property
     def max_drafts(self) -> int:
         """Of one message, 0 where the model takes none."""

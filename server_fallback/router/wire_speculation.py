@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.typing import Subprotocol
 
 from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 
@@ -118,7 +119,11 @@ class WireSpeculation:
             headers["X-Request-Timeout-Ms"] = str(max(1, int((request.deadline - time.monotonic()) * 1000)))
         try:
             socket = await connect(
-                self.far.address, additional_headers=headers, subprotocols=[PROTOCOL], compression=None, open_timeout=OPEN_SECONDS
+                self.far.address,
+                additional_headers=headers,
+                subprotocols=[Subprotocol(PROTOCOL)],
+                compression=None,
+                open_timeout=OPEN_SECONDS,
             )
         except InvalidStatus as error:
             # A server that does not know the address says 403 or 404; ours tells what is wrong when the connection stands.
