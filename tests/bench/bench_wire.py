@@ -60,10 +60,7 @@ def main() -> None:
         with nearfar_serve([str(far.path), "--threads", "1"], folder / "far.log") as server:
             print("| | tokens a round | right guesses | forwards, prompts' included | bytes sent a token | received |")
             print("|---|---|---|---|---|---|")
-            print(
-                f"| far alone, streamed | 1 | | {len(prompts) + count:,} | | {streamed_bytes(server, far, prompts) / count:.0f} |",
-                flush=True,
-            )
+            print(streamed(server, far, prompts, count), flush=True)
             for drafts in DRAFTS:
                 print(asyncio.run(measured(server, near, far, prompts, expected, drafts)), flush=True)
 

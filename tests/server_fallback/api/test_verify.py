@@ -206,9 +206,11 @@ def test_a_client_that_leaves_in_a_round_ends_it_and_one_that_says_nothing_is_cu
 
 def test_a_deadline_ends_a_stream() -> None:
     async def work() -> None:
-        headers = {"X-Request-Timeout-Ms": "100"}
-        async with served(VerifyingExecutor(step_seconds=0.2)) as server, asking(server, additional_headers=headers) as socket:
-            await say(socket, opening())
+        # The round takes three steps, longer than the deadline.
+        executor = VerifyingExecutor(step_seconds=0.5)
+        headers = {"X-Request-Timeout-Ms": "1000"}
+        async with served(executor) as server, asking(server, additional_headers=headers) as socket:
+            await say(socket, opening(prompt=PROMPT * 6))
             assert (await heard(socket))["type"] == "opened"
             await say(socket, draft([]))
             assert (await heard(socket))["error"]["code"] == "deadline_exceeded"
