@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -35,15 +35,40 @@ KEY = "sk-web-12345678"
 
 
 @contextmanager
+def elsewhere(far: FakeFar) -> Iterator[None]:
+    """While the far server runs in a thread of its own."""
+    started = Event()
+    stops: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stops.append(lambda: loop.call_soon_threadsafe(stop.set))
+        async with running(far):
+            started.set()
+            await stop.wait()
+
+    thread = Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(5)
+    try:
+        yield
+    finally:
+        stops[0]()
+        thread.join(10)
+
+
+@contextmanager
 def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[openai.OpenAI]:
-    """OpenAI's client of a gateway on a port of its own; the far server runs in the gateway's loop."""
-    ready = []
+    """OpenAI's client of a gateway on a port of its own."""
+    ready: list[Registry] = []
+    began = Event()
 
     async def started() -> None:
-        await far.start()
         registry = Registry(HybridOpener(NearOpener(near), Far(far.url), Policy.read(rules)))
         await registry.load(LoadRequest(model="tiny"))
         ready.append(registry)
+        began.set()
 
     class Later:
         """The registry, which needs the server's loop."""
@@ -57,7 +82,8 @@ def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[open
     thread = Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key=KEY, max_retries=3) as client:
+        assert began.wait(5)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key=KEY, max_retries=0) as client:
             yield client
     finally:
         server.should_exit = True
@@ -66,11 +92,9 @@ def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[open
 
 def test_openais_client_gets_one_answer_across_a_switch() -> None:
     far = FakeFar(lambda _: Reply(chunks=said("one ", "two ", usage=FAR_USAGE), breaks_after=3))
-    with served(FakeNear("one two three"), far, policy("prefer-far")) as client:
-        client.models.list()
-        stream = client.chat.completions.create(
-            model="tiny", messages=MESSAGES, stream=True, extra_body={"labels": ["private"], "pin": "near"}
-        )
+    ours = {"labels": ["private"], "pin": "near"}
+    with elsewhere(far), served(FakeNear("one two three"), far, policy("prefer-far")) as client:
+        stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, extra_body=ours)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "one two three"
         stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
         chunks = list(stream)
@@ -81,7 +105,8 @@ def test_openais_client_gets_one_answer_across_a_switch() -> None:
         answer = raw.parse()
         assert answer.choices[0].message.content == "one two three"
         assert answer.model_extra is not None
-        assert (answer.model_extra["route"]["side"], answer.model_extra["route"]["switched_at"]) == ("near", 8)
+        route = answer.model_extra["route"]
+        assert (route["side"], route["reason"], route["switched_at"]) == ("near", "far_failed", 8)
 
 
 async def asked(near: FakeNear, far: FakeFar, rules: dict[str, Any], *bodies: tuple[str, dict[str, Any]]) -> list[httpx.Response]:
