@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 from fake_openai import Reply, running, said
+from fastapi import FastAPI
 from hybrid_gateway import NearOpener, gateway
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
 
@@ -111,9 +112,12 @@ def test_openais_client_gets_one_answer_across_a_switch() -> None:
 
 async def asked(near: FakeNear, far: FakeFar, rules: dict[str, Any], *bodies: tuple[str, dict[str, Any]]) -> list[httpx.Response]:
     """The answers to one request after the other."""
-    async with running(far), gateway(near, Far(far.url), rules) as app:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return [await (client.post(path, json=body) if body else client.get(path)) for path, body in bodies]
+    async with running(far), gateway(near, Far(far.url), rules) as app, client_of(app) as client:
+        return [await (client.post(path, json=body) if body else client.get(path)) for path, body in bodies]
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
 def test_the_header_names_the_side_and_the_metrics_count_routes_and_switches() -> None:
@@ -144,13 +148,12 @@ def test_a_client_that_leaves_ends_both_sides() -> None:
     near, far = FakeNear("one two", hangs_at=4), FakeFar()
 
     async def work() -> None:
-        async with running(far), gateway(near, Far(far.url), policy()) as app:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-                asking = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
-                while not near.asked:
-                    await asyncio.sleep(0)
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
+        async with running(far), gateway(near, Far(far.url), policy()) as app, client_of(app) as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
+            while not near.asked:
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         assert near.closed_early == 1
         assert near.closed
 
@@ -176,7 +179,7 @@ def test_a_plain_server_does_not_know_labels_and_pins() -> None:
     async def work() -> list[str]:
         async with running(far := FakeFar()), gateway(FakeNear(), Far(far.url), policy()) as app:
             plain = create_app(app.state.service.models, ApiConfig())
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(plain), base_url="http://test") as client:
+            async with client_of(plain) as client:
                 answers = [
                     await client.post("/v1/chat/completions", json={**BODY, "pin": "near"}),
                     await client.post("/v1/chat/completions", json={**BODY, "messages": [{**MESSAGES[0], "labels": ["private"]}]}),
