@@ -1,6 +1,8 @@
 // Speed: how fast a side has been lately. Finished answers flow in one by one, rates for the next situation flow out. Pure.
+//
+// Averaged is the time of a token, not the rate: a mean of rates forgets answers that stalled, which are those that matter.
 
-/** An answer that ended well. Seconds are from asking, without waiting in a queue. */
+/** An answer that ended well. Seconds are from asking, waiting in a queue not counted. */
 export interface Finished {
   /** Of the prompt, those of the cache not counted. */
   readonly computed_tokens: number;
@@ -16,4 +18,28 @@ export interface Speed {
   readonly prefill_tokens_per_second: number | null;
   readonly decode_tokens_per_second: number | null;
   readonly round_trip_seconds: number | null;
+}
+
+export const UNKNOWN_SPEED: Speed = { prefill_tokens_per_second: null, decode_tokens_per_second: null, round_trip_seconds: null };
+
+/** Of the newest answer in the mean; the older ones have the rest. */
+const NEWEST_WEIGHT = 0.3;
+
+export function speedAfter(speed: Speed, finished: Finished): Speed {
+  const { first_token_seconds: first, total_seconds: total, round_trip_seconds: roundTrip } = finished;
+  return {
+    prefill_tokens_per_second: rate(speed.prefill_tokens_per_second, finished.computed_tokens, first - (roundTrip ?? 0)),
+    decode_tokens_per_second: rate(speed.decode_tokens_per_second, finished.completion_tokens - 1, total - first),
+    round_trip_seconds: roundTrip === null ? speed.round_trip_seconds : mean(speed.round_trip_seconds, roundTrip),
+  };
+}
+
+/** The old one where this tells nothing: no token, or no time that a clock could see. */
+function rate(old: number | null, tokens: number, seconds: number): number | null {
+  if (tokens < 1 || seconds <= 0) return old;
+  return 1 / mean(old === null ? null : 1 / old, seconds / tokens);
+}
+
+function mean(old: number | null, newest: number): number {
+  return old === null ? newest : old + NEWEST_WEIGHT * (newest - old);
 }

@@ -1,0 +1,53 @@
+// What contradicts itself in a policy whose values are each allowed: a policy flows in, places and what is wrong there flow out.
+
+import type { Policy } from "./policy_schema.js";
+
+type Found = Iterable<readonly [place: string, problem: string]>;
+
+export function* contradictions(policy: Policy): Found {
+  yield* ofLabels(policy);
+  if (policy.mode === "near-only" || policy.mode === "far-only") yield* ofOneSide(policy);
+  if (policy.mode === "far-only") {
+    const problem = "in mode far-only a private request could never be answered";
+    if (policy.private.labels.length > 0) yield ["private.labels", problem];
+    if (policy.private.patterns.length > 0) yield ["private.patterns", problem];
+  }
+  if (policy.mode === "near-only") {
+    if (policy.budget.far_usd_per_day !== null) yield ["budget.far_usd_per_day", "in mode near-only nothing is spent on the far side"];
+    if (policy.budget.far_requests_per_day !== null) yield ["budget.far_requests_per_day", "in mode near-only the far side is not asked"];
+  }
+  if (policy.mode === "prefer-far" && policy.timeouts.hedge_after_ms !== null) {
+    yield ["timeouts.hedge_after_ms", "hedging asks far where near is slow; in mode prefer-far it is asked first"];
+  }
+  if (policy.mode !== "auto") yield* ofAuto(policy);
+}
+
+function* ofLabels(policy: Policy): Found {
+  const seen = new Set<string>();
+  for (const [place, labels] of [["labels", policy.labels], ["private.labels", policy.private.labels]] as const) { // prettier-ignore
+    for (const label of labels) {
+      if (seen.has(label)) yield [place, `the label '${label}' stands twice; a label is plain or private`];
+      seen.add(label);
+    }
+  }
+}
+
+function* ofOneSide(policy: Policy): Found {
+  const problem = `in mode ${policy.mode} there is no other side`;
+  if (policy.escalation.then !== "never") yield ["escalation.then", problem];
+  if (policy.fallback.near_continues) yield ["fallback.near_continues", problem];
+  if (policy.fallback.far_takes_over) yield ["fallback.far_takes_over", problem];
+  if (policy.timeouts.hedge_after_ms !== null) yield ["timeouts.hedge_after_ms", problem];
+}
+
+function* ofAuto({ mode, device, costs, quality }: Policy): Found {
+  const isSet = {
+    "device.min_battery": device.min_battery !== null,
+    "device.max_thermal": device.max_thermal !== null,
+    "costs.max_first_token_seconds": costs.max_first_token_seconds !== null,
+    "costs.max_total_seconds": costs.max_total_seconds !== null,
+    "quality.predictor": quality.predictor !== null,
+    "quality.threshold": quality.threshold !== 0,
+  };
+  for (const [place, given] of Object.entries(isSet)) if (given) yield [place, `only mode auto decides by it; the mode is ${mode}`];
+}

@@ -1,0 +1,40 @@
+// Costs: how long each side would take, and what far would charge. A policy and a situation flow in; what is not known is null.
+
+import type { Policy } from "./policy_schema.js";
+import type { FarState, NearState, Situation } from "./situation.js";
+
+/** Of an answer whose length nobody bounds. */
+const EXPECTED_TOKENS = 64;
+
+/** In seconds from asking. */
+export interface Times {
+  readonly first: number | null;
+  readonly total: number | null;
+}
+
+export function nearTimes(situation: Situation): Times {
+  return timesOf(situation.near, situation.near.queue_seconds, situation);
+}
+
+export function farTimes(situation: Situation): Times {
+  const { queue_seconds, round_trip_seconds } = situation.far;
+  return timesOf(situation.far, round_trip_seconds === null ? null : queue_seconds + round_trip_seconds, situation);
+}
+
+/** What is in a cache costs the same. */
+export function farUsd({ price }: Policy, situation: Situation): number | null {
+  const { prompt_tokens } = situation.far;
+  if (prompt_tokens === null) return null;
+  return (prompt_tokens * price.prompt_usd_per_million + expectedTokens(situation) * price.completion_usd_per_million) / 1e6;
+}
+
+export function expectedTokens({ max_tokens }: Situation): number {
+  return max_tokens ?? EXPECTED_TOKENS;
+}
+
+function timesOf(side: NearState | FarState, waitSeconds: number | null, situation: Situation): Times {
+  const { prompt_tokens, cached_tokens, prefill_tokens_per_second: prefill, decode_tokens_per_second: decode } = side;
+  if (waitSeconds === null || prompt_tokens === null || prefill === null || prefill === 0) return { first: null, total: null };
+  const first = waitSeconds + Math.max(prompt_tokens - cached_tokens, 0) / prefill;
+  return { first, total: decode === null || decode === 0 ? null : first + expectedTokens(situation) / decode };
+}
