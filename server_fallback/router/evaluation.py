@@ -142,8 +142,8 @@ def first_reaching(shares: Array, recovered: Array, level: float) -> Array:
     right = np.maximum(np.argmax(recovered >= level - 1e-12, axis=1), 1)
     below, above = recovered[rows, right - 1], recovered[rows, right]
     part = np.clip((level - below) / np.where(above > below, above - below, 1.0), 0.0, 1.0)
-    start: Array = shares[rows, right - 1]
-    return start + part * (shares[rows, right] - start)
+    found: Array = shares[rows, right - 1] + part * (shares[rows, right] - shares[rows, right - 1])
+    return found
 
 
 def far_first(scores: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -60,7 +60,7 @@ def fit_logistic(rows: Array, right: Array, ridge: float, start: Logistic | None
     Where all are right or all are wrong, the weights are 0 and the bias is the logit of (rights + 1) / (n + 2). From ``start`` the way is
     shorter, and the end the same.
     """
-    count, width = rows.shape
+    count, width = len(rows), int(rows.shape[1])
     rights = float(right.sum())
     bias = float(np.log((rights + 1) / (count - rights + 1)))
     point = np.append(np.zeros(width), bias)

@@ -19,13 +19,13 @@ def test_a_hand_made_router() -> None:
     assert made.curve.qualities.tolist() == [0.5, 0.75, 0.5, 0.75, 0.75]
     # PGR is 0, 1, 0, 1, 1.
     assert made.apgr == pytest.approx((0.5 + 0.5 + 0.5 + 1) / 4)
-    assert (made.cpt50, made.cpt80) == (pytest.approx(0.125), pytest.approx(0.2))
+    assert (made.cpt50, made.cpt80) == pytest.approx((0.125, 0.2))
 
 
 def test_equal_scores_are_a_random_router() -> None:
     random = evaluate(NEAR, FAR, SCORES, 3.5).policies["random"]
-    assert (random.apgr, random.cpt50, random.cpt80) == (pytest.approx(0.5), pytest.approx(0.5), pytest.approx(0.8))
-    assert random.apgr_95 == (pytest.approx(0.5), pytest.approx(0.5))
+    assert (random.apgr, random.cpt50, random.cpt80) == pytest.approx((0.5, 0.5, 0.8))
+    assert random.apgr_95 == pytest.approx((0.5, 0.5))
     assert random.quality == pytest.approx(0.5 + 0.25 * 0.25)
 
 
@@ -33,7 +33,7 @@ def test_an_oracle_recovers_more_than_the_gap() -> None:
     oracle = evaluate(NEAR, FAR, SCORES, 3.5).policies["oracle"]
     # PGR is 2 with half of the prompts far, stays so, and falls to 1 with the last.
     assert oracle.apgr == pytest.approx(0.5 * 1 + 0.25 * 2 + 0.25 * 1.5)
-    assert (oracle.cpt50, oracle.cpt80) == (pytest.approx(0.125), pytest.approx(0.2))
+    assert (oracle.cpt50, oracle.cpt80) == pytest.approx((0.125, 0.2))
 
 
 def test_a_threshold_sends_what_is_above_it() -> None:

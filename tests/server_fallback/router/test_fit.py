@@ -22,7 +22,7 @@ def test_a_predictor_learns_who_is_right(fitted: FitResult) -> None:
     easy, hard = (fitted.predictor.rights(prompt, None) for prompt in ("say lamp door", "solve lamp door"))
     assert easy.near > 0.85
     assert hard.near < 0.25
-    assert (easy.far, hard.far) == (pytest.approx(0.9, abs=0.07), pytest.approx(0.9, abs=0.07))
+    assert (easy.far, hard.far) == pytest.approx((0.9, 0.9), abs=0.07)
     assert fitted.near.auc is not None
     assert fitted.near.auc > 0.9
     assert fitted.near.calibration_error < 0.1

@@ -65,12 +65,12 @@ def test_out_of_fold_logits_come_from_other_rows() -> None:
 
 def test_scores_that_mislead_are_not_turned_round() -> None:
     logits, right = np.array([2.0, 1.0, -1.0, -2.0]), np.array([0.0, 0.0, 1.0, 1.0])
-    assert fit_platt(logits, right) == (0.0, pytest.approx(0.0))
+    assert fit_platt(logits, right) == pytest.approx((0.0, 0.0))
 
 
 def test_calibration_undoes_what_made_scores_too_sure() -> None:
     rows, right = drawn(20_000, np.array([2.0]), 0.3)
     honest = rows[:, 0] * 2.0 + 0.3
     a, b = fit_platt(3.0 * honest + 1.0, right)
-    assert (a, b) == (pytest.approx(1 / 3, abs=0.02), pytest.approx(-1 / 3, abs=0.06))
+    assert (a, b) == pytest.approx((1 / 3, -1 / 3), abs=0.05)
     assert log_loss(a * (3.0 * honest + 1.0) + b, right) <= log_loss(honest, right) + 1e-6
