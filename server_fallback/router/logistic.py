@@ -93,6 +93,9 @@ def fit_logistic(rows: Array, right: Array, ridge: float, start: Logistic | None
 
 def fit_chosen(rows: Array, right: Array, ridges: Sequence[float] = RIDGES) -> Chosen:
     """A regression with the penalty whose cross entropy is least on rows that it was not fitted on. Row i is in fold i mod 5."""
+    # What is 0 in every row has the weight 0; of few pairs' buckets that is most.
+    used = rows.any(axis=0)
+    width, rows = rows.shape[1], rows[:, used]
     folds = np.arange(len(right)) % FOLDS
     found = {ridge: np.zeros(len(right)) for ridge in ridges}
     for fold in range(FOLDS):
@@ -101,7 +104,10 @@ def fit_chosen(rows: Array, right: Array, ridges: Sequence[float] = RIDGES) -> C
             fitted = fit_logistic(rows[inside], right[inside], ridge, fitted)
             found[ridge][~inside] = fitted.logits(rows[~inside])
     best = min(ridges, key=lambda ridge: log_loss(found[ridge], right))
-    return Chosen(fit_logistic(rows, right, best), best, found[best])
+    fitted = fit_logistic(rows, right, best)
+    weights = np.zeros(width)
+    weights[used] = fitted.weights
+    return Chosen(Logistic(weights, fitted.bias), best, found[best])
 
 
 def fit_platt(logits: Array, right: Array) -> tuple[float, float]:
