@@ -20,12 +20,22 @@ State = Literal["closed", "open", "half-open"]
 
 
 class Circuit:
-    """Times are those of ``clock``, in seconds."""
+    """Times are those of ``clock``, in seconds. So many ``failures`` in a row open it; the wait doubles up to the longest one."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = monotonic,
+        *,
+        failures: int = FAILURES_TO_OPEN,
+        first_wait_seconds: float = FIRST_WAIT_SECONDS,
+        longest_wait_seconds: float = LONGEST_WAIT_SECONDS,
+    ) -> None:
         self._clock = clock
+        self._failures_to_open = failures
+        self._first_wait = first_wait_seconds
+        self._longest_wait = max(first_wait_seconds, longest_wait_seconds)
         self._failures = 0
-        self._wait = FIRST_WAIT_SECONDS
+        self._wait = first_wait_seconds
         self._open_until: float | None = None
         self._trying = False
 
@@ -49,20 +59,20 @@ class Circuit:
         self._trying = self._trying or self.state == "half-open"
 
     def succeeded(self) -> None:
-        self._failures, self._wait = 0, FIRST_WAIT_SECONDS
+        self._failures, self._wait = 0, self._first_wait
         self._open_until, self._trying = None, False
 
     def failed(self, *, certain: bool = False) -> None:
         """``certain``: nobody listens there, so one failure is enough."""
         self._failures += 1
         was_closed = self._open_until is None
-        if was_closed and not certain and self._failures < FAILURES_TO_OPEN:
+        if was_closed and not certain and self._failures < self._failures_to_open:
             return
         if not was_closed and self.state == "open":
             # Requests that were under way when it opened fail late; they say nothing new.
             return
         if not was_closed:
-            self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
+            self._wait = min(2 * self._wait, self._longest_wait)
         self._open_until, self._trying = self._clock() + self._wait, False
 
     def ended(self) -> None:

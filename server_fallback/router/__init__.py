@@ -1,1 +1,1 @@
-"""The router: what may and should answer a request, the near side or the far one."""
+"""The hybrid router: which side answers a request, and one answer made of what both sides say."""

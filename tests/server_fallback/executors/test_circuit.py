@@ -37,6 +37,16 @@ def test_a_few_failures_in_a_row_open_it(circuit: Circuit) -> None:
     assert circuit.seconds_until_trial == FIRST_WAIT_SECONDS
 
 
+def test_a_policy_says_how_many_failures_open_it_and_for_how_long(clock: Clock) -> None:
+    circuit = Circuit(clock, failures=1, first_wait_seconds=60.0, longest_wait_seconds=1.0)
+    circuit.failed()
+    assert circuit.seconds_until_trial == 60.0
+    clock.now += 60.0
+    circuit.begin()
+    circuit.failed()
+    assert circuit.seconds_until_trial == 60.0
+
+
 def test_nobody_listening_opens_it_at_once(circuit: Circuit) -> None:
     circuit.failed(certain=True)
     assert circuit.state == "open"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from nearfar.server_fallback.router.signals import entropy, near_signals
+from nearfar.server_fallback.router.signals import near_signals
 from nearfar.server_fallback.router.situation import NearSignals
 from nearfar.server_fallback.schema.common import TokenLogprob, TopLogprob
 
@@ -16,14 +16,9 @@ def token(probability: float, *others: float) -> TokenLogprob:
     return TokenLogprob(token="x", logprob=math.log(probability), top_logprobs=tops)
 
 
-def test_what_is_left_of_the_probability_is_one_more_outcome() -> None:
-    assert entropy([math.log(0.5), math.log(0.25)]) == pytest.approx(0.5 * math.log(2) + 2 * 0.25 * math.log(4))
-    # Rounding may leave less than nothing.
-    assert entropy([0.0, -40.0]) == pytest.approx(0, abs=1e-12)
-
-
 def test_the_first_four_tokens_count() -> None:
-    sure, torn = token(1.0), token(0.5, 0.5)
+    # Half of the second one's probability is left for tokens that are not listed.
+    sure, torn = token(1.0), token(0.5)
     signals = near_signals([sure, torn, sure, torn, torn, torn])
     assert signals.first_mean_logprob == pytest.approx(-math.log(2) / 2)
     assert signals.first_entropy == pytest.approx(math.log(2) / 2)

@@ -1,0 +1,226 @@
+"""The answer machine under any order of events, late ones too: one answer, never two, never none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from nearfar.server_fallback.router.answer_machine import Rules, begin, step
+from nearfar.server_fallback.router.events import (
+    Abort,
+    Ask,
+    Cancel,
+    CancelTimer,
+    CircuitOutcome,
+    Effect,
+    Emit,
+    End,
+    Escalate,
+    Event,
+    Fail,
+    Failed,
+    Finish,
+    Side,
+    Start,
+    Switch,
+    Tick,
+    Timer,
+    TimerName,
+    Token,
+    Withdraw,
+)
+
+# Mostly what lets an answer go on, for one that fails at once says little.
+MOSTLY = st.sampled_from([True, True, True, False])
+RULES = st.builds(
+    Rules,
+    then=st.sampled_from(["continue", "restart", "never"]),
+    near_continues=MOSTLY,
+    far_takes_over=MOSTLY,
+    hedge_after_ms=st.sampled_from([100, None]),
+    retries=st.sampled_from([2, 1, 0]),
+    private=MOSTLY.map(lambda mostly: not mostly),
+    resumes=st.sampled_from([("near", "far"), ("near",), ("far",), ()]),
+)
+# Whom an event is of: one of all the asks so far, the last first.
+ASK = st.sampled_from([0, 0, 0, 1, 2, 4])
+
+
+@dataclass
+class Asked:
+    side: Side
+    attempt: int
+    live: bool = True
+    spoke: bool = False
+    # What it goes on from, and what it said since.
+    answer: str = ""
+
+
+class Answering(RuleBasedStateMachine):
+    """A driver that keeps its own books, from the effects alone."""
+
+    @initialize(rules=RULES, side=st.sampled_from(["near", "far"]), standby=MOSTLY)
+    def start(self, rules: Rules, side: Side, standby: bool) -> None:
+        self.given, self.decided, self.standby = rules, side, standby
+        self.state = begin(rules)
+        self.asks: list[Asked] = []
+        self.timers: set[TimerName] = set()
+        self.switches: list[Switch] = []
+        self.shown, self.tool_calls, self.withdrawn = "", False, False
+        self.ends: list[Effect] = []
+        self.aborted = False
+        self.send(Start(side, "prefer", standby))
+
+    @rule(text=st.sampled_from(["", "a", "é👍"]))
+    def token_of_the_last(self, text: str) -> None:
+        self.token(0, text, False)
+
+    @rule(ask=ASK, text=st.sampled_from(["", "a", "é👍"]), tool_call=st.sampled_from([False, False, False, True]))
+    def token(self, ask: int, text: str, tool_call: bool) -> None:
+        asked = self.pick(ask)
+        effects = self.send(Token(asked.side, asked.attempt, text, tool_call))
+        speaks = asked.live and not self.over_before
+        shows = speaks and (text != "" or tool_call)
+        assert [effect for effect in effects if isinstance(effect, Emit)] == ([Emit(asked.side, text, tool_call)] if shows else [])
+        if speaks:
+            # It writes now, and nobody else.
+            assert [each for each in self.asks if each.live] == [asked]
+
+    # Rarely, for what follows an early end says little.
+    @precondition(lambda self: len(self.asks) > 1)
+    @rule(ask=ASK)
+    def end(self, ask: int) -> None:
+        asked = self.pick(ask)
+        was_live, asked.live = asked.live, False
+        self.send(End(asked.side, asked.attempt, "stop"))
+        assert not was_live or self.over
+
+    @rule(ask=ASK, kind=st.sampled_from(["connection", "overloaded", "server", "device", "request"]), retryable=MOSTLY)
+    def failed(self, ask: int, kind: str, retryable: bool) -> None:
+        asked = self.pick(ask)
+        was_live, asked.live = asked.live, False
+        effects = self.send(Failed(asked.side, asked.attempt, kind, retryable))  # type: ignore[arg-type]
+        again = [effect for effect in effects if isinstance(effect, Ask) and effect.side == asked.side]
+        assert not again or (was_live and retryable and kind != "request" and not asked.spoke)
+
+    @precondition(lambda self: self.timers)
+    @rule(index=st.integers(0, 2))
+    def tick(self, index: int) -> None:
+        # "hedge" comes before the first tokens.
+        timers = sorted(self.timers, key=lambda name: (name != "hedge", name))
+        self.fire(timers[index % len(timers)])
+
+    @rule(reason=st.sampled_from(["escalated_logprob", "escalated_schema"]))
+    def escalate(self, reason: str) -> None:
+        speaking = [asked.side for asked in self.asks if asked.live and asked.spoke]
+        effects = self.send(Escalate(reason))  # type: ignore[arg-type]
+        assert not effects or (speaking == ["near"] and self.given.then != "never")
+
+    @precondition(lambda self: len(self.asks) > 2)
+    @rule()
+    def abort(self) -> None:
+        effects = self.send(Abort())
+        self.aborted = True
+        assert all(isinstance(effect, Cancel | CancelTimer) for effect in effects)
+        assert not self.timers
+        assert not any(asked.live for asked in self.asks)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        # Where nobody says anything more, the timers bring it to its end.
+        for _ in range(20):
+            if self.timers:
+                self.fire(min(self.timers))
+        assert self.aborted or len(self.ends) == 1
+
+    # The driver.
+
+    @property
+    def over(self) -> bool:
+        return self.aborted or len(self.ends) > 0
+
+    def pick(self, ask: int) -> Asked:
+        # A private answer whose decision was far has asked nobody.
+        return self.asks[-1 - ask % len(self.asks)] if self.asks else Asked("far", 1, live=False)
+
+    def fire(self, timer: TimerName) -> None:
+        self.timers.remove(timer)
+        self.send(Tick(timer))
+
+    def send(self, event: Event) -> tuple[Effect, ...]:
+        self.over_before = self.over
+        self.state, effects = step(self.state, event)
+        assert not (self.over_before and effects)
+        for effect in effects:
+            assert not self.ends, "after the end comes nothing"
+            self.act(effect)
+        if isinstance(event, Token) and not self.over_before:
+            for asked in self.asks:
+                asked.spoke = asked.spoke or (asked.live and (asked.side, asked.attempt) == (event.side, event.attempt))
+        live = {asked.side for asked in self.asks if asked.live}
+        if self.over or isinstance(event, Abort):
+            assert not live
+            assert not self.timers
+        else:
+            assert live, "somebody is asked until the end"
+            for asked in self.asks:
+                # Whoever is asked has a timer, so it cannot be waited for without end.
+                assert not asked.live or ("between_tokens" if asked.spoke else f"{asked.side}_first_token") in self.timers
+        return effects
+
+    def act(self, effect: Effect) -> None:
+        match effect:
+            case Ask(side, continue_from, attempt):
+                before = [asked for asked in self.asks if asked.side == side]
+                assert attempt == len(before) + 1
+                assert not any(asked.live for asked in before)
+                assert not (side == "far" and self.given.private)
+                assert side == self.decided or (self.standby and not self.given.private)
+                assert not self.tool_calls, "a tool would be called twice"
+                # What far began to answer may be on the bill.
+                assert side == "near" or not any(asked.spoke for asked in before)
+                # So many tries for the first part, and for what it resumes or takes over.
+                assert attempt <= 2 * (self.given.retries + 1)
+                assert continue_from in (None, self.shown)
+                assert continue_from is None or side in self.given.resumes
+                self.asks.append(Asked(side, attempt, answer=continue_from or ""))
+            case Cancel(side):
+                [asked] = [asked for asked in self.asks if asked.side == side and asked.live]
+                asked.live = False
+            case Emit(side, text, tool_call):
+                assert side == (self.switches[-1].side if self.switches else self.decided)
+                self.withdrawn = False
+                # What stands shown is what the side that writes knows of.
+                [asked] = [asked for asked in self.asks if asked.live]
+                assert asked.answer == self.shown
+                self.shown += text
+                asked.answer = self.shown
+                self.tool_calls = self.tool_calls or tool_call
+            case Withdraw():
+                assert self.shown
+                self.shown, self.withdrawn = "", True
+            case Switch(side, _, at):
+                assert not self.tool_calls
+                assert all(switch.side != side for switch in self.switches)
+                assert at == (0 if self.withdrawn else len(self.shown) or None)
+                self.switches.append(effect)
+            case Finish(_, side, reason, switched_at):
+                last = self.switches[-1] if self.switches else Switch(self.decided, "prefer", None)  # type: ignore[arg-type]
+                assert (side, reason, switched_at) == (last.side, last.reason, last.at)
+                self.ends.append(effect)
+            case Fail():
+                self.ends.append(effect)
+            case Timer(name):
+                self.timers.add(name)
+            case CancelTimer(name):
+                self.timers.remove(name)
+            case CircuitOutcome():
+                pass
+
+
+TestAnswering = Answering.TestCase
+TestAnswering.settings = settings(max_examples=300, stateful_step_count=20, deadline=None)

@@ -1,0 +1,60 @@
+"""The answer machine and the watch, against traces that every language shares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.server_fallback.router.answer_machine import Rules, begin, step
+from nearfar.server_fallback.router.events import EFFECTS, EVENTS, effect_json, event_of_json
+from nearfar.server_fallback.router.watch import Repetition, Watch, WatchRules
+
+GIVEN = json.loads((Path(__file__).parents[2] / "conformance/router_traces.json").read_text())
+BASE = {"near_first_token_ms": 900, "far_first_token_ms": 700, "between_tokens_ms": 500}
+
+
+def rules_of(json_rules: dict[str, Any]) -> Rules:
+    given = {**BASE, **json_rules}
+    return Rules(**{**given, "resumes": tuple(given.get("resumes", ("near", "far")))})
+
+
+@pytest.mark.parametrize("trace", GIVEN["traces"], ids=lambda trace: trace["name"])
+def test_each_event_of_a_trace_has_its_effects(trace: dict[str, Any]) -> None:
+    state = begin(rules_of(trace["rules"]))
+    for number, row in enumerate(trace["steps"]):
+        state, effects = step(state, event_of_json(row["event"]))
+        assert [effect_json(effect) for effect in effects] == row["effects"], f"step {number}"
+
+
+def test_the_traces_have_every_event_and_every_effect() -> None:
+    rows = [row for trace in GIVEN["traces"] for row in trace["steps"]]
+    assert {row["event"]["type"] for row in rows} == set(EVENTS)
+    assert {effect["type"] for row in rows for effect in row["effects"]} == set(EFFECTS.values())
+
+
+@pytest.mark.parametrize("case", GIVEN["watch"], ids=lambda case: case["name"])
+def test_the_watch_finds_the_reasons_of_a_case(case: dict[str, Any]) -> None:
+    repetition = case["rules"].get("repetition")
+    watch = Watch(WatchRules(**{**case["rules"], "repetition": None if repetition is None else Repetition(**repetition)}))
+    assert [watch.add(text, logprob, alternatives) for text, logprob, alternatives in case["tokens"]] == case["reasons"]
+
+
+def test_a_failing_schema_is_a_reason_where_the_policy_says_so() -> None:
+    assert Watch(WatchRules()).schema_failed() == "escalated_schema"
+    assert Watch(WatchRules(failing_schema=False)).schema_failed() is None
+
+
+def test_a_token_that_cannot_be_is_sure_of_nothing() -> None:
+    watch = Watch(WatchRules(window_tokens=1, min_mean_logprob=-50.0, max_mean_entropy=0.1))
+    assert watch.add("a", float("-inf"), [0.0, float("-inf")]) == "escalated_logprob"
+    assert watch.add("a", 0.0, [0.0, float("-inf")]) is None
+
+
+def test_an_event_of_an_unknown_type_or_field_is_refused() -> None:
+    with pytest.raises(KeyError):
+        event_of_json({"type": "begin"})
+    with pytest.raises(TypeError):
+        event_of_json({"type": "tick", "name": "hedge"})

@@ -1,0 +1,254 @@
+// The answer machine under any order of events, late ones too: one answer, never two, never none.
+
+import fc from "fast-check";
+import { expect, test } from "vitest";
+
+import type { Rules, State } from "../../src/router/answer_machine.js";
+import { DEFAULT_RULES, begin, step } from "../../src/router/answer_machine.js";
+import type { Effect, Event, FailureKind, Side, Switch, TimerName } from "../../src/router/events.js";
+
+interface Asked {
+  readonly side: Side;
+  readonly attempt: number;
+  live: boolean;
+  spoke: boolean;
+  /** What it goes on from, and what it said since. */
+  answer: string;
+}
+
+type Act =
+  | { readonly type: "token"; readonly ask: number; readonly text: string; readonly toolCall: boolean }
+  | { readonly type: "end"; readonly ask: number }
+  | { readonly type: "failed"; readonly ask: number; readonly kind: FailureKind; readonly retryable: boolean }
+  | { readonly type: "due"; readonly timer: number }
+  | { readonly type: "escalate" | "abort" | "start" };
+
+/** A driver that keeps its own books, from the effects alone. */
+class Driver {
+  readonly asks: Asked[] = [];
+  readonly timers = new Set<TimerName>();
+  readonly switches: Switch[] = [];
+  readonly ends: Effect[] = [];
+  shown = "";
+  toolCalls = false;
+  withdrawn = false;
+  aborted = false;
+  #state: State;
+
+  constructor(readonly rules: Rules, readonly decided: Side, readonly standby: boolean) {
+    this.#state = begin(rules);
+    this.send({ type: "start", side: decided, reason: "prefer", standby });
+  } // prettier-ignore
+
+  get over(): boolean {
+    return this.aborted || this.ends.length > 0;
+  }
+
+  perform(act: Act): void {
+    switch (act.type) {
+      case "token":
+        this.#token(this.#pick(act.ask), act.text, act.toolCall);
+        return;
+      case "end": {
+        const asked = this.#pick(act.ask);
+        const wasLive = asked.live;
+        asked.live = false;
+        this.send({ type: "end", side: asked.side, attempt: asked.attempt, finish_reason: "stop" });
+        expect(!wasLive || this.over).toBe(true);
+        return;
+      }
+      case "failed": {
+        const { kind, retryable } = act;
+        const asked = this.#pick(act.ask);
+        const wasLive = asked.live;
+        asked.live = false;
+        const effects = this.send({ type: "failed", side: asked.side, attempt: asked.attempt, kind, retryable });
+        const again = effects.some((effect) => effect.type === "ask" && effect.side === asked.side);
+        expect(!again || (wasLive && retryable && kind !== "request" && !asked.spoke)).toBe(true);
+        return;
+      }
+      case "due": {
+        const due = [...this.timers].sort()[act.timer % Math.max(1, this.timers.size)];
+        if (due !== undefined) this.fire(due);
+        return;
+      }
+      case "escalate": {
+        const nearSpeaks = this.asks.some(({ side, live, spoke }) => side === "near" && live && spoke);
+        const effects = this.send({ type: "escalate", reason: "escalated_logprob" });
+        expect(effects.length === 0 || (nearSpeaks && this.rules.then !== "never")).toBe(true);
+        return;
+      }
+      case "start":
+        expect(this.send({ type: "start", side: "far", reason: "prefer", standby: true })).toEqual([]);
+        return;
+      case "abort": {
+        const effects = this.send({ type: "abort" });
+        this.aborted = true;
+        expect(effects.every(({ type }) => type === "cancel" || type === "cancel_timer")).toBe(true);
+        return;
+      }
+      default:
+        act satisfies never;
+    }
+  }
+
+  fire(timer: TimerName): void {
+    this.timers.delete(timer);
+    this.send({ type: "tick", timer });
+  }
+
+  send(event: Event): readonly Effect[] {
+    const wasOver = this.over;
+    const [state, effects] = step(this.#state, event);
+    this.#state = state;
+    if (wasOver) expect(effects).toEqual([]);
+    for (const effect of effects) {
+      expect(this.ends).toEqual([]);
+      this.#act(effect);
+    }
+    if (event.type === "token" && !wasOver) {
+      for (const asked of this.asks) asked.spoke ||= asked.live && asked.side === event.side && asked.attempt === event.attempt;
+    }
+    const live = this.asks.filter((asked) => asked.live);
+    if (this.over || event.type === "abort") {
+      expect([live, [...this.timers]]).toEqual([[], []]);
+    } else {
+      // Somebody is asked until the end, and whoever is asked has a timer, so it cannot be waited for without end.
+      expect(live.length).toBeGreaterThan(0);
+      for (const { side, spoke } of live) expect(this.timers).toContain(spoke ? "between_tokens" : `${side}_first_token`);
+    }
+    return effects;
+  }
+
+  #pick(ask: number): Asked {
+    // A private answer whose decision was far has asked nobody.
+    return this.asks.at(-1 - (ask % Math.max(1, this.asks.length))) ?? { side: "far", attempt: 1, live: false, spoke: false, answer: "" };
+  }
+
+  #token(asked: Asked, text: string, toolCall: boolean): void {
+    const { side, attempt } = asked;
+    const speaks = asked.live && !this.over;
+    const effects = this.send({ type: "token", side, attempt, text, tool_call: toolCall });
+    const shows = speaks && (text !== "" || toolCall);
+    expect(effects.filter(({ type }) => type === "emit")).toEqual(shows ? [{ type: "emit", side, text, tool_call: toolCall }] : []);
+    // It writes now, and nobody else.
+    if (speaks) expect(this.asks.filter((each) => each.live)).toEqual([asked]);
+  }
+
+  #act(effect: Effect): void {
+    switch (effect.type) {
+      case "ask": {
+        const { side, attempt, continue_from } = effect;
+        const before = this.asks.filter((asked) => asked.side === side);
+        expect(attempt).toBe(before.length + 1);
+        expect(before.some((asked) => asked.live)).toBe(false);
+        expect(side === "far" && this.rules.private).toBe(false);
+        expect(side === this.decided || (this.standby && !this.rules.private)).toBe(true);
+        // A tool would be called twice.
+        expect(this.toolCalls).toBe(false);
+        // What far began to answer may be on the bill.
+        expect(side === "far" && before.some((asked) => asked.spoke)).toBe(false);
+        // So many tries for the first part, and for what it resumes or takes over.
+        expect(attempt).toBeLessThanOrEqual(2 * (this.rules.retries + 1));
+        expect(continue_from === null || (continue_from === this.shown && this.rules.resumes.includes(side))).toBe(true);
+        this.asks.push({ side, attempt, live: true, spoke: false, answer: continue_from ?? "" });
+        return;
+      }
+      case "cancel": {
+        const live = this.asks.filter((asked) => asked.side === effect.side && asked.live);
+        expect(live).toHaveLength(1);
+        for (const asked of live) asked.live = false;
+        return;
+      }
+      case "emit": {
+        const [asked] = this.asks.filter((each) => each.live);
+        // What stands shown is what the side that writes knows of.
+        expect(asked?.answer).toBe(this.shown);
+        expect(effect.side).toBe(this.switches.at(-1)?.side ?? this.decided);
+        this.withdrawn = false;
+        this.shown += effect.text;
+        if (asked !== undefined) asked.answer = this.shown;
+        this.toolCalls ||= effect.tool_call;
+        return;
+      }
+      case "withdraw":
+        expect(this.shown).not.toBe("");
+        this.shown = "";
+        this.withdrawn = true;
+        return;
+      case "switch":
+        expect(this.toolCalls).toBe(false);
+        expect(this.switches.some(({ side }) => side === effect.side)).toBe(false);
+        expect(effect.at).toBe(this.withdrawn ? 0 : this.shown === "" ? null : Array.from(this.shown).length);
+        this.switches.push(effect);
+        return;
+      case "finish": {
+        const { side, reason, at } = this.switches.at(-1) ?? { side: this.decided, reason: "prefer", at: null };
+        expect(effect).toMatchObject({ side, reason, switched_at: at });
+        this.ends.push(effect);
+        return;
+      }
+      case "fail":
+        this.ends.push(effect);
+        return;
+      case "timer":
+        this.timers.add(effect.name);
+        return;
+      case "cancel_timer":
+        expect(this.timers.delete(effect.name)).toBe(true);
+        return;
+      case "circuit":
+        return;
+      default:
+        effect satisfies never;
+    }
+  }
+}
+
+const RULES: fc.Arbitrary<Rules> = fc
+  .record({
+    then: fc.constantFrom("never", "continue", "restart"),
+    near_continues: fc.boolean(),
+    far_takes_over: fc.boolean(),
+    hedge_after_ms: fc.constantFrom(null, 100),
+    retries: fc.nat(2),
+    private: fc.boolean(),
+    resumes: fc.subarray<Side>(["near", "far"]),
+  })
+  .map((rules) => ({ ...DEFAULT_RULES, ...rules }));
+
+// Of one of all the asks so far, the last first.
+const ASK = fc.constantFrom(0, 0, 0, 1, 2, 4);
+const ACT: fc.Arbitrary<Act> = fc.oneof(
+  { weight: 8, arbitrary: fc.record({ type: fc.constant("token"), ask: ASK, text: fc.constantFrom("", "a", "é👍"), toolCall: fc.nat(9).map((n) => n === 0) }) },
+  { weight: 1, arbitrary: fc.record({ type: fc.constant("end"), ask: ASK }) },
+  {
+    weight: 6,
+    arbitrary: fc.record({
+      type: fc.constant("failed"),
+      ask: ASK,
+      kind: fc.constantFrom("connection", "overloaded", "server", "request", "device"),
+      retryable: fc.boolean(),
+    }),
+  },
+  { weight: 4, arbitrary: fc.record({ type: fc.constant("due"), timer: fc.nat(3) }) },
+  { weight: 4, arbitrary: fc.constant({ type: "escalate" }) },
+  { weight: 1, arbitrary: fc.constantFrom<Act>({ type: "abort" }, { type: "start" }) },
+);
+
+test("any order of events gives one answer or one failure", () => {
+  const seen = new Set<string>();
+  fc.assert(
+    fc.property(RULES, fc.constantFrom<Side>("near", "far"), fc.constantFrom(true, true, false), fc.array(ACT, { maxLength: 20, size: "max" }), (rules, side, standby, acts) => {
+      const driver = new Driver(rules, side, standby);
+      for (const act of acts) driver.perform(act);
+      // Where nobody says anything more, the timers bring it to its end.
+      for (let i = 0; i < 20; i++) for (const timer of [...driver.timers].slice(0, 1)) driver.fire(timer);
+      expect(driver.aborted || driver.ends.length === 1).toBe(true);
+      seen.add(`${driver.ends[0]?.type ?? "aborted"} ${driver.switches.length}`);
+    }),
+    { numRuns: 2500, seed: 1 },
+  );
+  // The property speaks of answers of every kind.
+  expect([...seen]).toEqual(expect.arrayContaining(["finish 0", "finish 1", "finish 2", "fail 0", "fail 1", "aborted 0"]));
+});

@@ -1,0 +1,57 @@
+// The answer machine and the watch, against traces that every language shares.
+
+import { readFileSync } from "node:fs";
+import { describe, expect, test } from "vitest";
+
+import type { Rules } from "../../src/router/answer_machine.js";
+import { DEFAULT_RULES, begin, step } from "../../src/router/answer_machine.js";
+import type { Effect, EscalationReason, Event } from "../../src/router/events.js";
+import type { WatchRules } from "../../src/router/watch.js";
+import { Watch } from "../../src/router/watch.js";
+
+interface Given {
+  readonly traces: readonly {
+    readonly name: string;
+    readonly rules: Partial<Rules>;
+    readonly steps: readonly { readonly event: Event; readonly effects: readonly Effect[] }[];
+  }[];
+  readonly watch: readonly {
+    readonly name: string;
+    readonly rules: Partial<WatchRules>;
+    readonly tokens: readonly (readonly [string, number | null, readonly number[] | null])[];
+    readonly reasons: readonly (EscalationReason | null)[];
+  }[];
+}
+
+const GIVEN = JSON.parse(readFileSync(new URL("../../../tests/conformance/router_traces.json", import.meta.url), "utf8")) as Given;
+const BASE = { ...DEFAULT_RULES, near_first_token_ms: 900, far_first_token_ms: 700, between_tokens_ms: 500 };
+const UNWATCHED: WatchRules = { window_tokens: 8, min_mean_logprob: null, max_mean_entropy: null, repetition: null, failing_schema: true };
+
+describe("the answer machine", () => {
+  test.each(GIVEN.traces)("$name", ({ rules, steps }) => {
+    let state = begin({ ...BASE, ...rules });
+    for (const { event, effects } of steps) {
+      const [next, given] = step(state, event);
+      expect(given).toEqual(effects);
+      state = next;
+    }
+  });
+});
+
+describe("the watch", () => {
+  test.each(GIVEN.watch)("$name", ({ rules, tokens, reasons }) => {
+    const watch = new Watch({ ...UNWATCHED, ...rules });
+    expect(tokens.map(([text, logprob, alternatives]) => watch.add({ text, logprob, alternatives }))).toEqual(reasons);
+  });
+
+  test("a failing schema is a reason where the policy says so", () => {
+    expect(new Watch(UNWATCHED).schemaFailed()).toBe("escalated_schema");
+    expect(new Watch({ ...UNWATCHED, failing_schema: false }).schemaFailed()).toBeNull();
+  });
+
+  test("a token that cannot be is sure of nothing", () => {
+    const watch = new Watch({ ...UNWATCHED, window_tokens: 1, min_mean_logprob: -50, max_mean_entropy: 0.1 });
+    expect(watch.add({ text: "a", logprob: -Infinity, alternatives: [0, -Infinity] })).toBe("escalated_logprob");
+    expect(watch.add({ text: "a", logprob: 0, alternatives: [0, -Infinity] })).toBeNull();
+  });
+});
