@@ -90,10 +90,14 @@ class Completions:
         self._executor, self._name = executor, name
 
     @overload
-    async def create(self, *, stream: Literal[True], **parameters: Any) -> AsyncGenerator[ChatCompletionChunk, None]: ...
+    async def create(
+        self, *, stream: Literal[True], timeout_seconds: float | None = None, **parameters: Any
+    ) -> AsyncGenerator[ChatCompletionChunk, None]: ...
 
     @overload
-    async def create(self, *, stream: Literal[False] | None = None, **parameters: Any) -> ChatCompletion: ...
+    async def create(
+        self, *, stream: Literal[False] | None = None, timeout_seconds: float | None = None, **parameters: Any
+    ) -> ChatCompletion: ...
 
     async def create(
         self, *, stream: bool | None = None, timeout_seconds: float | None = None, **parameters: Any

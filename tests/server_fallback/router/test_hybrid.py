@@ -102,7 +102,7 @@ def test_what_a_day_allows_the_far_side_is_spent_and_not_more() -> None:
     assert run(work()) == [("far", "prefer"), ("far", "prefer"), ("near", "budget")]
     assert len(far.generated) == 2
     # 7 prompt tokens at a dollar and 3 of the answer at ten cents, twice.
-    assert ledger.spent == Spent(pytest.approx(14.6), 2)
+    assert (ledger.spent.usd, ledger.spent.requests) == (pytest.approx(14.6), 2)
 
 
 def test_the_next_decision_knows_how_fast_both_sides_were() -> None:
