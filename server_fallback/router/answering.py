@@ -234,7 +234,7 @@ class Answering(Generic[ChunkT]):
             reason = self._watch.schema_failed()
             if reason is not None:
                 yield Escalate(reason), None
-        kind, retryable = failure_of(side, error)
+        kind, retryable = failure_of(side, error, self._state.rules)
         yield Failed(side, attempt.number, kind, retryable), None
 
     def _strays(self, attempt: Attempt, said: Said) -> EscalationReason | None:

@@ -58,6 +58,11 @@ class FarSide:
         self._upstream: Upstream = make_upstream(far.base_url, far.api_key, any_request_id=far.dialect != "openai")
         self._opening = asyncio.Lock()
 
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        return self._upstream.outstanding
+
     async def opened(self, call: Call | None = None) -> FarModel:
         """What the server says of the model, asked for once.
 
