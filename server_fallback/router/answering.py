@@ -234,7 +234,7 @@ class Answering(Generic[ChunkT]):
             reason = self._watch.schema_failed()
             if reason is not None:
                 yield Escalate(reason), None
-        kind, retryable = failure_of(side, error)
+        kind, retryable = failure_of(side, error, self._state.rules)
         yield Failed(side, attempt.number, kind, retryable), None
 
     def _strays(self, attempt: Attempt, said: Said) -> EscalationReason | None:
@@ -340,10 +340,10 @@ class Answering(Generic[ChunkT]):
             return sides.near.ask(request, observed, self._logprobs(attempt))
         assert sides.far is not None
         assert not self._decision.private, "a private request does not leave"
-        if not await sides.take():
-            raise QueueFull(LACKS["budget"], code="budget")
         if continue_from is not None:
             request = await self._handed_over(continue_from)
+        if not await sides.take():
+            raise QueueFull(LACKS["budget"], code="budget")
         attempt.sent = True
         return sides.far.ask(request, call)
 
@@ -353,6 +353,9 @@ class Answering(Generic[ChunkT]):
         assert sides.near is not None
         assert sides.far is not None
         request = self._request
+        if sides.policy.private_check.matches(text):
+            # Near may have written what nobody asked about.
+            raise RequestError("what near wrote is private, so it does not leave", code="private")
         if sides.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request):
             near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
             answer_ids = await sides.near.ids_of(text, writers[0].ids) if near_alone else None

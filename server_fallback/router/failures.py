@@ -12,8 +12,14 @@ from .situation import Side
 OVERLOADED = (429, 503, 529)
 
 
-def failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
-    """The kind of failure, and whether to ask the same again may help."""
+def failure_of(side: Side, error: NearfarError, rules: Rules) -> tuple[FailureKind, bool]:
+    """The kind of failure, and whether to ask the same again may help before the policy's patience ends."""
+    kind, retryable = _failure_of(side, error)
+    wait, patience_ms = error.details.get("retry_after_seconds"), rules.near_first_token_ms if side == "near" else rules.far_first_token_ms
+    return kind, retryable and not (isinstance(wait, int | float) and wait * 1000 >= patience_ms)
+
+
+def _failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
     status = error.details.get("status")
     if status in (401, 403):
         return "unauthorized", False

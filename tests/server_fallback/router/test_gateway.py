@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from fake_openai import Reply, running, said
+from fastapi import FastAPI
 from hybrid_gateway import NearOpener, gateway
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
 
@@ -35,15 +36,40 @@ KEY = "sk-web-12345678"
 
 
 @contextmanager
+def elsewhere(far: FakeFar) -> Iterator[None]:
+    """While the far server runs in a thread of its own."""
+    started = Event()
+    stops: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stops.append(lambda: loop.call_soon_threadsafe(stop.set))
+        async with running(far):
+            started.set()
+            await stop.wait()
+
+    thread = Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(5)
+    try:
+        yield
+    finally:
+        stops[0]()
+        thread.join(10)
+
+
+@contextmanager
 def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[openai.OpenAI]:
-    """OpenAI's client of a gateway on a port of its own; the far server runs in the gateway's loop."""
-    ready = []
+    """OpenAI's client of a gateway on a port of its own."""
+    ready: list[Registry] = []
+    began = Event()
 
     async def started() -> None:
-        await far.start()
         registry = Registry(HybridOpener(NearOpener(near), Far(far.url), Policy.read(rules)))
         await registry.load(LoadRequest(model="tiny"))
         ready.append(registry)
+        began.set()
 
     class Later:
         """The registry, which needs the server's loop."""
@@ -53,11 +79,12 @@ def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[open
 
     listener = bind("127.0.0.1", 0)
     config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"}))
-    server = Server(create_app(Later(), config, routed=True), started)  # type: ignore[arg-type]
+    server = Server(create_app(Later(), config, routed=True), started)
     thread = Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key=KEY, max_retries=3) as client:
+        assert began.wait(5)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key=KEY, max_retries=0) as client:
             yield client
     finally:
         server.should_exit = True
@@ -66,11 +93,9 @@ def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[open
 
 def test_openais_client_gets_one_answer_across_a_switch() -> None:
     far = FakeFar(lambda _: Reply(chunks=said("one ", "two ", usage=FAR_USAGE), breaks_after=3))
-    with served(FakeNear("one two three"), far, policy("prefer-far")) as client:
-        client.models.list()
-        stream = client.chat.completions.create(
-            model="tiny", messages=MESSAGES, stream=True, extra_body={"labels": ["private"], "pin": "near"}
-        )
+    ours = {"labels": ["private"], "pin": "near"}
+    with elsewhere(far), served(FakeNear("one two three"), far, policy("prefer-far")) as client:
+        stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, extra_body=ours)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "one two three"
         stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
         chunks = list(stream)
@@ -81,14 +106,18 @@ def test_openais_client_gets_one_answer_across_a_switch() -> None:
         answer = raw.parse()
         assert answer.choices[0].message.content == "one two three"
         assert answer.model_extra is not None
-        assert (answer.model_extra["route"]["side"], answer.model_extra["route"]["switched_at"]) == ("near", 8)
+        route = answer.model_extra["route"]
+        assert (route["side"], route["reason"], route["switched_at"]) == ("near", "far_failed", 8)
 
 
 async def asked(near: FakeNear, far: FakeFar, rules: dict[str, Any], *bodies: tuple[str, dict[str, Any]]) -> list[httpx.Response]:
     """The answers to one request after the other."""
-    async with running(far), gateway(near, Far(far.url), rules) as app:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return [await (client.post(path, json=body) if body else client.get(path)) for path, body in bodies]
+    async with running(far), gateway(near, Far(far.url), rules) as app, client_of(app) as client:
+        return [await (client.post(path, json=body) if body else client.get(path)) for path, body in bodies]
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
 def test_the_header_names_the_side_and_the_metrics_count_routes_and_switches() -> None:
@@ -119,13 +148,12 @@ def test_a_client_that_leaves_ends_both_sides() -> None:
     near, far = FakeNear("one two", hangs_at=4), FakeFar()
 
     async def work() -> None:
-        async with running(far), gateway(near, Far(far.url), policy()) as app:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-                asking = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
-                while not near.asked:
-                    await asyncio.sleep(0)
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
+        async with running(far), gateway(near, Far(far.url), policy()) as app, client_of(app) as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
+            while not near.asked:
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         assert near.closed_early == 1
         assert near.closed
 
@@ -151,7 +179,7 @@ def test_a_plain_server_does_not_know_labels_and_pins() -> None:
     async def work() -> list[str]:
         async with running(far := FakeFar()), gateway(FakeNear(), Far(far.url), policy()) as app:
             plain = create_app(app.state.service.models, ApiConfig())
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(plain), base_url="http://test") as client:
+            async with client_of(plain) as client:
                 answers = [
                     await client.post("/v1/chat/completions", json={**BODY, "pin": "near"}),
                     await client.post("/v1/chat/completions", json={**BODY, "messages": [{**MESSAGES[0], "labels": ["private"]}]}),
