@@ -3,7 +3,7 @@
     sides' streams, timers  -->  news  -->  events  -->  answer_machine.step  -->  effects  -->  chunks for the client
 
 Each attempt of a side runs in a task of its own and puts what it hears into one queue; this class alone takes from it. Whoever closes the
-generator of `chunks` ends all attempts, and it returns when they have ended.
+generator of `chunks` ends all attempts, and it returns when they have ended. It is long because every effect has its few lines here.
 """
 
 from __future__ import annotations
