@@ -106,10 +106,10 @@ def add_embed(emitter: Emitter, node: Node) -> None:
 def add_gated_linear(emitter: Emitter, node: Node) -> None:
     """A product that gives gate and up side by side."""
     y = node.outputs["y"]
-    both, parts = f"{y}.gate_up", [f"{y}.gate", f"{y}.up"]
+    both, gate, up = (f"{y}.{part}" for part in ("gate_up", "gate", "up"))
     add_linear(emitter, Node("linear", node.inputs, {"y": both}))
-    emitter.builder.add("Split", [emitter.names[both]], *parts, axis=1, num_outputs=2)
-    add_silu_product(emitter, *parts, y)
+    emitter.builder.add("Split", [emitter.names[both]], gate, up, axis=1, num_outputs=2)
+    add_silu_product(emitter, gate, up, y)
 
 
 def add_slice_columns(emitter: Emitter, node: Node) -> None:
@@ -177,7 +177,8 @@ def add_sum(emitter: Emitter, node: Node) -> None:
 
 
 def add_gated_silu(emitter: Emitter, node: Node) -> None:
-    add_silu_product(emitter, *emitter.inputs(node, "gate", "up"), node.outputs["y"])
+    gate, up = emitter.inputs(node, "gate", "up")
+    add_silu_product(emitter, gate, up, node.outputs["y"])
 
 
 def add_silu_product(emitter: Emitter, gate: str, up: str, y: str) -> None:
