@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
-# Threads meet five times a layer, and to wake one takes as long as a small product. So they spin while they wait, but not for longer than an
-# attention or a few norms take: a thread that spins has a core that others may want, the server's own threads among them.
+# Threads meet five times a layer, and to wake one takes as long as a small product. So they spin while they wait, but not for longer than
+# an attention or a few norms take: a thread that spins has a core that others may want, the server's own threads among them.
 SPIN_MICROSECONDS = 50
 
 
