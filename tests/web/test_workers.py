@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from conftest import ROOT
