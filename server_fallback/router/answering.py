@@ -22,7 +22,7 @@ from ..executors.executor import Call
 from ..schema.chat import ChatCompletionRequest
 from ..schema.common import TokenLogprob, Usage
 from ..schema.completions import CompletionRequest
-from ..schema.route import Route
+from ..schema.route import Route, Side
 from .answer_machine import State, begin, step
 from .attempt import Attempt, retry_seconds
 from .continued import continued, continued_ids, limits, plain
@@ -56,7 +56,7 @@ from .forms import ChunkT, Form
 from .said import Said
 from .sides import LACKS, Sides, lacking
 from .signals import SIGNAL_TOKENS, near_signals
-from .situation import Side, Situation
+from .situation import Situation
 from .watch import Repetition, Watch, WatchRules
 
 # Alternatives of a token, whose log-probabilities make its entropy.

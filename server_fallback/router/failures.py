@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from nearfar.compiler.errors import NearfarError, QueueFull, RequestError, Unavailable
 
+from ..schema.route import Side
 from .answer_machine import Rules
 from .events import Fail, FailureKind
-from .situation import Side
 
 # A server, or a proxy before it, that has too much to do.
 OVERLOADED = (429, 503, 529)
