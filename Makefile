@@ -100,13 +100,13 @@ bench-cuda: .venv/.dev
 quality: .venv/.dev | vulkan
 	$(BIN)/python tests/bench/bench_quality.py
 
-# FAR is a folder, a bundle or the address of a server. Copy policy.json and eval.png to server_fallback/router to replace what is committed.
+# FAR is a folder, a bundle or the address of a server. What is committed is policy.json as server_fallback/router/demo_policy.json, and eval.png.
 router-eval: FAR ?= compiler/demo/nearfar-demo-far
 router-eval: .venv/.dev
 	@mkdir -p build/router
 	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts demo-fit --count 2000 -o build/router/fit.jsonl
 	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts demo-eval --count 1000 -o build/router/eval.jsonl
-	$(BIN)/nearfar router fit build/router/fit.jsonl -o build/router/policy.json
+	$(BIN)/nearfar router fit build/router/fit.jsonl --wanted-far-share 0.35 -o build/router/policy.json
 	$(BIN)/nearfar router eval build/router/eval.jsonl --policy build/router/policy.json --plot build/router/eval.png
 
 demo-model: .venv/.dev

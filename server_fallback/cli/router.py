@@ -258,19 +258,19 @@ def eval_table(found: Evaluation) -> Table:
 
     made = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, caption="below each figure its 95 % bootstrap interval over prompts")
     made.add_column("policy")
-    for column in ("APGR", "auto ahead by", "CPT(50 %)", "CPT(80 %)", f"right at {found.far_share:.0%} far"):
-        made.add_column(column, justify="right")
+    for column in ("APGR", "auto ahead", "CPT(50 %)", "CPT(80 %)", f"at {found.far_share:.0%} far"):
+        made.add_column(column, justify="right", no_wrap=True)
     for name, worth in found.policies.items():
         made.add_row(
             f"[bold]{name}" if name == "auto" else name,
             f"{worth.apgr:.3f}\n{between(worth.apgr_95)}",
-            "" if name == "auto" else f"{worth.ahead:+.3f}\n{between(worth.ahead_95, '+.3f')}",
-            f"{worth.cpt50:.1%}\n{between(worth.cpt50_95, '.1%')}",
-            f"{worth.cpt80:.1%}\n{between(worth.cpt80_95, '.1%')}",
+            "" if name == "auto" else f"{worth.ahead:+.3f}\n{between(worth.ahead_95, '+.2f')}",
+            f"{worth.cpt50:.1%}\n{between(worth.cpt50_95, '.0%')}",
+            f"{worth.cpt80:.1%}\n{between(worth.cpt80_95, '.0%')}",
             f"{worth.quality:.1%}",
         )
     return made
 
 
-def between(ends: Interval, form: str = ".3f") -> str:
+def between(ends: Interval, form: str = ".2f") -> str:
     return f"[dim]{ends[0]:{form}} – {ends[1]:{form}}[/]"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from made_pairs import made_pairs
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.router.fit import FitResult, choose_threshold, fit
+from nearfar.server_fallback.router.policy import Policy
 from nearfar.server_fallback.router.predictor import Wanted
+
+DEMO_POLICY = Path(__file__).parents[3] / "server_fallback/router" / "demo_policy.json"
 
 PAIRS = made_pairs(400)
 
@@ -85,3 +90,12 @@ def test_a_side_that_is_always_right_is_expected_to_be() -> None:
 def test_too_few_pairs_are_refused() -> None:
     with pytest.raises(RequestError, match="19 pairs are too few"):
         fit(PAIRS[:19])
+
+
+def test_the_demos_policy_knows_what_near_cannot_do() -> None:
+    policy = Policy.read(DEMO_POLICY)
+    assert policy.quality.predictor is not None
+    easy, hard = (policy.quality.predictor.rights(text, None) for text in ("turn off the bedroom light", "what is 12 + 30 + 7 + 41?"))
+    assert easy.near > 0.8
+    assert hard.near < 0.2
+    assert hard.far - hard.near > policy.quality.threshold > easy.far - easy.near
