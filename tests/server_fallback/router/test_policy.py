@@ -72,11 +72,10 @@ def test_a_file_that_holds_no_policy_is_a_bad_policy(tmp_path: Path, content: by
     assert caught.value.details["code"] == "bad_policy"
 
 
-def values_that_json_has_not() -> list[Any]:
-    return [{"mode": {1, 2}}, {"mode": "auto", "version": object()}]
+NOT_IN_JSON: list[Any] = [{"mode": {1, 2}}, {"mode": "auto", "version": object()}]
 
 
-@pytest.mark.parametrize("source", ["no/such/file.json", "\0", *values_that_json_has_not()], ids=repr)
+@pytest.mark.parametrize("source", ["no/such/file.json", "\0", *NOT_IN_JSON], ids=["no file", "no path", "a set", "an object"])
 def test_what_is_no_file_and_no_json_is_a_bad_policy(source: Any) -> None:
     with pytest.raises(RequestError) as caught:
         Policy.read(source)
