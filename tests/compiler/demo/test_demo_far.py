@@ -1,0 +1,62 @@
+"""The larger checkpoint: transformers agrees with it, it answers what the near model cannot, and its table is true."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from nearfar.compiler.demo import CHECKPOINT, FAR_CHECKPOINT
+from nearfar.compiler.demo.corpus import FAR
+from nearfar.compiler.demo.evaluate import answer_all, measure
+from nearfar.compiler.demo.example import Split
+from nearfar.compiler.demo.model import Llama
+from nearfar.compiler.demo.saved_model import read_checkpoint
+from nearfar.compiler.demo.tokenizer import BOS, encode_prompt
+
+# Weights are stored as float16 and read as float32 by both; the logits are of the order of 10.
+LOGIT_TOLERANCE = 1e-4
+HARD_ANSWERS = {
+    "dim the kitchen lights to 30 percent and lock the front door": '[{"tool": "set_light", "room": "kitchen", "level": 30}, '
+    '{"tool": "set_lock", "door": "front", "state": "locked"}]',
+    "what is 12 + 30 + 7?": "12 + 30 + 7 = 42 + 7 = 49",
+    "Ana has 12 apples, buys 5 more and eats 3. how many are left?": "12 + 5 - 3 = 17 - 3 = 14",
+    "sort 5 81 20 44 9 63": "5, 9, 20, 44, 63, 81",
+}
+
+
+@pytest.fixture(scope="module")
+def far() -> tuple[Llama, Tokenizer]:
+    return read_checkpoint(FAR_CHECKPOINT)
+
+
+def test_transformers_computes_the_same_logits(far: tuple[Llama, Tokenizer]) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is the oracle here")
+    theirs = transformers.LlamaForCausalLM.from_pretrained(FAR_CHECKPOINT, dtype=torch.float32).eval()
+    model, tokenizer = far
+    tokens = torch.tensor([[BOS, *encode_prompt(tokenizer, next(iter(HARD_ANSWERS)))]])
+    with torch.no_grad():
+        ours = model.logits(model.model(tokens, torch.arange(tokens.shape[1])[None]))
+        assert (ours - theirs(tokens).logits).abs().max() < LOGIT_TOLERANCE
+
+
+def test_it_answers_what_the_near_model_cannot(far: tuple[Llama, Tokenizer]) -> None:
+    prompts = list(HARD_ANSWERS)
+    assert dict(zip(prompts, answer_all(*far, prompts), strict=True)) == HARD_ANSWERS
+    near = answer_all(*read_checkpoint(CHECKPOINT), prompts)
+    assert not set(near) & set(HARD_ANSWERS.values())
+
+
+def test_both_models_have_one_tokenizer() -> None:
+    assert (FAR_CHECKPOINT / "tokenizer.json").read_bytes() == (CHECKPOINT / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("task", ["sum_of_several", "story_problem"])
+def test_the_committed_table_is_measured_again_on_a_sample(far: tuple[Llama, Tokenizer], task: str) -> None:
+    cells = json.loads((FAR_CHECKPOINT / "accuracy.json").read_text())["cells"]
+    (told,) = (c for c in cells if (c["task"], c["split"], c["format"]) == (task, "held_out_slots", "q4f16"))
+    (cell,) = measure(*far, corpus=FAR, tasks=(task,), splits=(Split.HELD_OUT_SLOTS,), formats=("q4f16",), prompts=40)
+    # 40 prompts are uncertain by about 8 points.
+    assert abs(cell.right / cell.prompts - told["right"] / told["prompts"]) < 0.1
