@@ -9,6 +9,7 @@ import { VOCAB, nextToken } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
   readonly stepsInFlight = 8;
+  readonly samplesAnyRow = true;
   readonly batches: Batch[] = [];
   readonly calls: string[] = [];
   readonly counts = new Map<number, Int32Array>();

@@ -49,7 +49,7 @@ interface Trace {
 const file = new URL("../../../tests/conformance/scheduler.json", import.meta.url);
 const { about, traces } = JSON.parse(readFileSync(file, "utf8")) as { about: string; traces: readonly Trace[] };
 
-const PLAIN: Omit<SequenceRequest, "promptIds"> = { stopTokenIds: new Set([STOP]), stepwise: false, kept: null };
+const PLAIN: Omit<SequenceRequest, "promptIds"> = { stopTokenIds: new Set([STOP]), stepwise: false, promptLogprobs: 0, kept: null };
 
 function schedulerOf(config: TraceConfig): Scheduler {
   const { page_size, pages, max_tokens, max_sequences, context } = config;
