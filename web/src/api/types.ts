@@ -33,7 +33,7 @@ export interface RequestOptions {
   readonly signal?: AbortSignal | null | undefined;
   /** Extension: ends the answers where they are, as if the model had stopped there; what they cost is still told. */
   readonly interrupt?: AbortSignal | null | undefined;
-  /** Extension, of chats: told the log-probabilities of the prompt's last tokens before the first token; not told where the engine cannot. */
+  /** Extension, of chats: told the log-probabilities of the prompt's last tokens before the first token. Not told by engines that cannot. */
   readonly promptLogprobs?: PromptLogprobsOption | undefined;
 }
 

@@ -45,7 +45,7 @@ export interface TokenRequest {
   readonly promptLogprobs?: number | undefined;
   /**
    * Told these before the first token, in nats, in the prompt's order: of each token after all before it. A token that is none of the 20 likeliest counts
-   * as one of equals that share what these leave, and none is below -30. Not told by an engine that cannot.
+   * as one of equals that share what these leave, at least as -30. Not told by an engine that cannot.
    */
   readonly onPromptLogprobs?: ((logprobs: readonly number[]) => void) | undefined;
   /** Ends the answer like the model's own end tokens. */
