@@ -1,4 +1,4 @@
-"""The command line: ``nearfar compile | inspect | run | score | quality | demo | serve | bench | --version``. One file a command."""
+"""The command line: ``nearfar compile | inspect | run | score | quality | demo | serve | gateway | bench | router``. One file a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .output import print_error
 
 COMMANDS = (compile_command, inspect, run, score, quality, demo)
 # Commands of the layer above, found by name as targets are: the compiler imports nothing of it.
-COMMANDS_ABOVE = ("nearfar.server_fallback.cli.serve", "nearfar.server_fallback.cli.bench")
+COMMANDS_ABOVE = tuple(f"nearfar.server_fallback.cli.{name}" for name in ("serve", "gateway", "bench", "router"))
 # The exit code for the user's mistakes; a bug of ours is a traceback and 1.
 USER_ERROR = 2
 INTERRUPTED = 130

@@ -15,8 +15,10 @@ from starlette.exceptions import HTTPException
 from nearfar.compiler.errors import NearfarError
 
 from ..executors.models import Models
+from .about import about_router
 from .config import ApiConfig
 from .drain import Drain
+from .embeddings import embeddings_router
 from .errors import ApiError, api_error
 from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
@@ -24,8 +26,9 @@ from .generation import generation_router
 from .health import health_router
 from .limiter import Limiter
 from .log import log_failure
-from .metrics import Metrics
+from .metrics import ROUTE_HEADER, Metrics
 from .model_routes import admin_router, models_router
+from .routed import routed_router
 from .service import Service
 from .texts import texts_router
 from .traces import Traces
@@ -33,14 +36,18 @@ from .traces import Traces
 EXPOSED_HEADERS = (
     "X-Request-Id",
     "Retry-After",
+    ROUTE_HEADER,
     "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests",
 )
 
 
-def create_app(models: Models, config: ApiConfig, traces: Traces | None = None) -> FastAPI:
-    """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. ``app.state.service`` is what its routes share."""
+def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, *, routed: bool = False) -> FastAPI:
+    """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. ``app.state.service`` is what its routes share.
+
+    ``routed``: its models are pairs of a near and a far side, and requests may say which of them may answer.
+    """
     limiter = Limiter(config.max_concurrent_requests)
     service = Service(models, config, limiter, Metrics(models), Drain(lambda: limiter.running > 0), traces)
 
@@ -58,7 +65,8 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None) 
     for error in (ApiError, NearfarError, HTTPException):
         app.add_exception_handler(error, _answer_error)
     # A fixed address such as /v1/models/load comes before the pattern that it would fit.
-    for router in (generation_router, texts_router, admin_router, models_router, health_router):
+    answering = (routed_router,) if routed else (generation_router, embeddings_router)
+    for router in (*answering, texts_router, about_router, admin_router, models_router, health_router):
         app.include_router(router(service))
     app.add_middleware(Gate, service=service)
     if config.cors_origins:

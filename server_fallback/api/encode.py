@@ -44,4 +44,7 @@ def completion_chunk_json(chunk: CompletionChunk, include_usage: bool) -> bytes 
 
 
 def _json(value: Any) -> bytes:
+    """Without a null ``route``, which only pairs of sides have."""
+    if value["route"] is None:
+        del value["route"]
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")

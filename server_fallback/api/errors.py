@@ -71,7 +71,9 @@ def _of_ours(error: NearfarError) -> ApiError:
     if isinstance(error, DeadlineExceeded):
         return ApiError(503, error.message, error.code, param, "timeout_error", retry_after(error.details.get("retry_after_seconds")))
     if isinstance(error, Unavailable):
-        return ApiError(503, error.message, error.code, param, "server_error", retry_after(error.details.get("retry_after_seconds")))
+        return ApiError(
+            503, error.message, code or error.code, param, "server_error", retry_after(error.details.get("retry_after_seconds"))
+        )
     return ApiError(500, error.message, error.code, param, "server_error")
 
 

@@ -28,30 +28,42 @@ EVENT = {"type": "object", "properties": {"data": {"type": "string", "descriptio
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
 
 
+CHAT: dict[str, Any] = {"response_model": ChatCompletion, "responses": {**WITH_BODY, **STREAMED}}
+COMPLETION: dict[str, Any] = {"response_model": Completion, "responses": {**WITH_BODY, **STREAMED}}
+
+
 def generation_router(service: Service) -> APIRouter:
     router = keyed_router()
 
-    @router.post("/v1/chat/completions", response_model=ChatCompletion, responses={**WITH_BODY, **STREAMED})
+    @router.post("/v1/chat/completions", **CHAT)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        exchange = exchange_of(request)
-        executor = await _begin(service, body, 1, exchange)
-        chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
-        if body.stream:
-            return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain)
-        answer = await service.drain.run(fold_chat(chunks), request.receive, exchange.deadline)
-        return Response(chat_json(answer), media_type=JSON)
+        return await answer_chat(service, body, request)
 
-    @router.post("/v1/completions", response_model=Completion, responses={**WITH_BODY, **STREAMED})
+    @router.post("/v1/completions", **COMPLETION)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        exchange = exchange_of(request)
-        executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
-        chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
-        if body.stream:
-            return EventStream(_events(chunks, body, completion_chunk_json), exchange, service.drain)
-        answer = await service.drain.run(fold_completion(chunks), request.receive, exchange.deadline)
-        return Response(completion_json(answer), media_type=JSON)
+        return await answer_completion(service, body, request)
 
     return router
+
+
+async def answer_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Response:
+    exchange = exchange_of(request)
+    executor = await _begin(service, body, 1, exchange)
+    chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
+    if body.stream:
+        return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain)
+    answer = await service.drain.run(fold_chat(chunks), request.receive, exchange.deadline)
+    return Response(chat_json(answer), media_type=JSON)
+
+
+async def answer_completion(service: Service, body: CompletionRequest, request: Request) -> Response:
+    exchange = exchange_of(request)
+    executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
+    chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
+    if body.stream:
+        return EventStream(_events(chunks, body, completion_chunk_json), exchange, service.drain)
+    answer = await service.drain.run(fold_completion(chunks), request.receive, exchange.deadline)
+    return Response(completion_json(answer), media_type=JSON)
 
 
 async def _begin(service: Service, body: GenerationRequest, num_prompts: int, exchange: Exchange) -> Executor:

@@ -18,9 +18,12 @@ from ..executors.executor import ExecutorState
 from ..executors.models import Models
 from ..schema.chat import ChatCompletionChunk, ChunkChoice
 from ..schema.completions import CompletionChoice, CompletionChunk
+from ..schema.route import Route
 from .exchange import Exchange
 
 MODEL = "model_name"
+# Which side answers, where a model is a pair of them.
+ROUTE_HEADER = "x-nearfar-route"
 # Seconds. The steps are about those of vLLM, the ends far enough for a CPU's long prompts.
 FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
 NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -63,6 +66,8 @@ class Metrics:
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", [MODEL], registry=registry)
         self.generation_tokens = Counter("vllm:generation_tokens", "Tokens of answers.", [MODEL], registry=registry)
         self.success = Counter("vllm:request_success", "Answers that ended, by how.", [MODEL, "finished_reason"], registry=registry)
+        self.routes = Counter("nearfar:route", "Answers begun, by who began and why.", ["side", "reason"], registry=registry)
+        self.switches = Counter("nearfar:switches", "Answers that went on elsewhere.", ["from", "to", "reason"], registry=registry)
         self.http = Counter("http_requests", "HTTP requests.", ["handler", "method", "status"], registry=registry)
 
     def text(self) -> bytes:
@@ -73,10 +78,14 @@ class Metrics:
         """The same chunks; what they tell goes to the metrics and to the request's line in the log."""
         last_at: dict[int, float] = {}
         reasons: dict[int, str] = {}
+        route: Route | None = None
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     now = time.monotonic()
+                    if chunk.route is not None:
+                        self._routed(route, chunk.route, exchange)
+                        route = chunk.route
                     for choice in chunk.choices:
                         if choice.finish_reason is not None:
                             reasons[choice.index] = choice.finish_reason
@@ -101,6 +110,14 @@ class Metrics:
             for reason in reasons.values() if reasons else ("abort",):
                 self.success.labels(model, reason).inc()
             exchange.log["finish_reason"] = ",".join(sorted(set(reasons.values()))) or "abort"
+
+    def _routed(self, before: Route | None, route: Route, exchange: Exchange) -> None:
+        exchange.answer_headers[ROUTE_HEADER] = route.side
+        exchange.log.update(side=route.side, route_reason=route.reason)
+        if before is None:
+            self.routes.labels(route.side, route.reason).inc()
+        elif before.side != route.side:
+            self.switches.labels(before.side, route.side, route.reason).inc()
 
     def count(self, model: str, prompt_tokens: int, completion_tokens: int, exchange: Exchange) -> None:
         self.prompt_tokens.labels(model).inc(prompt_tokens)

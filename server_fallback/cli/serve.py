@@ -39,15 +39,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--alias", action="append", default=[], metavar="NAME=MODEL", help="another name for a model; may be given several times"
     )
-    access = parser.add_argument_group("access")
-    access.add_argument("--api-keys", type=Path, metavar="FILE", help="TOML with the keys that may ask (also: NEARFAR_API_KEYS, name=key)")
-    access.add_argument(
-        "--cors-origin", action="append", default=[], metavar="ORIGIN", help="pages that may ask, such as https://example.org"
-    )
-    access.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="names that requests may call this server by")
-    access.add_argument(
-        "--drain-seconds", type=float, default=30.0, metavar="S", help="for requests to end after SIGTERM (default: %(default)s)"
-    )
+    add_access(parser)
     local = parser.add_argument_group("models on this machine")
     local.add_argument("--target", choices=("cpu", "cuda", *EXPORTS), help="what to compile for (default: cuda where there is a GPU)")
     local.add_argument("--quantization", metavar="NAME", default="q4f16", help="of what is compiled (default: %(default)s)")
@@ -78,14 +70,22 @@ def add_parser(commands: Any) -> None:
     others.add_argument("--vllm-arguments", default="", metavar="TEXT", help="more for vllm serve, as one text: '--max-model-len 8192'")
 
 
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """What `api_config` reads."""
+    access = parser.add_argument_group("access")
+    access.add_argument("--api-keys", type=Path, metavar="FILE", help="TOML with the keys that may ask (also: NEARFAR_API_KEYS, name=key)")
+    access.add_argument(
+        "--cors-origin", action="append", default=[], metavar="ORIGIN", help="pages that may ask, such as https://example.org"
+    )
+    access.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="names that requests may call this server by")
+    access.add_argument(
+        "--drain-seconds", type=float, default=30.0, metavar="S", help="for requests to end after SIGTERM (default: %(default)s)"
+    )
+
+
 def run(options: argparse.Namespace) -> None:
     """Raises ToolError where the server's libraries are missing, and RequestError for options that cannot be met."""
-    try:
-        import fastapi  # noqa: F401
-        import httpx  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ToolError(f"nearfar serve needs {error.name}: pip install 'nearfar[serve]'") from error
+    require_libraries("serve")
     from ..api.app import create_app
     from ..api.log import configure_logs
     from ..api.server import bind, run_server
@@ -121,6 +121,16 @@ def run(options: argparse.Namespace) -> None:
         announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
 
     run_server(create_app(registry, config, traces), listener, started)
+
+
+def require_libraries(command: str) -> None:
+    """Raises ToolError."""
+    try:
+        import fastapi  # noqa: F401
+        import httpx  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ToolError(f"nearfar {command} needs {error.name}: pip install 'nearfar[serve]'") from error
 
 
 def api_config(options: argparse.Namespace, environment: Mapping[str, str]) -> ApiConfig:

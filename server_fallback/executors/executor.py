@@ -20,7 +20,7 @@ class Call:
     """What surrounds a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
 
     ``priority`` is the final one: what the request asks for, within what its key may. An executor of our own tells ``observe_queue``, for
-    each answer, the seconds until its first token was handed to the device.
+    each answer, the seconds until its first token was handed to the device, and ``observe_token`` the id of each token of its answers.
     """
 
     request_id: str
@@ -28,6 +28,7 @@ class Call:
     deadline: float | None = None
     headers: dict[str, str] = field(default_factory=dict)
     observe_queue: Callable[[float], None] | None = None
+    observe_token: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -38,6 +39,7 @@ from ..text.response_format import AnswerFormat, answer_format
 from ..text.stop_strings import StopAutomaton
 from ..text.tools import ToolFormat, tool_format
 from ..text.vocabulary import Vocabulary, read_vocabulary
+from .abilities import Abilities
 from .executor import Call, ExecutorState
 
 # Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
@@ -93,6 +95,10 @@ class TextModel:
     def vocabulary(self) -> Vocabulary:
         """Read at first use, which takes a second for the largest vocabularies."""
         return read_vocabulary(self.tokenizer_json, self.vocab_size, self.eos_token_ids)
+
+    @cached_property
+    def tokenizer_sha256(self) -> str:
+        return sha256(self.tokenizer_json.read_bytes()).hexdigest()
 
 
 class LocalExecutor:
@@ -206,6 +212,10 @@ class LocalExecutor:
         )
         return DetokenizeResponse(prompt=text)
 
+    def abilities(self) -> Abilities:
+        model, embeds = self._model, self._model.embedding is not None
+        return Abilities(model.tokenizer_sha256, model.vocab_size, tools=model.tools is not None and not embeds, embeds=embeds)
+
     def state(self) -> ExecutorState:
         stats = self._engine.stats()
         return ExecutorState(
@@ -266,7 +276,7 @@ class LocalExecutor:
 
 
 class _Observed:
-    """The engine, with a call that is told how long its answers waited. Zero tokens are an answer that needs no engine."""
+    """The engine, with a call that is told its tokens and how long its answers waited. Zero tokens are an answer that needs no engine."""
 
     def __init__(self, engine: TokenSource, call: Call) -> None:
         self._engine = engine
@@ -278,8 +288,11 @@ class _Observed:
             return
         async with aclosing(self._engine.generate(request)) as tokens:
             async for news in tokens:
-                if isinstance(news, Completion) and self._call.observe_queue is not None:
-                    self._call.observe_queue(news.queue_seconds)
+                if isinstance(news, Completion):
+                    if self._call.observe_queue is not None:
+                        self._call.observe_queue(news.queue_seconds)
+                elif self._call.observe_token is not None:
+                    self._call.observe_token(news.token_id)
                 yield news
 
 

@@ -31,19 +31,21 @@ def streamed_error(url: str, error: dict[str, Any]) -> NearfarError:
 
 def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds: float | None) -> NearfarError:
     message = str(error.get("message") or f"status {status}")
-    hint = {} if retry_after_seconds is None else {"retry_after_seconds": retry_after_seconds}
+    hint: dict[str, object] = {"status": status}
+    if retry_after_seconds is not None:
+        hint["retry_after_seconds"] = retry_after_seconds
     if status in (401, 403):
         # The key is ours: whoever sent the request can do nothing about it.
         advice = "set the right one in the variable of --upstream-api-key-env (serve) or --api-key-env (bench)"
-        return DeviceError(f"{url}: refuses the API key that it was sent ({message}); {advice}", upstream=url)
+        return DeviceError(f"{url}: refuses the API key that it was sent ({message}); {advice}", upstream=url, status=status)
     if status == 429:
         return QueueFull(f"{url}: {message}", upstream=url, **hint)
     if status in NOT_THERE:
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
     if 400 <= status < 500:
         param = error.get("param")
-        return RequestError(message, **({"param": param} if isinstance(param, str) else {}))
-    return DeviceError(f"{url}: {message}", upstream=url)
+        return RequestError(message, status=status, **({"param": param} if isinstance(param, str) else {}))
+    return DeviceError(f"{url}: {message}", upstream=url, status=status)
 
 
 def error_object(text: str) -> dict[str, Any]:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
-
-from nearfar.compiler.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
-from ..schema.common import Answer
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -26,14 +23,11 @@ from .dialect import Dialect, generation_body
 from .executor import Call, ExecutorState
 from .replicas import Replicas, prefixes_of
 from .upstream import Upstream, make_upstream
+from .upstream_answers import checked, in_our_form
 
 ATTEMPTS = 3
 # Before another attempt, between half and all of it; twice as much before the third.
 RETRY_SECONDS = 0.1
-# What servers call an answer's end beside OpenAI's words.
-ENDS = {"eos_token": "stop", "stop_sequence": "stop", "max_tokens": "length"}
-
-AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +98,24 @@ class UpstreamExecutor:
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk]:
         async with aclosing(self._generate("/v1/chat/completions", request, call)) as values:
             async for value in values:
-                yield self._checked(ChatCompletionChunk, value)
+                yield checked(ChatCompletionChunk, value, self._options.name)
 
     async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk]:
         async with aclosing(self._generate("/v1/completions", request, call)) as values:
             async for value in values:
-                yield self._checked(CompletionChunk, value)
+                yield checked(CompletionChunk, value, self._options.name)
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
-        answer = self._checked(EmbeddingResponse, await self._ask("/v1/embeddings", request, call))
+        answer = checked(EmbeddingResponse, await self._ask("/v1/embeddings", request, call), self._options.name)
         return answer.model_copy(update={"model": self._options.name})
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         self._require_tokenize()
-        return self._checked(TokenizeResponse, await self._ask("/tokenize", request, Call("tokenize")))
+        return checked(TokenizeResponse, await self._ask("/tokenize", request, Call("tokenize")), self._options.name)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         self._require_tokenize()
-        return self._checked(DetokenizeResponse, await self._ask("/detokenize", request, Call("detokenize")))
+        return checked(DetokenizeResponse, await self._ask("/detokenize", request, Call("detokenize")), self._options.name)
 
     def state(self) -> ExecutorState:
         upstreams = [replica.upstream for replica in self._replicas.all]
@@ -144,7 +138,10 @@ class UpstreamExecutor:
             tried.append(upstream)
             began = False
             try:
-                async with aclosing(upstream.stream(path, body, call)) as values, aclosing(self._in_our_form(values)) as chunks:
+                async with (
+                    aclosing(upstream.stream(path, body, call)) as values,
+                    aclosing(in_our_form(values, self._options.name)) as chunks,
+                ):
                     async for chunk in chunks:
                         began = True
                         yield chunk
@@ -174,26 +171,6 @@ class UpstreamExecutor:
         # A spread, so that what one failure threw back does not come again all at once.
         await asyncio.sleep(RETRY_SECONDS * 2 ** (len(tried) - 1) * random.uniform(0.5, 1.0))
 
-    async def _in_our_form(self, values: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
-        """Chunks with choices as they come, then one with the usage alone.
-
-        Of a server that tells no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are 0.
-        """
-        usage: dict[str, Any] | None = None
-        last: dict[str, Any] = {}
-        pieces = 0
-        async for value in values:
-            usage = value.get("usage") or usage
-            choices = [plain_choice(choice) for choice in value.get("choices") or ()]
-            pieces += sum(map(says_something, choices))
-            last = {key: value[key] for key in ("id", "created") if key in value} | {"model": self._options.name}
-            if choices:
-                yield {**last, "choices": choices}
-        if not last:
-            raise Unavailable("the upstream ended its answer before it began; ask again")
-        counts = {"prompt_tokens": 0, "completion_tokens": pieces} if usage is None else usage
-        yield {**last, "choices": [], "usage": plain_usage(counts)}
-
     async def _check(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
@@ -203,37 +180,3 @@ class UpstreamExecutor:
     def _require_tokenize(self) -> None:
         if self._options.dialect == "openai":
             raise RequestError(f"{self._options.name}: the server behind this model does not show its tokens", param="model")
-
-    def _checked(self, kind: type[AnswerT], value: Mapping[str, Any]) -> AnswerT:
-        try:
-            return kind.model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise DeviceError(f"{self._options.name}: the upstream's answer is not OpenAI's form: {where}: {first['msg']}") from error
-
-
-def plain_choice(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice whose end has OpenAI's name, and whose role is the only one that an answer can have."""
-    choice = {"index": 0, **choice}
-    choice["finish_reason"] = ENDS.get(choice.get("finish_reason") or "", choice.get("finish_reason") or None)
-    if isinstance(delta := choice.get("delta"), dict) and "role" in delta:
-        choice["delta"] = {**delta, "role": "assistant"}
-    return choice
-
-
-def says_something(choice: Mapping[str, Any]) -> bool:
-    """Whether it has a text or a part of a call: a first chunk may have the role alone, a last one the end."""
-    delta = choice.get("delta") or {}
-    return bool(choice.get("text") or delta.get("content") or delta.get("tool_calls"))
-
-
-def plain_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }

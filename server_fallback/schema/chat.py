@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Usage
+from .route import Route
 
 
 class TextPart(Request):
@@ -152,6 +153,8 @@ class ChatCompletionChunk(Answer):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = None
+    # Extension.
+    route: Route | None = None
 
 
 class AnswerFunction(Answer):
@@ -186,3 +189,5 @@ class ChatCompletion(Answer):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    # Extension.
+    route: Route | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .common import Answer, GenerationRequest, Items, Usage
+from .route import Route
 
 
 class CompletionRequest(GenerationRequest):
@@ -43,6 +44,8 @@ class CompletionChunk(Answer):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    # Extension.
+    route: Route | None = None
 
 
 class Completion(CompletionChunk):

@@ -23,34 +23,48 @@ from .chat import (
 )
 from .common import FinishReason, TokenLogprob
 from .completions import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs
+from .route import Route
 
 
 async def fold_chat(chunks: AsyncIterable[ChatCompletionChunk]) -> ChatCompletion:
     """The whole chat completion. Raises Unavailable where the chunks end too early, and what the chunks raise."""
     choices: dict[int, _ChatParts] = {}
     last = None
+    route = None
     async for chunk in chunks:
+        if withdraws(route, chunk.route):
+            choices.clear()
+        route = chunk.route or route
         for choice in chunk.choices:
             choices.setdefault(choice.index, _ChatParts()).add(choice)
         last = chunk
     if last is None or last.usage is None:
         raise _cut_off()
     whole = [parts.choice(index) for index, parts in sorted(choices.items())]
-    return ChatCompletion(id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage)
+    return ChatCompletion(id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage, route=route)
 
 
 async def fold_completion(chunks: AsyncIterable[CompletionChunk]) -> Completion:
     """The whole completion. Raises Unavailable where the chunks end too early, and what the chunks raise."""
     choices: dict[int, list[CompletionChoice]] = {}
     last = None
+    route = None
     async for chunk in chunks:
+        if withdraws(route, chunk.route):
+            choices.clear()
+        route = chunk.route or route
         for choice in chunk.choices:
             choices.setdefault(choice.index, []).append(choice)
         last = chunk
     if last is None or last.usage is None:
         raise _cut_off()
     whole = [_whole_text(index, parts) for index, parts in sorted(choices.items())]
-    return Completion(id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage)
+    return Completion(id=last.id, created=last.created, model=last.model, choices=whole, usage=last.usage, route=route)
+
+
+def withdraws(before: Route | None, now: Route | None) -> bool:
+    """Whether a chunk's route takes back what came before it: the other side began the answer again."""
+    return before is not None and now not in (None, before) and now.switched_at == 0
 
 
 @dataclass(slots=True)

@@ -1,0 +1,106 @@
+"""nearfar gateway: answer OpenAI's requests near or far, request by request, as a policy says."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from nearfar.compiler.cli.output import add_command
+from nearfar.compiler.errors import RequestError, Unavailable
+
+from .serve import add_access, api_config, require_libraries
+
+if TYPE_CHECKING:
+    from ..router.far import Far
+    from ..router.policy import Policy
+
+# Not that of `nearfar serve`, which may be the far side on the same machine.
+DEFAULT_PORT = 8001
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "gateway",
+        run,
+        summary="answer OpenAI's requests near or far, as a policy says",
+        example="nearfar gateway --near demo --far http://host:8000 --policy policy.json",
+    )
+    parser.add_argument(
+        "--near", required=True, metavar="MODEL", help="a bundle, a Hugging Face folder or name, or demo; on this machine"
+    )
+    parser.add_argument("--far", required=True, metavar="URL", help="the server of the other side")
+    parser.add_argument("--policy", required=True, type=Path, metavar="FILE", help="who may and should answer, as JSON")
+    parser.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the far server's API key")
+    parser.add_argument("--far-model", metavar="NAME", help="what the far server calls its model (default: the only one that it has)")
+    parser.add_argument("--far-dialect", default="nearfar", help="what the far server is: nearfar, vllm, or openai (default: %(default)s)")
+    parser.add_argument("--name", metavar="NAME", help="what requests call the pair (default: as near is called)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)")
+    add_access(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Raises ToolError where the server's libraries are missing, and RequestError for options that cannot be met."""
+    require_libraries("gateway")
+    from ..api.app import create_app
+    from ..api.log import configure_logs
+    from ..api.server import bind, run_server
+    from ..api.traces import open_traces
+    from ..executors.local_opener import LocalOpener, LocalOptions
+    from ..executors.registry import Registry
+    from ..router.opening import HybridOpener
+    from ..router.policy import Policy
+    from ..schema.models import LoadRequest
+    from .announcement import Announcement
+
+    policy, far = Policy.read(options.policy), far_of(options, os.environ)
+    announcement = Announcement()
+    config = api_config(options, os.environ)
+    traces = open_traces(os.environ)
+    # Before anything that takes long.
+    listener = bind(options.host, options.port)
+    registry = Registry(HybridOpener(LocalOpener(LocalOptions(), announcement.progress), far, policy))
+    configure_logs(sys.stderr)
+
+    async def started() -> None:
+        try:
+            with announcement.loading():
+                await registry.load(LoadRequest(model=options.near, name=options.name))
+        except Unavailable:
+            if registry.closed:
+                # Stopped while the model loaded, which is no error.
+                return
+            raise
+        Console(soft_wrap=True).print(routes(options.near, far, policy), highlight=False, markup=False)
+        announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
+
+    run_server(create_app(registry, config, traces, routed=True), listener, started)
+
+
+def far_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Far:
+    from ..executors.dialect import DIALECTS
+    from ..router.far import Far
+
+    dialect = next((known for known in DIALECTS if known == options.far_dialect), None)
+    if dialect is None:
+        raise RequestError(f"--far-dialect {options.far_dialect}: is not known; known: {', '.join(DIALECTS)}")
+    variable = options.far_api_key_env
+    if variable is not None and not environment.get(variable):
+        raise RequestError(f"--far-api-key-env {variable}: this environment variable is not set")
+    return Far(options.far, environment[variable] if variable is not None else None, options.far_model, dialect)
+
+
+def routes(near: str, far: Far, policy: Policy) -> str:
+    """Where requests go, in a line."""
+    private = policy.private
+    stays = [f"labelled {label}" for label in private.labels]
+    stays += [f"with one of {len(private.patterns)} patterns"] if private.patterns else []
+    kept = f"; what is {' or '.join(stays)} stays near" if stays else ""
+    return f"routing by {policy.mode}: near is {near}, far is {far.model or 'the model'} at {far.base_url}{kept}"

@@ -1,0 +1,275 @@
+"""nearfar router log | fit | eval: what both sides answer, a policy fitted on that, and whether the policy pays."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nearfar.compiler.cli.output import add_command
+from nearfar.compiler.errors import RequestError, ToolError
+
+from .numbers import count
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..executors.executor import Executor
+    from ..router.evaluation import Evaluation, Interval
+    from ..router.fit import FitResult
+    from ..router.prompts import Prompt
+    from ..router.reliability import SideReport
+
+EXAMPLE = "nearfar router log --near demo --far http://127.0.0.1:8000 --prompts prompts.jsonl -o pairs.jsonl"
+DEMO_PARTS = ("demo-fit", "demo-eval")
+DEMO_COUNT = 1000
+
+
+def add_parser(commands: Any) -> None:
+    router = add_command(commands, "router", run_log, summary="fit a policy for near and far to what both answer", example=EXAMPLE)
+    steps = router.add_subparsers(metavar="STEP", required=True)
+    log = add_command(steps, "log", run_log, summary="ask both sides the same prompts", example=EXAMPLE)
+    log.add_argument("--near", metavar="MODEL", required=True, help="a bundle; a Hugging Face folder or name; or demo")
+    log.add_argument("--far", metavar="URL|MODEL", required=True, help="an OpenAI-compatible server, or a model as --near takes it")
+    log.add_argument("--far-model", metavar="NAME", help="what the server calls its model (default: the only one that it serves)")
+    log.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the server's API key")
+    log.add_argument(
+        "--prompts", metavar="FILE", required=True,
+        help='JSON lines: {"prompt", "expected" or "accepted"}; or demo-fit, demo-eval: prompts for the demo models',
+    )  # fmt: skip
+    log.add_argument("--count", type=count, metavar="N", help=f"of prompts (default: the file's; of the demo {DEMO_COUNT:,})")
+    log.add_argument("--seed", type=int, default=0, metavar="N", help="of the demo's prompts (default: %(default)s)")
+    log.add_argument("--max-tokens", type=count, default=256, metavar="N", help="of an answer (default: %(default)s)")
+    log.add_argument("--concurrency", type=count, default=32, metavar="N", help="prompts asked at once (default: %(default)s)")
+    log.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="JSON lines: what both answered")
+    fit = add_command(
+        steps, "fit", run_fit, summary="fit a policy to logged pairs",
+        example="nearfar router fit pairs.jsonl --wanted-far-share 0.3 -o policy.json",
+    )  # fmt: skip
+    fit.add_argument("pairs", type=Path, metavar="PAIRS", help="what 'nearfar router log' wrote")
+    wanted = fit.add_mutually_exclusive_group()
+    wanted.add_argument("--wanted-quality", type=share, metavar="Q", help="the share of right answers to reach with few far requests")
+    wanted.add_argument("--wanted-far-share", type=share, metavar="S", help="the share of prompts that may go far")
+    fit.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the policy")
+    evaluation = add_command(
+        steps, "eval", run_eval, summary="compare a policy with others on logged pairs",
+        example="nearfar router eval held-out.jsonl --policy policy.json --plot eval.png",
+    )  # fmt: skip
+    evaluation.add_argument("pairs", type=Path, metavar="PAIRS", help="others than the policy was fitted on")
+    evaluation.add_argument("--policy", type=Path, metavar="FILE", required=True, help="what 'nearfar router fit' wrote")
+    evaluation.add_argument("--plot", type=Path, metavar="FILE", help="draw quality by far share there, as a PNG or SVG")
+    evaluation.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def share(text: str) -> float:
+    """From 0 to 1. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{value} is not between 0 and 1")
+    return value
+
+
+# --- log -------------------------------------------------------------------------------------------------------------------------------
+
+
+def run_log(options: argparse.Namespace) -> None:
+    """Raises ToolError where the server's libraries are missing, and what the sides raise; pairs that were logged by then stay."""
+    import asyncio
+
+    try:
+        import httpx  # noqa: F401
+        import xgrammar  # noqa: F401
+    except ImportError as error:
+        raise ToolError(f"nearfar router log needs {error.name}: pip install 'nearfar[serve]'") from error
+    asyncio.run(log_pairs(options, read_prompts(options), os.environ))
+
+
+def read_prompts(options: argparse.Namespace) -> Sequence[Prompt]:
+    from ..router.demo_traffic import demo_prompts
+    from ..router.prompts import Prompt
+
+    if options.prompts in DEMO_PARTS:
+        return demo_prompts("fit" if options.prompts == "demo-fit" else "eval", options.count or DEMO_COUNT, options.seed)
+    prompts = Prompt.read(Path(options.prompts))[: options.count]
+    if not prompts:
+        raise RequestError(f'--prompts {options.prompts}: has no prompt; write lines such as {{"prompt": "2+2?", "expected": "4"}}')
+    return prompts
+
+
+async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], environment: Mapping[str, str]) -> None:
+    from contextlib import aclosing
+
+    from rich.console import Console
+
+    from nearfar.compiler.cli.compile import progress_bars
+    from nearfar.compiler.errors import OutputError
+
+    from ..router.ask_both import ask_both
+
+    console = Console(stderr=True)
+    near = await open_model(options.near)
+    try:
+        far, far_model = await open_far(options, environment)
+        try:
+            right = {"near": 0, "far": 0}
+            with progress_bars() as bars, options.output.open("w", encoding="utf-8") as output:
+                task = bars.add_task("prompts", total=len(prompts))
+                asked = ask_both(prompts, near, far, far_model=far_model, max_tokens=options.max_tokens, concurrency=options.concurrency)
+                async with aclosing(asked) as pairs:
+                    async for pair in pairs:
+                        output.write(pair.model_dump_json() + "\n")
+                        right["near"] += bool(pair.near.right)
+                        right["far"] += bool(pair.far.right)
+                        bars.advance(task)
+        except OSError as error:
+            raise OutputError(f"-o {options.output}: cannot be written: {error}") from error
+        finally:
+            await far.close()
+    finally:
+        await near.close()
+    shares = ", ".join(f"{side} right on {number / len(prompts):.1%}" for side, number in right.items())
+    console.print(f"{len(prompts):,} pairs in {options.output}: {shares}", highlight=False, markup=False)
+
+
+async def open_model(model: str) -> Executor:
+    from ..executors.local_opener import LocalOpener, LocalOptions
+    from .announcement import Announcement
+
+    announcement = Announcement()
+    with announcement.loading():
+        return await (await LocalOpener(LocalOptions(), announcement.progress).prepare(model, None)).open()
+
+
+async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Executor, str]:
+    """The far side, and what it calls its model."""
+    from ..executors.upstream_executor import UpstreamOptions
+    from ..executors.upstream_opener import UpstreamOpener, only_model
+
+    if not options.far.startswith(("http://", "https://")):
+        return await open_model(options.far), options.far
+    variable = options.far_api_key_env
+    if variable is not None and not environment.get(variable):
+        raise RequestError(f"--far-api-key-env {variable}: this environment variable is not set")
+    url = options.far.rstrip("/").removesuffix("/v1")
+    upstream = UpstreamOptions((url,), name="far", api_key=environment[variable] if variable is not None else None)
+    model = options.far_model or await only_model(upstream)
+    return await (await UpstreamOpener(upstream).prepare(model, None)).open(), model
+
+
+# --- fit -------------------------------------------------------------------------------------------------------------------------------
+
+
+def run_fit(options: argparse.Namespace) -> None:
+    import json
+
+    from rich.console import Console
+
+    from nearfar.compiler.errors import OutputError
+
+    from ..router.fit import fit
+    from ..router.pairs import read_pairs
+    from ..router.policy import Policy
+    from ..router.predictor import Wanted
+
+    pairs = read_pairs(options.pairs)
+    wanted = None
+    if options.wanted_quality is not None or options.wanted_far_share is not None:
+        wanted = Wanted(quality=options.wanted_quality, far_share=options.wanted_far_share)
+    result = fit(pairs, wanted=wanted)
+    policy = {
+        "version": 1,
+        "mode": "auto",
+        "quality": {"predictor": result.predictor.model_dump(mode="json", exclude_none=True), "threshold": result.threshold},
+    }
+    Policy.read(policy)
+    try:
+        options.output.write_text(json.dumps(policy) + "\n")
+    except OSError as error:
+        raise OutputError(f"-o {options.output}: cannot be written: {error}") from error
+    console = Console()
+    console.print(fit_table(result))
+    for side, found in (("near", result.near), ("far", result.far)):
+        weights = ", ".join(f"{name} {weight:+.2f}" for name, weight in found.top)
+        console.print(f"{side} is right: {weights}", highlight=False, markup=False)
+    console.print(
+        f"fitted on {len(pairs):,} pairs; above {result.threshold:+.3f} far answers: {result.far_share:.1%} of these prompts, and "
+        f"{result.quality:.1%} of the answers are right",
+        highlight=False,
+    )
+
+
+def fit_table(result: FitResult) -> Table:
+    from rich.box import HORIZONTALS
+    from rich.table import Table
+
+    made = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, caption="on pairs that the regression was not fitted on")
+    made.add_column("probability that")
+    for column in ("AUC", "Brier", "calibration error", "right", "penalty"):
+        made.add_column(column, justify="right")
+    for side, found in (("near", result.near), ("far", result.far)):
+        made.add_row(f"{side} is right", *side_cells(found))
+    return made
+
+
+def side_cells(found: SideReport) -> tuple[str, ...]:
+    area = "-" if found.auc is None else f"{found.auc:.3f}"
+    return area, f"{found.brier:.3f}", f"{found.calibration_error:.3f}", f"{found.right:.1%}", f"{found.ridge:g}"
+
+
+# --- eval ------------------------------------------------------------------------------------------------------------------------------
+
+
+def run_eval(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from nearfar.compiler.cli.output import print_json
+
+    from ..router.baselines import all_scores
+    from ..router.evaluation import evaluate
+    from ..router.pairs import read_pairs, rights
+    from ..router.plots import plot
+    from ..router.policy import Policy
+
+    pairs, policy = read_pairs(options.pairs), Policy.read(options.policy)
+    found = evaluate(*rights(pairs), all_scores(pairs, policy), policy.quality.threshold)
+    if options.plot is not None:
+        plot(found, options.plot)
+    if options.json:
+        print_json(found.to_json())
+        return
+    console = Console()
+    console.print(eval_table(found))
+    console.print(
+        f"near is right on {found.near_quality:.1%} of {found.prompts:,} prompts, far on {found.far_quality:.1%}; the policy sends "
+        f"{found.far_share:.1%} far and is right on {found.quality:.1%}",
+        highlight=False,
+    )
+
+
+def eval_table(found: Evaluation) -> Table:
+    from rich.box import HORIZONTALS
+    from rich.table import Table
+
+    made = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, caption="below each figure its 95 % bootstrap interval over prompts")
+    made.add_column("policy")
+    for column in ("APGR", "auto ahead by", "CPT(50 %)", "CPT(80 %)", f"right at {found.far_share:.0%} far"):
+        made.add_column(column, justify="right")
+    for name, worth in found.policies.items():
+        made.add_row(
+            f"[bold]{name}" if name == "auto" else name,
+            f"{worth.apgr:.3f}\n{between(worth.apgr_95)}",
+            "" if name == "auto" else f"{worth.ahead:+.3f}\n{between(worth.ahead_95, '+.3f')}",
+            f"{worth.cpt50:.1%}\n{between(worth.cpt50_95, '.1%')}",
+            f"{worth.cpt80:.1%}\n{between(worth.cpt80_95, '.1%')}",
+            f"{worth.quality:.1%}",
+        )
+    return made
+
+
+def between(ends: Interval, form: str = ".3f") -> str:
+    return f"[dim]{ends[0]:{form}} – {ends[1]:{form}}[/]"

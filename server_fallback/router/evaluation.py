@@ -1,0 +1,159 @@
+"""What a router is worth on logged pairs: the quality that each policy reaches with a share of the requests on the far side.
+
+With scores that say which prompts go far first, the far share runs from 0 to 1 and the quality from the near side's to the far side's:
+
+    PGR(c) = (quality with the share c on the far side - near quality) / (far quality - near quality)    performance gap recovered
+    APGR   = the mean of PGR over all shares from 0 to 1
+    CPT(p) = the least share with which PGR reaches p
+
+as in RouteLLM (Ong et al. 2024, section 3). A random router has PGR(c) = c, so an APGR of 0.5. Prompts with equal scores go far together
+in a random order: between the ends of such a group the quality is on a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.errors import RequestError
+
+Array = npt.NDArray[np.float64]
+Interval = tuple[float, float]
+
+RESAMPLES = 1000
+SEED = 2024
+CPT_LEVELS = (0.5, 0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Knots of a policy's quality by far share, both rising from share 0 to 1; straight between them."""
+
+    shares: Array
+    qualities: Array
+
+    def quality_at(self, share: float) -> float:
+        return float(np.interp(share, self.shares, self.qualities))
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """One policy's figures, each with its 95 % bootstrap interval over prompts. ``ahead`` is by how much the first policy's APGR is above
+    this one's. ``quality`` is that at the far share of the first policy's threshold."""
+
+    curve: Curve
+    apgr: float
+    apgr_95: Interval
+    cpt50: float
+    cpt50_95: Interval
+    cpt80: float
+    cpt80_95: Interval
+    quality: float
+    ahead: float
+    ahead_95: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """``far_share`` is what the threshold sends to the far side, ``quality`` how much of all is right then."""
+
+    policies: Mapping[str, Worth]
+    near_quality: float
+    far_quality: float
+    far_share: float
+    quality: float
+    prompts: int
+
+    def to_json(self) -> dict[str, object]:
+        """All figures; the curves are for the plot."""
+        figures = asdict(self)
+        for worth in figures["policies"].values():
+            del worth["curve"]
+        return figures
+
+
+def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], threshold: float) -> Evaluation:
+    """near_right, far_right (n,) of 0 and 1; scores (n,) by policy: a higher one goes far earlier. ``threshold`` is of the first policy's.
+
+    Raises RequestError where the far side is not better than the near side.
+    """
+    near_quality, far_quality = float(near_right.mean()), float(far_right.mean())
+    if far_quality <= near_quality:
+        raise RequestError(
+            f"the far side is right on {far_quality:.1%} of the prompts and the near side on {near_quality:.1%}: there is no gap to "
+            "recover, so a router is worth nothing here; take a better far model, or harder prompts"
+        )
+    gains = far_right - near_right
+    first = next(iter(scores.values()))
+    sent = first > threshold
+    share, count = float(sent.mean()), len(gains)
+    weights = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
+    # Without a gap in a resample nothing can be recovered of it.
+    weights = weights[weights @ gains > 0]
+    curves = {name: make_curve(near_quality, gains, score) for name, score in scores.items()}
+    resampled = {name: measure(gains, score, weights) for name, score in scores.items()}
+    exact = {name: measure(gains, score, np.ones((1, count)))[:, 0] for name, score in scores.items()}
+    leader = next(iter(scores))
+    policies = {}
+    for name in scores:
+        apgr, cpt50, cpt80 = (float(value) for value in exact[name])
+        apgr_95, cpt50_95, cpt80_95 = (interval(values) for values in resampled[name])
+        policies[name] = Worth(
+            curve=curves[name],
+            apgr=apgr,
+            apgr_95=apgr_95,
+            cpt50=cpt50,
+            cpt50_95=cpt50_95,
+            cpt80=cpt80,
+            cpt80_95=cpt80_95,
+            quality=curves[name].quality_at(share),
+            ahead=float(exact[leader][0]) - apgr,
+            ahead_95=interval(resampled[leader][0] - resampled[name][0]),
+        )
+    return Evaluation(policies, near_quality, far_quality, share, float(np.where(sent, far_right, near_right).mean()), count)
+
+
+def make_curve(near_quality: float, gains: Array, scores: Array) -> Curve:
+    order, ends = far_first(scores)
+    count = len(gains)
+    shares = np.concatenate([[0.0], ends / count])
+    return Curve(shares, near_quality + np.concatenate([[0.0], np.cumsum(gains[order])[ends - 1] / count]))
+
+
+def measure(gains: Array, scores: Array, weights: Array) -> Array:
+    """APGR, CPT(50 %) and CPT(80 %), (3, b), of b weightings of the prompts. gains, scores (n,), weights (b, n)."""
+    order, ends = far_first(scores)
+    weights = weights[:, order]
+    totals = weights.sum(axis=1, keepdims=True)
+    start = np.zeros((len(weights), 1))
+    shares = np.hstack([start, np.cumsum(weights, axis=1)[:, ends - 1] / totals])
+    recovered = np.cumsum(weights * gains[order], axis=1)[:, ends - 1]
+    recovered = np.hstack([start, recovered / recovered[:, -1:]])
+    areas = np.sum(np.diff(shares, axis=1) * (recovered[:, 1:] + recovered[:, :-1]) / 2, axis=1)
+    return np.stack([areas, *(first_reaching(shares, recovered, level) for level in CPT_LEVELS)])
+
+
+def first_reaching(shares: Array, recovered: Array, level: float) -> Array:
+    """The least share with which each row's line reaches a level that its end has reached; shares, recovered (b, k) -> (b,)."""
+    rows = np.arange(len(shares))
+    right = np.maximum(np.argmax(recovered >= level - 1e-12, axis=1), 1)
+    below, above = recovered[rows, right - 1], recovered[rows, right]
+    part = np.clip((level - below) / np.where(above > below, above - below, 1.0), 0.0, 1.0)
+    start: Array = shares[rows, right - 1]
+    return start + part * (shares[rows, right] - start)
+
+
+def far_first(scores: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The order (n,) from the highest score down, and how many prompts there are up to the end of each group of equals."""
+    order = np.argsort(-scores, kind="stable").astype(np.int64)
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)) + 1
+    return order, ends.astype(np.int64)
+
+
+def interval(values: Sequence[float] | Array) -> Interval:
+    """The middle 95 % of resampled values."""
+    low, high = np.percentile(values, (2.5, 97.5))
+    return float(low), float(high)

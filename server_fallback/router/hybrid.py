@@ -1,0 +1,123 @@
+"""Hybrid: OpenAI's chat client over a pair of sides. Questions flow in, answers with their route flow out.
+
+hybrid = await Hybrid.create(near="demo", far=Far("http://host:8000"), policy={"version": 1, "mode": "prefer-near"})
+answer = await hybrid.chat.completions.create(messages=[{"role": "user", "content": "what is 27 + 58?"}])
+answer.choices[0].message.content, answer.route.side
+await hybrid.close()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+from uuid import uuid4
+
+from pydantic import BaseModel, ValidationError
+
+from nearfar.compiler.errors import RequestError
+
+from ..executors.executor import Call, Executor
+from ..executors.registry import default_name
+from ..schema.chat import ChatCompletion, ChatCompletionChunk
+from ..schema.fold import fold_chat
+from ..schema.routed import RoutedChatRequest
+from .budget import Ledger
+from .far import Far
+from .hybrid_executor import HybridExecutor
+from .opening import open_hybrid
+from .sides import DeviceHints
+from .policy import Policy
+
+
+class Hybrid:
+    """``chat.completions.create`` takes OpenAI's parameters and ours. Made by `create`, used in one event loop, closed by `close`."""
+
+    def __init__(self, executor: HybridExecutor, name: str) -> None:
+        self.executor = executor
+        self.chat = Chat(Completions(executor, name))
+
+    @classmethod
+    async def create(
+        cls,
+        *,
+        near: str | Path | Executor | None = None,
+        far: Far | None = None,
+        policy: Policy | Mapping[str, Any] | Path | str,
+        ledger: Ledger | None = None,
+        hints: Callable[[], DeviceHints] = DeviceHints,
+    ) -> Hybrid:
+        """``near``: a bundle, a Hugging Face folder or name, "demo", or an executor, which is closed in the end.
+
+        ``ledger`` None: what the policy's budget allows is counted in a file of the cache folder, for each far server. ``hints`` tells of
+        this machine's battery and temperature before each decision. Raises RequestError with the code "bad_policy", "api_version",
+        "invalid_api_key" or "model_not_found", and what opening the near model raises. That the far side is offline is no error where near
+        may answer.
+        """
+        name = default_name(str(near)) if isinstance(near, str | Path) else "hybrid"
+
+        async def open_near() -> Executor:
+            if not isinstance(near, str | Path):
+                assert near is not None
+                return near
+            # It brings the engine and its libraries.
+            from ..executors.local_opener import LocalOpener, LocalOptions
+
+            opening = await LocalOpener(LocalOptions()).prepare(str(near), name)
+            return await opening.open()
+
+        executor = await open_hybrid(name, None if near is None else open_near, far, Policy.read(policy), ledger, hints)
+        return cls(executor, name)
+
+    async def close(self) -> None:
+        await self.executor.close()
+
+    async def __aenter__(self) -> Hybrid:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Chat:
+    def __init__(self, completions: Completions) -> None:
+        self.completions = completions
+
+
+class Completions:
+    def __init__(self, executor: HybridExecutor, name: str) -> None:
+        self._executor, self._name = executor, name
+
+    @overload
+    async def create(self, *, stream: Literal[True], **parameters: Any) -> AsyncGenerator[ChatCompletionChunk, None]: ...
+
+    @overload
+    async def create(self, *, stream: Literal[False] | None = None, **parameters: Any) -> ChatCompletion: ...
+
+    async def create(
+        self, *, stream: bool | None = None, timeout_seconds: float | None = None, **parameters: Any
+    ) -> ChatCompletion | AsyncGenerator[ChatCompletionChunk, None]:
+        """A ChatCompletion, or with ``stream`` its chunks, the usage last; closing them ends the answer.
+
+        ``parameters`` are those of `RoutedChatRequest`: OpenAI's, ``labels`` and ``pin`` of the request, and ``labels`` in messages;
+        ``model`` may be left out. Raises RequestError for wrong ones, and what stops the answer.
+        """
+        request = read_request({"model": self._name, **parameters})
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        chunks = self._executor.chat(request, Call(str(uuid4()), request.priority or 0, deadline))
+        return chunks if stream else await fold_chat(chunks)
+
+
+def read_request(parameters: Mapping[str, Any]) -> RoutedChatRequest:
+    """Messages may be those of an answer, as OpenAI's client takes them back. Raises RequestError whose ``param`` names the place."""
+    messages = parameters.get("messages")
+    if isinstance(messages, Sequence):
+        plain = [message.model_dump(exclude_none=True) if isinstance(message, BaseModel) else message for message in messages]
+        parameters = {**parameters, "messages": plain}
+    try:
+        return RoutedChatRequest.model_validate(parameters)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{place or 'the request'}: {first['msg']}", param=place) from None

@@ -1,0 +1,83 @@
+"""Opening a pair of sides: what the policy needs is checked, the far server is asked what it serves, then the near model is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from hashlib import sha256
+from pathlib import Path
+
+from nearfar.compiler.errors import RequestError
+
+from ..executors.bundle_cache import cache_folder
+from ..executors.executor import Executor
+from ..executors.opening import Opener, Opening
+from .budget import FileLedger, Ledger
+from .far import Far, FarSide
+from .hybrid_executor import HybridExecutor
+from .near import NearSide
+from .sides import DeviceHints, Sides
+from .policy import Policy
+
+
+class HybridOpener:
+    """Implements `Opener`: each near model that ``near`` opens makes a pair with the same far side."""
+
+    def __init__(self, near: Opener, far: Far | None, policy: Policy) -> None:
+        self._near, self._far, self._policy = near, far, policy
+
+    async def prepare(self, model: str, name: str | None) -> Opening:
+        require_sides(self._policy, near=True, far=self._far)
+        near = await self._near.prepare(model, name)
+        return Opening(near.name, near.memory_bytes, lambda: open_hybrid(near.name, near.open, self._far, self._policy), near.embeds)
+
+
+async def open_hybrid(
+    name: str,
+    near: Callable[[], Awaitable[Executor]] | None,
+    far: Far | None,
+    policy: Policy,
+    ledger: Ledger | None = None,
+    hints: Callable[[], DeviceHints] = DeviceHints,
+) -> HybridExecutor:
+    """As `Hybrid.create`; ``near`` opens the near model. Where anything fails, nothing is left open."""
+    require_sides(policy, near=near is not None, far=far)
+    async with AsyncExitStack() as opened:
+        far_side = FarSide(far) if far is not None else None
+        if far_side is not None:
+            opened.push_async_callback(far_side.close)
+        if far is not None and ledger is None and counts(policy):
+            ledger = FileLedger(ledger_place(far))
+        sides = Sides(None, far_side, policy, ledger, hints)
+        # What is wrong with the far side is told before the near model takes its time.
+        await sides.check(near_may_answer=near is not None)
+        if near is not None:
+            sides.near = NearSide(await near(), name)
+        opened.pop_all()
+    return HybridExecutor(sides, name)
+
+
+def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
+    """Raises RequestError with the code "bad_policy" for a policy that these sides cannot follow."""
+    if policy.mode == "near-only" and not near:
+        raise RequestError("the policy's mode is near-only, but there is no near side; give near", code="bad_policy", param="mode")
+    if policy.mode == "far-only" and far is None:
+        raise RequestError("the policy's mode is far-only, but there is no far side; give far", code="bad_policy", param="mode")
+    if not near and far is None:
+        raise RequestError("there is neither a near nor a far side; give near, far or both", code="bad_policy")
+    if policy.escalation.then == "continue" and far is not None and far.dialect == "openai":
+        raise RequestError(
+            "the policy's escalation.then is continue, which OpenAI's own parameters cannot ask for; let it restart, or use a far server "
+            "of the dialect nearfar or vllm",
+            code="bad_policy", param="escalation.then",
+        )  # fmt: skip
+
+
+def counts(policy: Policy) -> bool:
+    return policy.budget.far_requests_per_day is not None or policy.budget.far_usd_per_day is not None
+
+
+def ledger_place(far: Far) -> Path:
+    """By server and key: who pays is known by it."""
+    digest = sha256(f"{far.base_url.rstrip('/')} {far.api_key}".encode()).hexdigest()
+    return cache_folder() / f"far-spent-{digest[:16]}.json"

@@ -1,0 +1,83 @@
+"""Plots: an evaluation flows in, a picture of quality by far share flows out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from nearfar.compiler.errors import OutputError, ToolError
+
+from .evaluation import Evaluation
+
+INK, MUTED, GRID = "#1f2430", "#6b7280", "#e5e7eb"
+
+
+class Look(NamedTuple):
+    label: str
+    color: str
+    width: float
+    dashes: Literal["-", "--", ":"] = "-"
+
+
+# In the order of the legend.
+LOOKS = {
+    "oracle": Look("oracle, which knows who is right", "#9ca3af", 1.5, "--"),
+    "auto": Look("the router", "#2563eb", 2.8),
+    "confidence": Look("near's confidence alone", "#d97706", 1.6),
+    "length": Look("the prompt's length alone", "#059669", 1.6),
+    "random": Look("random", "#9ca3af", 1.5, ":"),
+}
+
+
+def plot(evaluation: Evaluation, file: Path) -> None:
+    """Write a PNG, or what the file's name ends in. Raises ToolError without matplotlib, OutputError where the file cannot be written."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ToolError("--plot needs matplotlib: pip install 'nearfar[bench]'") from error
+    figure = Figure(figsize=(8.4, 5.2), layout="constrained", facecolor="white")
+    axes = figure.add_subplot()
+    near, far = 100 * evaluation.near_quality, 100 * evaluation.far_quality
+    for name, look in reversed(LOOKS.items()):
+        worth = evaluation.policies[name]
+        axes.plot(
+            100 * worth.curve.shares,
+            100 * worth.curve.qualities,
+            color=look.color,
+            linewidth=look.width,
+            linestyle=look.dashes,
+            label=f"{look.label}   {worth.apgr:.2f}",
+            solid_capstyle="round",
+        )
+    for level, text in ((near, f"all near  {near:.1f} %"), (far, f"all far  {far:.1f} %")):
+        axes.axhline(level, color=GRID, linewidth=1, zorder=0)
+        axes.annotate(text, (100, level), xytext=(6, 0), textcoords="offset points", va="center", color=MUTED, fontsize=9)
+    share, quality = 100 * evaluation.far_share, 100 * evaluation.quality
+    axes.plot([share], [quality], "o", color=LOOKS["auto"].color, markersize=9, markeredgecolor="white", markeredgewidth=1.6, zorder=5)
+    axes.annotate(
+        f"the policy's threshold: {quality:.1f} % right,\n{share:.0f} % of the prompts far",
+        (share, quality),
+        xytext=(14, -34),
+        textcoords="offset points",
+        color=INK,
+        fontsize=9.5,
+        arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.8, "shrinkB": 6},
+    )
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("prompts that the far side answers, %", color=INK)
+    axes.set_ylabel("right answers, %", color=INK)
+    axes.set_title(f"What routing saves: {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=12)
+    axes.grid(axis="both", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=MUTED, length=0)
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    legend = axes.legend(
+        handles[::-1], labels[::-1], title="mean gap recovered (APGR)", loc="lower right", frameon=False, fontsize=9.5, title_fontsize=9.5
+    )
+    legend.get_title().set_color(MUTED)
+    try:
+        figure.savefig(file, dpi=144)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"--plot {file}: cannot be written: {error}; give a .png or .svg in a folder that is there") from error

@@ -1,0 +1,65 @@
+"""Prompts to log: what an application's users ask, and how to tell a right answer. A file of JSON lines flows in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from nearfar.compiler.errors import RequestError
+
+Line = TypeVar("Line", bound="JsonLine")
+
+
+class JsonLine(BaseModel):
+    """One line of a file. A key that is not known is an error, and so is a value of another type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, path: Path) -> list[Self]:
+        """All lines of a file. Raises RequestError for one that cannot be read, and names its line."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"{path}: cannot be read: {error}; give a file of UTF-8 JSON lines") from error
+        return [parse(cls.model_validate_json, line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+
+
+class Prompt(JsonLine):
+    """``expected`` is the only right answer, or ``accepted`` a regular expression that every right answer matches as a whole.
+
+    Without either nobody knows what is right: the log then says null, for a judge to fill in. ``task`` names a kind of prompt, for tables.
+    """
+
+    prompt: str = Field(min_length=1)
+    expected: str | None = None
+    accepted: str | None = None
+    task: str | None = None
+
+    @field_validator("accepted")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        return pattern
+
+    def is_right(self, answer: str) -> bool | None:
+        """Whether an answer is right, None where that is not known. White space around answers does not count."""
+        if self.accepted is not None:
+            return re.fullmatch(self.accepted, answer.strip()) is not None
+        return None if self.expected is None else answer.strip() == self.expected.strip()
+
+
+def parse(validate: Callable[[str], Line], line: str, where: str) -> Line:
+    try:
+        return validate(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"{where}: {place or 'the line'}: {first['msg']}") from error

@@ -1,0 +1,61 @@
+"""Reliability: how good probabilities are. Probabilities and what came true flow in, figures for people flow out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .logistic import Array, Chosen
+
+BINS = 10
+TOP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SideReport:
+    """How good one side's probabilities are, out of fold. ``right`` is the share of pairs in which it was right.
+
+    ``auc`` is None where all were right or all wrong. ``brier`` is the mean squared error, ``calibration_error`` the expected calibration
+    error in 10 bins of equal width (Naeini et al. 2015). ``top`` are the largest weights with what they are of; ``ridge`` is the penalty.
+    """
+
+    right: float
+    auc: float | None
+    brier: float
+    calibration_error: float
+    ridge: float
+    top: tuple[tuple[str, float], ...]
+
+
+def report(chosen: Chosen, chances: Array, right: Array, labels: Sequence[str]) -> SideReport:
+    weights = chosen.regression.weights
+    largest = sorted(range(len(weights)), key=lambda index: -abs(weights[index]))[:TOP]
+    return SideReport(
+        right=float(right.mean()),
+        auc=area_under_curve(chances, right),
+        brier=float(np.mean((chances - right) ** 2)),
+        calibration_error=calibration_error(chances, right),
+        ridge=chosen.ridge,
+        top=tuple((labels[index], float(weights[index])) for index in largest),
+    )
+
+
+def area_under_curve(scores: Array, right: Array) -> float | None:
+    """The probability that a right one has a higher score than a wrong one; equal scores count half (Hanley & McNeil 1982)."""
+    rights_count = float(right.sum())
+    wrongs_count = len(right) - rights_count
+    if rights_count == 0 or wrongs_count == 0:
+        return None
+    values, inverse = np.unique(scores, return_inverse=True)
+    found = np.bincount(inverse, weights=right, minlength=len(values))
+    missed = np.bincount(inverse, weights=1 - right, minlength=len(values))
+    below = np.cumsum(missed) - missed
+    return float(np.sum(found * (below + missed / 2)) / (rights_count * wrongs_count))
+
+
+def calibration_error(chances: Array, right: Array) -> float:
+    bins = np.minimum((chances * BINS).astype(np.int64), BINS - 1)
+    gaps = np.bincount(bins, weights=chances - right, minlength=BINS)
+    return float(np.abs(gaps).sum() / len(right))

@@ -1,0 +1,59 @@
+"""What of a request a decision sees: its messages and labels, and every other text that would leave with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..schema.chat import ChatCompletionRequest
+from ..schema.common import GenerationRequest
+from .continued import text_of
+from .situation import Message
+
+
+def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
+    return tuple(Message(each.role, text_of(each), tuple(getattr(each, "labels", None) or ())) for each in request.messages)
+
+
+def other_texts(request: GenerationRequest) -> tuple[str, ...]:
+    """Names, tools, calls, forms, stop strings: whatever the client wrote beside the contents of messages."""
+    found = [*stops(request), *([request.user] if request.user is not None else [])]
+    if isinstance(request, ChatCompletionRequest):
+        for message in request.messages:
+            found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
+            for call in message.tool_calls or ():
+                found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
+        for tool in request.tools or ():
+            found += strings(tool.model_dump(by_alias=True)["function"])
+        if request.response_format is not None:
+            found += strings(request.response_format.model_dump(by_alias=True))
+    return tuple(found)
+
+
+def stops(request: GenerationRequest) -> list[str]:
+    return [request.stop] if isinstance(request.stop, str) else list(request.stop or ())
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, the keys of its objects too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from strings(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from strings(inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        # A number can be as private as its digits.
+        yield str(value)
+
+
+def within_json(text: str) -> Iterable[str]:
+    """The texts as they are meant, where JSON escapes them; nothing of what is no JSON."""
+    try:
+        return list(strings(json.loads(text)))
+    except (ValueError, RecursionError):
+        return ()

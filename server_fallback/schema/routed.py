@@ -1,0 +1,62 @@
+"""Requests to a pair of sides: OpenAI's, with what decides who may answer (extension). A server of one side does not know these keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from .chat import ChatCompletionRequest, Message
+from .common import Items
+from .completions import CompletionRequest
+from .embeddings import EmbeddingRequest
+from .route import Side
+
+Labels = Annotated[Items[str], Field(max_length=64)]
+
+
+class RoutedMessage(Message):
+    """``labels`` of one message hold for the whole request."""
+
+    labels: Labels | None = None
+
+
+class RoutedChatRequest(ChatCompletionRequest):
+    """``labels`` are those of the policy. ``pin``: this side or none."""
+
+    messages: Annotated[Items[RoutedMessage], Field(min_length=1)]  # type: ignore[assignment]
+    labels: Labels | None = None
+    pin: Side | None = None
+
+
+class RoutedCompletionRequest(CompletionRequest):
+    labels: Labels | None = None
+    pin: Side | None = None
+
+
+class RoutedEmbeddingRequest(EmbeddingRequest):
+    labels: Labels | None = None
+    pin: Side | None = None
+
+
+def unlabelled_chat(request: ChatCompletionRequest) -> ChatCompletionRequest:
+    """What a side is asked with: nothing of who may answer goes out."""
+    messages = [_plain(message) for message in request.messages]
+    return ChatCompletionRequest.model_construct(**_fields(request, {"labels", "pin", "messages"}), messages=messages)
+
+
+def unlabelled_completion(request: CompletionRequest) -> CompletionRequest:
+    return CompletionRequest.model_construct(**_fields(request, {"labels", "pin"}))
+
+
+def unlabelled_embedding(request: EmbeddingRequest) -> EmbeddingRequest:
+    return EmbeddingRequest.model_construct(**_fields(request, {"labels", "pin"}))
+
+
+def _plain(message: Message) -> Message:
+    return Message.model_construct(**_fields(message, {"labels"}))
+
+
+def _fields(value: BaseModel, without: set[str]) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: getattr(value, name) for name in value.model_fields_set - without}

@@ -1,0 +1,34 @@
+"""/v1/nearfar/about: what clients check before they share answers with a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asgi import ask
+from fake_models import FakeExecutor, FakeModels
+
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.keys import read_keys
+from nearfar.server_fallback.executors.abilities import Abilities
+
+KEY = "sk-web-12345678"
+
+
+@dataclass
+class OwnExecutor(FakeExecutor):
+    def abilities(self) -> Abilities:
+        return Abilities("5ha", 509, tools=False, embeds=False, verify=True)
+
+
+def test_our_own_models_tell_their_tokens_and_upstreams_what_is_known() -> None:
+    told = ask("GET", "/v1/nearfar/about", models=FakeModels(fake=OwnExecutor(), loaded={"there": FakeExecutor()})).json()
+    assert told["api_version"] == 1
+    own, _, upstream = told["models"]
+    assert own == {"id": "fake", "context": 256, "tokenizer_sha256": "5ha", "vocab_size": 509, "tools": False, "verify": True}
+    assert upstream == {"id": "there", "context": None, "tokenizer_sha256": None, "vocab_size": None, "tools": True, "verify": False}
+
+
+def test_it_needs_a_key_where_there_are_keys() -> None:
+    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"}))
+    assert ask("GET", "/v1/nearfar/about", config=config).status_code == 401
+    assert ask("GET", "/v1/nearfar/about", config=config, authorization=f"Bearer {KEY}").status_code == 200
