@@ -80,9 +80,7 @@ PLANS = MappingProxyType(
             adam_learning_rate=2e-3,
             decay_share=0.8,
             dtype="float16",
-            model=LlamaConfig(
-                hidden_size=192, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=3, intermediate_size=512
-            ),
+            model=LlamaConfig(hidden_size=192, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=3, intermediate_size=512),
         ),
     }
 )

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from time import time
 from typing import Protocol
@@ -87,7 +88,12 @@ def entry_of(text: str | None, day: str) -> Spent:
     if text is None:
         return Spent()
     try:
-        entry = TypeAdapter(_Entry).validate_json(text)
+        entry = _adapter().validate_json(text)
     except ValidationError:
         return Spent()
     return Spent(entry.usd, entry.requests) if entry.day == day else Spent()
+
+
+@cache
+def _adapter() -> TypeAdapter[_Entry]:
+    return TypeAdapter(_Entry)

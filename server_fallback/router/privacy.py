@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,11 +27,12 @@ class PrivateCheck:
 
     labels: frozenset[str]
     patterns: tuple[re.Pattern[str], ...]
+    ignore_case: bool
 
     @classmethod
     def of(cls, labels: tuple[str, ...], patterns: tuple[str, ...], *, ignore_case: bool) -> Self:
         """Raises ValueError for a pattern that is none; see `pattern`."""
-        return cls(frozenset(labels), tuple(compile_pattern(pattern, ignore_case=ignore_case) for pattern in patterns))
+        return cls(frozenset(labels), tuple(compile_pattern(pattern, ignore_case=ignore_case) for pattern in patterns), ignore_case)
 
     def is_private(self, situation: Situation) -> bool:
         """By a label of the request or of any of its messages, or by a pattern in any of its texts."""
@@ -42,19 +42,17 @@ class PrivateCheck:
         return any(self.matches(text) for text in (*(message.content for message in situation.messages), *situation.texts))
 
     def matches(self, text: str) -> bool:
-        return bool(self.patterns) and any(pattern.search(reading) for reading in readings(text) for pattern in self.patterns)
+        if not self.patterns:
+            return False
+        return any(pattern.search(reading) for reading in readings(text, self.ignore_case) for pattern in self.patterns)
 
 
-def readings(text: str) -> Iterator[str]:
-    """The text, and what else it can be read as; each once."""
-    told = {text}
-    yield text
-    for unescaped in (text, json_unescaped(text)):
-        seen = _UNSEEN.sub("", unicodedata.normalize("NFKC", _DASHES.sub("-", unescaped)))
-        for reading in (unescaped, seen):
-            if reading not in told:
-                told.add(reading)
-                yield reading
+def readings(text: str, ignore_case: bool) -> dict[str, None]:
+    """The text, and what else it can be read as; each once, the text itself first."""
+    ways = [text, json_unescaped(text)]
+    ways += [_UNSEEN.sub("", unicodedata.normalize("NFKC", _DASHES.sub("-", way))) for way in ways]
+    # Patterns have both cases of their own letters; this finds those that become others (final sigma) or two (sharp s).
+    return dict.fromkeys([*ways, *(way.upper() for way in ways)] if ignore_case else ways)
 
 
 def json_unescaped(text: str) -> str:

@@ -7,6 +7,7 @@ as a policy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -116,8 +117,13 @@ class Situation:
     def from_json(cls, text: str | bytes) -> Situation:
         """Raises RequestError for a key that is not known, or a value of another type."""
         try:
-            return TypeAdapter(cls).validate_json(text)
+            return _adapter().validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise RequestError(f"the situation's {place or 'JSON'}: {first['msg']}", code="bad_situation", param=place) from None
+
+
+@cache
+def _adapter() -> TypeAdapter[Situation]:
+    return TypeAdapter(Situation)

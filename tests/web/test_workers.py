@@ -3,6 +3,7 @@ content security policy."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -10,14 +11,14 @@ from collections.abc import Iterator
 import pytest
 from conftest import ROOT
 from light_bundle import lighten
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from nearfar.compiler.browser import page_server
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.compile import CompileOptions, compile_model
 from nearfar.compiler.demo import CHECKPOINT
 
-SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js")
+SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js", "hybrid.js")
 # SwiftShader takes its time over pipelines, and this machine may be busy.
 TIMEOUT_MS = 180_000
 CONNECT = """
@@ -95,6 +96,32 @@ def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_i
     # It is given what is loaded already.
     assert phases == []
     assert answer.startswith("27 + 58 = 85")
+
+
+def test_the_example_of_near_or_far_runs_as_it_stands(page: Page, address: str) -> None:
+    sent: list[str] = []
+
+    def far(route: Route) -> None:
+        sent.append(f"{route.request.method} {route.request.url} {route.request.post_data}")
+        headers = {"Access-Control-Allow-Origin": "*"}
+        if route.request.url.endswith("/v1/nearfar/about"):
+            model = {"id": "big", "context": None, "tokenizer_sha256": None, "vocab_size": None, "tools": True, "verify": False}
+            route.fulfill(json={"api_version": 1, "models": [model]}, headers=headers)
+            return
+        choices = [{"delta": {"content": "85"}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"}]
+        events = [json.dumps({"choices": [{"index": 0, **choice}]}) for choice in choices] + ["[DONE]"]
+        body = "".join(f"data: {event}\n\n" for event in events)
+        route.fulfill(body=body, content_type="text/event-stream", headers=headers)
+
+    page.route("https://llm.example/**", far)
+    printed = run_example(page, f"{address}near_or_far.html", "streamed: 27 + 58 = 85")
+    assert printed[0] == "85 by far because near_unavailable"
+    assert printed[1] == "private: 27 + 58 = 85 by near"
+    # The private one and the last one stayed.
+    assert [line.split(" ", 2)[:2] for line in sent] == [
+        ["GET", "https://llm.example/v1/nearfar/about"],
+        ["POST", "https://llm.example/v1/chat/completions"],
+    ]
 
 
 def test_an_engine_in_a_worker_is_left_aborted_and_outlived(page: Page, address: str) -> None:

@@ -38,6 +38,8 @@ export interface EngineInfo extends BackendInfo {
   readonly quantization: string;
   /** The most tokens of one sequence. */
   readonly context: number;
+  /** Of tokenizer.json, in hexadecimal: models with the same one have the same token ids. */
+  readonly tokenizerSha256: string | null;
   /** Of weights and tokenizer: what a load downloads where nothing is stored. */
   readonly downloadBytes: number;
 }
@@ -99,8 +101,9 @@ export class Engine implements EngineApi {
 
   get info(): EngineInfo {
     const { manifest, totalBytes, reason } = this.#loaded;
-    const { model, quantization } = manifest;
-    return { model, reason, quantization, context: this.#backend.runner.limits.context, downloadBytes: totalBytes, ...this.#backend.info };
+    const { model, quantization, files, tokenizer } = manifest;
+    const tokenizerSha256 = files.find(({ file }) => file === tokenizer.file)?.sha256 ?? null;
+    return { model, reason, quantization, tokenizerSha256, context: this.#backend.runner.limits.context, downloadBytes: totalBytes, ...this.#backend.info };
   }
 
   /** What was computed so far. */

@@ -152,7 +152,7 @@ function deltaOf(event: ToolCallEvent): ChatCompletionDelta {
 }
 
 function tokenLogprob(model: Model, { tokenId, logprob, alternatives }: PlacedToken): ChatCompletionTokenLogprob {
-  return { ...topLogprob(model, tokenId, logprob ?? 0), top_logprobs: alternatives.map((other) => topLogprob(model, other.tokenId, other.logprob)) };
+  return { ...topLogprob(model, tokenId, logprob ?? 0), token_id: tokenId, top_logprobs: alternatives.map((other) => topLogprob(model, other.tokenId, other.logprob)) };
 }
 
 function topLogprob({ text }: Model, tokenId: number, logprob: number): TopLogprob {

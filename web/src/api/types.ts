@@ -143,6 +143,8 @@ export interface TopLogprob {
 }
 
 export interface ChatCompletionTokenLogprob extends TopLogprob {
+  /** Extension: the token's id in the model's vocabulary. */
+  token_id?: number;
   top_logprobs: TopLogprob[];
 }
 

@@ -25,6 +25,19 @@ export function chatBody(params: PlainParams, model: string, dialect: Dialect): 
   return dialect === "vllm" ? { ...plain, ...vllmExtensions(params) } : refuseExtensions(params, plain);
 }
 
+const OF_CHATS: readonly string[] = ["messages", "max_completion_tokens", "tools", "tool_choice", "parallel_tool_calls", "response_format", "continue_final_message"] satisfies (keyof PlainParams)[];
+
+/** Whether a chat's answer can be gone on with as token ids: no calls are read from it then, and no format holds it. */
+export function continuesAsTokens({ response_format: format, tools, logprobs, continue_final_message: continues }: PlainParams): boolean {
+  return (format === undefined || format.type === "text") && (tools ?? []).length === 0 && logprobs !== true && continues !== true;
+}
+
+/** What to post to our own server's /v1/completions for a chat that goes on after these tokens. */
+export function tokensBody(params: PlainParams, model: string, promptIds: readonly number[]): JsonObject {
+  const kept = Object.entries(chatBody(params, model, "nearfar")).filter(([name]) => !OF_CHATS.includes(name));
+  return { ...Object.fromEntries(kept), prompt: promptIds };
+}
+
 function vllmExtensions({ response_format: format, continue_final_message: continues }: PlainParams): JsonObject {
   // vLLM starts a new turn unless it is told not to, and the two exclude each other.
   const turn = continues === true ? { add_generation_prompt: false } : {};

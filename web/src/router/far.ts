@@ -4,11 +4,11 @@ import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason } from 
 import { RequestError, Unavailable } from "../errors.js";
 import type { Clock } from "./clock.js";
 import type { Dialect } from "./dialect.js";
-import { DIALECTS, chatBody } from "./dialect.js";
+import { DIALECTS, chatBody, continuesAsTokens, tokensBody } from "./dialect.js";
 import type { Fetch, JsonObject } from "./far_http.js";
 import { FarHttp } from "./far_http.js";
 import type { Side, SideRequest } from "./sides.js";
-import { goingOn } from "./sides.js";
+import { goingOn, limitAfter } from "./sides.js";
 
 export interface FarOptions {
   /** Of the server, with or without /v1 at its end. */
@@ -82,9 +82,25 @@ export class FarSide implements Side {
   async *ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
     const { id } = await this.reach(signal);
+    if (request.from?.tokenIds != null && this.dialect === "nearfar" && logprobs === null && continuesAsTokens(request.params)) {
+      yield* this.askOn(request, request.from.tokenIds, id);
+      return;
+    }
     const params = goingOn(request);
     const given = logprobs === null ? params : { ...params, logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
     for await (const value of this.#http.stream("/v1/chat/completions", chatBody(given, id, this.dialect), signal)) yield chunkOf(value, id);
+  }
+
+  /** Goes on after these tokens of the answer: exact where its text alone would be split into other tokens. */
+  private async *askOn(request: SideRequest, tokenIds: readonly number[], model: string): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+    const { params, signal } = request;
+    const { tokens: promptIds } = await this.#http.post("/tokenize", { model, messages: params.messages }, signal);
+    if (!isIds(promptIds)) throw new Unavailable("The far side's /tokenize gave no token ids", { retryable: false });
+    const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...limitAfter(request) };
+    for await (const value of this.#http.stream("/v1/completions", body, signal)) {
+      const choices = Array.isArray(value.choices) ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[]) : [];
+      yield chunkOf({ ...value, choices: choices.map(({ text = "", finish_reason }) => ({ delta: { content: text }, finish_reason })) }, model);
+    }
   }
 
   private async about(signal: AbortSignal): Promise<FarModel> {
@@ -151,6 +167,10 @@ function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | nu
     total_tokens: promptTokens + completionTokens,
     ...(cached === null ? {} : { prompt_tokens_details: { cached_tokens: cached } }),
   };
+}
+
+function isIds(value: unknown): value is readonly number[] {
+  return Array.isArray(value) && value.every((id) => Number.isInteger(id));
 }
 
 function number(value: unknown): number | null {

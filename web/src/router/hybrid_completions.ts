@@ -210,9 +210,16 @@ export class HybridCompletions {
       ask: (request: SideRequest) => {
         if (far === null) throw new Unavailable("There is no far side", { retryable: false });
         if (request.from !== null && check.matches(request.from.text)) throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
-        return far.ask(request);
+        return far.ask({ ...request, from: request.from === null ? null : { ...request.from, tokenIds: this.sharesTokens() ? request.from.tokenIds : null } });
       },
     };
+  }
+
+  /** Whether both sides' models have the same token ids. */
+  private sharesTokens(): boolean {
+    const { near, far } = this.wiring;
+    const sha256 = near.info?.tokenizerSha256 ?? null;
+    return sha256 !== null && sha256 === far?.model?.tokenizerSha256;
   }
 
   private observer(wasHeld: boolean): Observer {

@@ -17,12 +17,14 @@ export class PrivateCheck {
   private constructor(
     private readonly labels: ReadonlySet<string>,
     private readonly patterns: readonly RegExp[],
+    private readonly ignoreCase: boolean,
   ) {}
 
   static of({ labels, patterns, ignore_case }: PrivateRules): PrivateCheck {
     return new PrivateCheck(
       new Set(labels),
       patterns.map((pattern) => compilePattern(pattern, ignore_case)),
+      ignore_case,
     );
   }
 
@@ -33,14 +35,17 @@ export class PrivateCheck {
   }
 
   matches(text: string): boolean {
-    return this.patterns.length > 0 && readings(text).some((reading) => this.patterns.some((pattern) => pattern.test(reading)));
+    if (this.patterns.length === 0) return false;
+    return readings(text, this.ignoreCase).some((reading) => this.patterns.some((pattern) => pattern.test(reading)));
   }
 }
 
-/** The text, and what else it can be read as; each once. */
-export function readings(text: string): readonly string[] {
-  const ways = [text, jsonUnescaped(text)].flatMap((way) => [way, way.replace(DASHES, "-").normalize("NFKC").replace(UNSEEN, "")]);
-  return [...new Set(ways)];
+/** The text, and what else it can be read as; each once, the text itself first. */
+function readings(text: string, ignoreCase: boolean): readonly string[] {
+  const ways = [text, jsonUnescaped(text)];
+  ways.push(...ways.map((way) => way.replace(DASHES, "-").normalize("NFKC").replace(UNSEEN, "")));
+  // Patterns have both cases of their own letters; this finds those that become others (final sigma) or two (sharp s).
+  return [...new Set(ignoreCase ? [...ways, ...ways.map((way) => way.toUpperCase())] : ways)];
 }
 
 function jsonUnescaped(text: string): string {

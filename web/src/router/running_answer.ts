@@ -94,9 +94,9 @@ class RunningAnswer {
   #model = "";
   /** Tokens without a text of their own. */
   #waiting: ChatCompletionTokenLogprob[] = [];
-  /** The tokens of what stands shown, and their ids where all are known. */
+  /** The tokens of what stands shown: how many, and those that were told one by one. */
   #tokens = 0;
-  #tokenIds: number[] | null = [];
+  #told: ChatCompletionTokenLogprob[] = [];
 
   constructor(private readonly job: AnswerJob) {
     this.#state = begin(job.rules);
@@ -147,7 +147,7 @@ class RunningAnswer {
         return;
       case "withdraw":
         this.#tokens = 0;
-        this.#tokenIds = [];
+        this.#told = [];
         this.push({ type: "withdraw" });
         return;
       case "switch":
@@ -183,7 +183,11 @@ class RunningAnswer {
   }
 
   private soFar(text: string | null): AnswerSoFar | null {
-    return text === null ? null : { text, tokenIds: this.#tokenIds === null ? null : [...this.#tokenIds], tokens: this.#tokens };
+    if (text === null) return null;
+    const ids = this.#told.flatMap(({ token_id: id }) => (id === undefined ? [] : [id]));
+    // Of a token that a stop string or a cut character held back a part may be shown: then the text alone says where it stands.
+    const isAll = ids.length === this.#told.length && this.#told.map(({ token }) => token).join("") === text;
+    return { text, tokenIds: isAll ? ids : null, tokens: this.#tokens };
   }
 
   /** Asks a side, and tells the machine what it says. */
@@ -282,6 +286,7 @@ class RunningAnswer {
     const tokens = this.tokensWith(choice.logprobs?.content);
     this.#firstShownAt ??= this.job.clock.now();
     this.#tokens += Math.max(1, tokens.length);
+    this.#told.push(...tokens);
     this.#model = chunk.model;
     const { content, tool_calls: calls } = choice.delta;
     this.pushChoice({ ...(content === undefined ? {} : { content }), ...(calls === undefined ? {} : { tool_calls: calls }) }, { logprobs: this.shown(tokens), finish_reason: null }, this.#routeDue);
@@ -321,6 +326,8 @@ class RunningAnswer {
     const usage = wholeUsage(part);
     const later = usage.completion_tokens - 1;
     const timings = { time_to_first_token_ms: first - this.#startedAt, total_ms: now - this.#startedAt, tokens_per_second: later > 0 && now > first ? (later * 1000) / (now - first) : null };
+    // A reader tells by a chunk before the last that a text was withdrawn, also where nothing came after it.
+    if (this.#routeDue) this.pushChoice({ content: "" }, { logprobs: null, finish_reason: null }, true);
     this.pushChoice({}, { logprobs: this.shown(this.tokensWith([])), finish_reason: finishReason }, true, { timings });
     this.push({ type: "chunk", chunk: { ...this.#head, model: this.#model, choices: [], usage } });
     this.close({});

@@ -9,7 +9,7 @@ export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "sign
 /** What stands of an answer that a side goes on from. */
 export interface AnswerSoFar {
   readonly text: string;
-  /** The token ids of ``text``, where the side that wrote it told them. */
+  /** The ids of the tokens whose texts are ``text``, where the side that wrote them told them. */
   readonly tokenIds: readonly number[] | null;
   /** The tokens of ``text``, as many as were counted. */
   readonly tokens: number;
@@ -35,14 +35,20 @@ export interface Side {
 /** The parameters of a chat that goes on where ``from`` ends. */
 export function goingOn({ params, from }: Pick<SideRequest, "params" | "from">): PlainParams {
   if (from === null) return params;
-  const { messages, continue_final_message: continues, max_tokens: maxTokens, max_completion_tokens: maxCompletionTokens } = params;
+  const { messages, continue_final_message: continues } = params;
   const last = continues === true ? messages.at(-1) : undefined;
   const given = typeof last?.content === "string" ? last.content : "";
-  const limit = maxTokens ?? maxCompletionTokens;
   return {
     ...params,
     messages: [...(last === undefined ? messages : messages.slice(0, -1)), { ...last, role: "assistant", content: given + from.text }],
     continue_final_message: true,
-    ...(limit === undefined ? {} : { max_tokens: Math.max(1, limit - from.tokens), max_completion_tokens: undefined }),
+    max_completion_tokens: undefined,
+    ...limitAfter({ params, from }),
   };
+}
+
+/** The tokens that the answer may still have. */
+export function limitAfter({ params, from }: Pick<SideRequest, "params" | "from">): Pick<PlainParams, "max_tokens"> {
+  const limit = params.max_tokens ?? params.max_completion_tokens;
+  return limit === undefined ? {} : { max_tokens: Math.max(1, limit - (from?.tokens ?? 0)) };
 }

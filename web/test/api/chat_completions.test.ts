@@ -108,8 +108,8 @@ test("a stop string ends generation, and no character of it is streamed", async 
 test("logprobs come with the text that they belong to, with bytes, and none for a stop string", async () => {
   const { choices } = await new ChatCompletions(fakeModel("é##!").model).create({ messages, logprobs: true, top_logprobs: 2, stop: "##" });
   expect(choices[0]?.logprobs?.content).toEqual([
-    { token: "\ufffd", bytes: [0xc3], logprob: -1, top_logprobs: [expect.objectContaining({ bytes: [0xc3] }), expect.objectContaining({ logprob: -2 })] },
-    { token: "\ufffd", bytes: [0xa9], logprob: -1, top_logprobs: [expect.objectContaining({ bytes: [0xa9] }), expect.objectContaining({ logprob: -2 })] },
+    { token: "\ufffd", token_id: 0xc3, bytes: [0xc3], logprob: -1, top_logprobs: [expect.objectContaining({ bytes: [0xc3] }), expect.objectContaining({ logprob: -2 })] },
+    { token: "\ufffd", token_id: 0xa9, bytes: [0xa9], logprob: -1, top_logprobs: [expect.objectContaining({ bytes: [0xa9] }), expect.objectContaining({ logprob: -2 })] },
   ]);
 });
 

@@ -11,8 +11,11 @@ export class FakeClock implements Clock {
   #now = 0;
   readonly #timers = new Set<{ readonly at: number; readonly then: () => void }>();
 
+  /** What every look at the clock takes. */
+  stride = 0;
+
   now(): number {
-    return this.#now;
+    return (this.#now += this.stride);
   }
 
   date(): number {
@@ -81,7 +84,7 @@ export class FakeFar {
   }
 
   get chats(): readonly FarRequest[] {
-    return this.requests.filter(({ method }) => method === "POST");
+    return this.requests.filter(({ url }) => url.endsWith("/completions"));
   }
 
   /** The bodies of the chats. */
@@ -100,11 +103,12 @@ export class FakeFar {
     if (this.key !== null && request.headers.Authorization !== `Bearer ${this.key}`) return json({ error: { message: "bad key", type: "invalid_request_error" } }, 401);
     if (url.endsWith("/v1/nearfar/about")) return json(this.about);
     if (url.endsWith("/v1/models")) return json({ data: [{ id: "big", max_model_len: 4096 }] });
+    if (url.endsWith("/tokenize")) return json({ tokens: [1, 2, 3], count: 3, max_model_len: 4096 });
     const script = this.scripts[Math.min(this.chats.length, this.scripts.length) - 1] ?? "refused";
     if (script === "refused") throw new TypeError("fetch failed");
     if (script === "silent") return new Promise((_, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));
     if ("status" in script) return json({ error: { message: `status ${script.status}`, ...script.error } }, script.status, script.headers);
-    return new Response(stream(script, signal ?? new AbortController().signal), { headers: { "Content-Type": "text/event-stream" } });
+    return new Response(stream(script, url.endsWith("/v1/completions"), signal ?? new AbortController().signal), { headers: { "Content-Type": "text/event-stream" } });
   };
 }
 
@@ -112,9 +116,10 @@ function json(value: object, status = 200, headers: Readonly<Record<string, stri
   return new Response(JSON.stringify(value), { status, headers });
 }
 
-function stream({ texts = [], deltas = texts.map((content) => ({ content })), then = "end", usage, finish = "stop" }: Exclude<FarScript, string | { status: number }>, signal: AbortSignal): ReadableStream<Uint8Array> {
+function stream({ texts = [], deltas = texts.map((content) => ({ content })), then = "end", usage, finish = "stop" }: Exclude<FarScript, string | { status: number }>, plain: boolean, signal: AbortSignal): ReadableStream<Uint8Array> {
   const head = { id: "chatcmpl-far", object: "chat.completion.chunk", created: 1, model: "theirs" };
-  const choice = (delta: object, end: string | null = null): object => ({ ...head, choices: [{ index: 0, delta, finish_reason: end }] });
+  const said = (delta: { readonly content?: string }) => (plain ? { text: delta.content ?? "" } : { delta });
+  const choice = (delta: object, end: string | null = null): object => ({ ...head, choices: [{ index: 0, ...said(delta), finish_reason: end }] });
   const counted = usage ?? { prompt_tokens: 20, completion_tokens: deltas.length };
   const values = [choice({ role: "assistant", content: "" }), ...deltas.map((delta) => choice(delta)), ...(then === "end" ? [choice({}, finish), { ...head, choices: [], usage: counted }] : [])];
   const events = [...values.map((value) => `data: ${JSON.stringify(value)}\n\n`), ...(then === "end" ? ["data: [DONE]\n\n"] : [])];
@@ -178,7 +183,8 @@ export class ScriptedSource implements TokenSource {
 
 export function near(...scripts: readonly NearScript[]): { readonly engine: EngineApi; readonly source: ScriptedSource } {
   const source = new ScriptedSource(scripts);
-  return { engine: fakeEngine(modelOf(source, { name: "small" })), source };
+  const engine = fakeEngine(modelOf(source, { name: "small" }));
+  return { engine: { ...engine, info: { ...engine.info, tokenizerSha256: "abc" } }, source };
 }
 
 export class MemoryLedger implements Ledger {

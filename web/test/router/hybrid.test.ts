@@ -2,7 +2,7 @@
 
 import { describe, expect, test } from "vitest";
 
-import type { ChatCompletionChunk } from "../../src/api/types.js";
+import type { ChatCompletionChunk, Route } from "../../src/api/types.js";
 import { DeviceError } from "../../src/errors.js";
 import type { DeviceHints } from "../../src/router/device_hints.js";
 import type { HybridOptions } from "../../src/router/hybrid.js";
@@ -54,10 +54,8 @@ async function read(nf: Hybrid, rest: object = {}): Promise<ChatCompletionChunk[
 /** The text of a stream, as a page shows it: what a restart withdraws goes. */
 function shown(chunks: readonly ChatCompletionChunk[]): string {
   let text = "";
-  let switchedAt: number | null = null;
   for (const { choices, route } of chunks) {
-    if (route?.switched_at === 0 && switchedAt !== 0) text = "";
-    switchedAt = route === undefined ? switchedAt : route.switched_at;
+    if (route?.switched_at === 0 && choices[0]?.finish_reason === null) text = "";
     text += choices[0]?.delta.content ?? "";
   }
   return text;
@@ -113,11 +111,15 @@ describe("who answers", () => {
   });
 
   test("what was measured of earlier answers is in the scores", async () => {
-    const { nf, clock } = await setUp({ policy: { mode: "prefer-far" }, far: [{ texts: ["a", "b", "c"], then: "end" }] });
-    const first = nf.chat.completions.create({ messages: MESSAGES });
-    await clock.pass(100);
-    expect((await first).route?.scores.far_total_seconds).toBeNull();
-    expect(Object.keys((await first).route?.scores ?? {})).toContain("near_total_seconds");
+    const { nf, clock } = await setUp({ policy: { mode: "prefer-far" } });
+    const ask = async (): Promise<Route["scores"] | undefined> => (await nf.chat.completions.create({ messages: MESSAGES, max_tokens: 10 })).route?.scores;
+    clock.stride = 1000;
+    expect((await ask())?.far_total_seconds).toBeNull();
+    const { far_first_token_seconds: first, far_total_seconds: total, near_total_seconds: unknown } = (await ask()) ?? {};
+    expect(first).toBeGreaterThan(0);
+    // Each of the ten tokens takes at least the second of one look at the clock.
+    expect((total ?? 0) - (first ?? 0)).toBeGreaterThanOrEqual(10);
+    expect(unknown).toBeNull();
   });
 
   test("several answers at once are refused", async () => {
@@ -170,6 +172,8 @@ describe("when a side breaks", () => {
     const chunks = await read(nf);
     expect([shown(chunks), routes(chunks).at(-1)]).toEqual(["far away", { side: "far", reason: "near_failed", at: 0 }]);
     expect(far.sent).not.toContain("near, ");
+    const silent = await setUp({ scripts: [{ text: "near, ", then: new DeviceError("lost") }], dialect: "openai", far: [{ texts: [] }] });
+    expect(shown(await read(silent.nf))).toBe("");
   });
 
   test("a broken connection is tried again before near is asked", async () => {
@@ -284,6 +288,17 @@ describe("escalation", () => {
     expect(chunks.at(-1)?.usage).toEqual({ prompt_tokens: 16, completion_tokens: 6, total_tokens: 22 });
     await turns();
     expect(source.running).toBe(0);
+  });
+
+  test("a server of the same tokenizer goes on from near's very tokens", async () => {
+    const far = new FakeFar([{ texts: ["…", "far"] }]);
+    const about = { api_version: 1, models: [{ id: "big", context: 4096, tokenizer_sha256: "abc", vocab_size: 512, tools: true, verify: false }] };
+    const { nf } = await setUp({ policy: { escalation: WATCHED }, scripts: [LOST], far: Object.assign(far, { about }) });
+    const whole = await nf.chat.completions.create({ messages: MESSAGES, max_completion_tokens: 10, seed: 7 });
+    expect([whole.choices[0]?.message.content, whole.route?.switched_at]).toEqual(["abcd…far", 4]);
+    expect(far.requests.slice(1).map(({ url }) => url)).toEqual(["http://far.test/tokenize", "http://far.test/v1/completions"]);
+    // The server's own prompt, then "abcd".
+    expect(far.bodies[0]).toEqual({ model: "big", prompt: [1, 2, 3, 97, 98, 99, 100], max_tokens: 6, seed: 7, stream: true, stream_options: { include_usage: true } });
   });
 
   test("with restart far starts anew, and the whole answer has nothing of near's", async () => {

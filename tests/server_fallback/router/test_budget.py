@@ -1,0 +1,59 @@
+"""The ledger of what the far side costs: days, processes, and files that are none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.errors import OutputError
+from nearfar.server_fallback.router.budget import FileLedger, Spent
+
+# 2026-11-22, 23:59:59 UTC.
+LATE = 1795391999.0
+
+
+def test_the_ledger_adds_up_and_is_kept(tmp_path: Path) -> None:
+    ledger = FileLedger(tmp_path / "deep/ledger.json", clock=lambda: LATE)
+    assert ledger.today() == Spent()
+    assert ledger.add(requests=1) == Spent(0.0, 1)
+    assert ledger.add(usd=0.25) == Spent(0.25, 1)
+    assert FileLedger(tmp_path / "deep/ledger.json", clock=lambda: LATE).today() == Spent(0.25, 1)
+
+
+def test_a_utc_day_begins_anew(tmp_path: Path) -> None:
+    now = [LATE]
+    ledger = FileLedger(tmp_path / "ledger.json", clock=lambda: now[0])
+    ledger.add(usd=1.0, requests=3)
+    now[0] += 1
+    assert ledger.today() == Spent()
+    assert ledger.add(requests=1) == Spent(0.0, 1)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"day": "2026-11-22", "usd": "1", "requests": 1}', "\udcff"])
+def test_a_file_that_is_no_ledger_begins_anew(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "ledger.json"
+    file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    ledger = FileLedger(file, clock=lambda: LATE)
+    assert ledger.today() == Spent()
+    assert ledger.add(requests=2) == ledger.today() == Spent(0.0, 2)
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        FileLedger(tmp_path / "file/ledger.json").add(requests=1)
+
+
+def test_processes_share_a_ledger(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from nearfar.server_fallback.router.budget import FileLedger;"
+        f"ledger = FileLedger(Path(sys.argv[1]), clock=lambda: {LATE});"
+        "[ledger.add(usd=0.5, requests=1) for _ in range(40)]"
+    )
+    file = tmp_path / "ledger.json"
+    processes = [subprocess.Popen([sys.executable, "-c", code, str(file)]) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert FileLedger(file, clock=lambda: LATE).today() == Spent(40.0, 80)

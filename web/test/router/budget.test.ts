@@ -1,0 +1,37 @@
+// The ledger of what the far side costs: days, and texts that are none.
+
+import { expect, test } from "vitest";
+
+import type { LedgerStore } from "../../src/router/budget.js";
+import { StoredLedger } from "../../src/router/budget.js";
+
+const LATE = Date.UTC(2026, 10, 22, 23, 59, 59);
+
+function memoryStore(text?: string): LedgerStore {
+  const items = new Map(text === undefined ? [] : [["ledger", text]]);
+  return { getItem: (key) => items.get(key) ?? null, setItem: (key, value) => void items.set(key, value) };
+}
+
+test("the ledger adds up, is kept, and begins anew with a UTC day", () => {
+  const store = memoryStore();
+  let now = LATE;
+  const ledger = new StoredLedger(store, "ledger", () => now);
+  expect(ledger.today()).toEqual({ usd: 0, requests: 0 });
+  expect(ledger.add({ requests: 1 })).toEqual({ usd: 0, requests: 1 });
+  expect(ledger.add({ usd: 0.25 })).toEqual({ usd: 0.25, requests: 1 });
+  expect(new StoredLedger(store, "ledger", () => now).today()).toEqual({ usd: 0.25, requests: 1 });
+  now += 1000;
+  expect(ledger.today()).toEqual({ usd: 0, requests: 0 });
+  expect(ledger.add({ requests: 1 })).toEqual({ usd: 0, requests: 1 });
+});
+
+test("what Python's ledger wrote is read", () => {
+  const ledger = new StoredLedger(memoryStore('{"day": "2026-11-22", "usd": 0.5, "requests": 3}'), "ledger", () => LATE);
+  expect(ledger.today()).toEqual({ usd: 0.5, requests: 3 });
+});
+
+test.each(["", "{", "[]", "null", '{"day": "2026-11-22", "usd": "1", "requests": 1}'])("a text that is no ledger begins anew: %s", (text) => {
+  const ledger = new StoredLedger(memoryStore(text), "ledger", () => LATE);
+  expect(ledger.today()).toEqual({ usd: 0, requests: 0 });
+  expect(ledger.add({ requests: 2 })).toEqual(ledger.today());
+});

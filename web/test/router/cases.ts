@@ -1,0 +1,36 @@
+// tests/conformance/router_cases.json, which the Python router runs too.
+
+import { readFileSync } from "node:fs";
+
+import type { Decision, Scores } from "../../src/router/decision.js";
+import type { Finished, Speed } from "../../src/router/speed.js";
+import type { FarState, NearState, Situation } from "../../src/router/situation.js";
+
+type Changes = Partial<Omit<Situation, "near" | "far">> & { readonly near?: Partial<NearState>; readonly far?: Partial<FarState> };
+
+export interface Case {
+  readonly name: string;
+  readonly policy: unknown;
+  readonly situation: Changes;
+  readonly decision?: Omit<Decision, "scores"> & { readonly scores?: Partial<Scores> };
+  readonly error?: { readonly code: string; readonly param: string };
+}
+
+interface Vectors {
+  readonly situation: Situation;
+  readonly cases: readonly Case[];
+  readonly features: readonly {
+    readonly text: string;
+    readonly features: Readonly<Record<string, number>>;
+    readonly buckets: number;
+    readonly counts: Readonly<Record<string, number>>;
+  }[];
+  readonly speeds: readonly { readonly name: string; readonly finished: readonly Finished[]; readonly speed: Speed }[];
+}
+
+export const VECTORS = JSON.parse(readFileSync(new URL("../../../tests/conformance/router_cases.json", import.meta.url), "utf8")) as Vectors;
+
+export function situationOf(changes: Changes): Situation {
+  const base = VECTORS.situation;
+  return { ...base, ...changes, near: { ...base.near, ...changes.near }, far: { ...base.far, ...changes.far } };
+}

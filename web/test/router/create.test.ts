@@ -1,0 +1,118 @@
+// Hybrid.create: what is wrong is found there, and what may yet come right is not held against it.
+
+import { beforeEach, expect, test, vi } from "vitest";
+
+import type { EngineApi } from "../../src/api/engine_api.js";
+import { BundleError } from "../../src/errors.js";
+import type { LoadOptions, LoadProgress } from "../../src/load.js";
+import type { HybridOptions } from "../../src/router/hybrid.js";
+import { Hybrid } from "../../src/router/hybrid.js";
+import { FAR, FakeClock, FakeFar, MemoryLedger, near, turns } from "./fakes.js";
+
+const MESSAGES = [{ role: "user" as const, content: "hello" }];
+const PROGRESS: LoadProgress = { phase: "download", loadedBytes: 1, storedBytes: 0, totalBytes: 2, compiledKernels: 0, totalKernels: 0 };
+
+/** What Engine.load was asked, and what it is to give. */
+const loads: { readonly bundle: unknown; readonly options: LoadOptions; resolve(engine: EngineApi): void; reject(error: Error): void }[] = [];
+vi.mock("../../src/index.js", () => ({
+  Engine: { load: (bundle: unknown, options: LoadOptions) => new Promise<EngineApi>((resolve, reject) => loads.push({ bundle, options, resolve, reject })) },
+}));
+beforeEach(() => {
+  loads.length = 0;
+});
+
+async function create(far: FakeFar, policy: object, rest: Partial<HybridOptions> = {}): Promise<Hybrid> {
+  const device = { read: () => Promise.resolve({ online: true, battery: null, charging: null, thermal: null }) };
+  return Hybrid.create({
+    near: near({ text: "near by" }).engine,
+    far: { baseURL: FAR, apiKey: "right" },
+    policy: { version: 1, mode: "prefer-far", ...policy },
+    fetch: far.fetch,
+    ledger: new MemoryLedger(),
+    clock: new FakeClock(),
+    device,
+    ...rest,
+  });
+}
+
+test.each([
+  ["a key that the policy does not have", {}, { colour: "red" }, {}, { code: "bad_policy" }],
+  ["continuing with a server that cannot", {}, { escalation: { then: "continue" } }, { far: { baseURL: FAR, dialect: "openai" as const } }, { code: "bad_policy", param: "escalation.then" }],
+  ["a wrong key", { key: "other" }, {}, {}, { code: "wrong_key", param: "far.apiKey", status: 401 }],
+  ["another version of the API", { about: { api_version: 2, models: [] } }, {}, {}, { code: "api_version" }],
+  ["a model that is not there", {}, {}, { far: { baseURL: FAR, model: "huge" } }, { code: "unknown_model", param: "far.model" }],
+  ["several models and no name", { about: { api_version: 1, models: [{ id: "a" }, { id: "b" }] } }, {}, {}, { code: "unknown_model", param: "far.model" }],
+  ["an address that is none", {}, {}, { far: { baseURL: "far.test" } }, { param: "far.baseURL" }],
+  ["no far side for far-only", {}, { mode: "far-only" }, { far: null }, { param: "far" }],
+  ["nobody at all", {}, {}, { near: null, far: null }, { param: "near" }],
+])("%s is an error at creation", async (_, server, policy, rest, details) => {
+  await expect(create(Object.assign(new FakeFar(), server), policy, rest)).rejects.toMatchObject({ code: "request_error", details });
+});
+
+test("a missing network is none where near may answer, and far is asked later", async () => {
+  const far = Object.assign(new FakeFar(), { reachable: false });
+  const nf = await create(far, { retries: 0 });
+  expect([nf.far, (await nf.chat.completions.create({ messages: MESSAGES })).route?.reason]).toEqual([null, "far_failed"]);
+  far.reachable = true;
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "prefer" });
+  expect(nf.far).toEqual({ id: "big", context: 4096, tokenizerSha256: null, tools: true });
+  await expect(create(Object.assign(new FakeFar(), { reachable: false }), { mode: "far-only" })).rejects.toMatchObject({ code: "unavailable" });
+});
+
+test("a server that proves to be another later fails as far does, and near answers", async () => {
+  const far = Object.assign(new FakeFar(), { reachable: false });
+  const nf = await create(far, {});
+  Object.assign(far, { reachable: true, about: { api_version: 2, models: [] } });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "far_failed" });
+});
+
+test("far answers while a bundle loads, near once it is there, and closing frees it", async () => {
+  const told: string[] = [];
+  const nf = await create(new FakeFar(), { mode: "prefer-near" }, { near: "./bundle/", load: { onProgress: ({ phase }) => told.push(phase) } });
+  await turns();
+  expect([loads.length, loads[0]?.bundle, nf.near.state]).toEqual([1, "./bundle/", "loading"]);
+  loads[0]?.options.onProgress?.(PROGRESS);
+  expect([nf.near.progress, told]).toEqual([PROGRESS, ["download"]]);
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "near_unavailable" });
+  let destroyed = 0;
+  loads[0]?.resolve({ ...near({ text: "near by" }).engine, destroy: () => destroyed++ });
+  await nf.near.settled;
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "prefer" });
+  nf.close();
+  expect([nf.near.state, destroyed]).toEqual(["none", 1]);
+});
+
+test("what only near may answer waits for the bundle, or for its own signal", async () => {
+  const far = new FakeFar();
+  const nf = await create(far, {}, { near: "./bundle/" });
+  const private_ = nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] });
+  const left = nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] }, { signal: AbortSignal.abort(new Error("no time")) });
+  await expect(left).rejects.toThrow("no time");
+  await turns();
+  loads[0]?.resolve(near({ text: "near by" }).engine);
+  expect((await private_).route).toMatchObject({ side: "near", reason: "private" });
+  expect(far.chats).toEqual([]);
+});
+
+test("a bundle that cannot be loaded leaves far, and says why to what may not leave", async () => {
+  const nf = await create(new FakeFar(), { mode: "prefer-near" }, { near: "./bundle/" });
+  await turns();
+  loads[0]?.reject(new BundleError("no manifest"));
+  await nf.near.settled;
+  expect([nf.near.state, (await nf.chat.completions.create({ messages: MESSAGES })).route?.side]).toEqual(["failed", "far"]);
+  await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).rejects.toThrow(/no manifest/);
+});
+
+test("where near alone may answer creation waits for the bundle, and throws what loading throws", async () => {
+  const creating = create(new FakeFar(), { mode: "near-only" }, { near: "./bundle/" });
+  await turns();
+  loads[0]?.reject(new BundleError("no manifest"));
+  await expect(creating).rejects.toMatchObject({ code: "bundle_error" });
+});
+
+test("closing before the bundle is there ends its load", async () => {
+  const nf = await create(new FakeFar(), {}, { near: "./bundle/" });
+  await turns();
+  nf.close();
+  expect(loads[0]?.options.signal?.aborted).toBe(true);
+});

@@ -1,0 +1,71 @@
+// The far side by itself: what each kind of server is sent, and what is made of what it says.
+
+import { expect, test } from "vitest";
+
+import type { Dialect } from "../../src/router/dialect.js";
+import { FarSide } from "../../src/router/far.js";
+import type { PlainParams } from "../../src/router/sides.js";
+import { events } from "../../src/router/sse.js";
+import type { FarScript } from "./fakes.js";
+import { FAR, FakeClock, FakeFar } from "./fakes.js";
+
+const MESSAGES = [{ role: "user" as const, content: "hello" }];
+const SIGNAL = new AbortController().signal;
+
+async function asked(dialect: Dialect, params: Partial<PlainParams>, scripts?: readonly FarScript[]) {
+  const far = new FakeFar(scripts);
+  const side = new FarSide({ baseURL: FAR, dialect }, far.fetch, new FakeClock());
+  const chunks = [];
+  for await (const chunk of side.ask({ params: { messages: MESSAGES, ...params }, from: null, logprobs: null, signal: SIGNAL })) chunks.push(chunk);
+  return { body: far.bodies[0], chunks, requests: far.requests };
+}
+
+const PLAIN = { model: "big", messages: MESSAGES, stream: true, stream_options: { include_usage: true } };
+
+test.each<[Dialect, Partial<PlainParams>, object]>([
+  ["nearfar", { top_k: 5, priority: 2, max_completion_tokens: 9, store: false }, { top_k: 5, priority: 2, max_completion_tokens: 9 }],
+  ["openai", { temperature: 0, priority: 2, max_completion_tokens: 9 }, { temperature: 0, max_tokens: 9 }],
+  ["vllm", { top_k: 5, response_format: { type: "regex", pattern: "a+" } }, { top_k: 5, structured_outputs: { regex: "a+" } }],
+  ["vllm", { continue_final_message: true }, { continue_final_message: true, add_generation_prompt: false }],
+])("a server of dialect %s gets %j under its own names", async (dialect, params, rest) => {
+  const { body, requests } = await asked(dialect, params);
+  expect(body).toEqual({ ...PLAIN, ...rest });
+  expect(requests[0]?.url).toBe(dialect === "nearfar" ? "http://far.test/v1/nearfar/about" : "http://far.test/v1/models");
+});
+
+test("an extension that the server lacks is refused before it is asked", async () => {
+  await expect(asked("openai", { top_k: 5 })).rejects.toMatchObject({ code: "request_error", param: "top_k" });
+});
+
+test("what other servers write otherwise comes in OpenAI's form", async () => {
+  const { chunks } = await asked("openai", {}, [{ deltas: [{ role: "model", content: "a", tool_calls: null }], finish: "eos_token", usage: { prompt_tokens: 3, completion_tokens: 1, prompt_tokens_details: { cached_tokens: 2 } } }]);
+  expect(chunks.map(({ choices }) => choices[0]?.delta)).toEqual([{ role: "assistant", content: "" }, { role: "assistant", content: "a" }, {}, undefined]);
+  expect(chunks[2]?.choices[0]?.finish_reason).toBe("stop");
+  expect(chunks[3]?.usage).toEqual({ prompt_tokens: 3, completion_tokens: 1, total_tokens: 4, prompt_tokens_details: { cached_tokens: 2 } });
+});
+
+test("an error in the middle of a stream is one of ours", async () => {
+  const far = new FakeFar();
+  const fetch = (url: string, init: RequestInit): Promise<Response> =>
+    url.endsWith("completions") ? Promise.resolve(new Response('data: {"error":{"message":"too many","type":"rate_limit_error"}}\n\n')) : far.fetch(url, init);
+  const side = new FarSide({ baseURL: FAR }, fetch, new FakeClock());
+  const chunks = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });
+  await expect(chunks.next()).rejects.toMatchObject({ code: "unavailable", details: { status: 429, retryable: true } });
+});
+
+test("events come whole however their bytes are cut, and what the end cuts short is left out", async () => {
+  const bytes = new TextEncoder().encode(": hi\r\ndata: ä\u2028b\r\n\r\nevent: x\ndata:1\ndata: 2\n\ndata: cut");
+  for (const size of [1, 2, 7, bytes.length]) {
+    const parts = Array.from({ length: Math.ceil(bytes.length / size) }, (_, index) => bytes.slice(index * size, (index + 1) * size));
+    const body = new ReadableStream<Uint8Array>({
+      pull(controller) {
+        const part = parts.shift();
+        if (part === undefined) controller.close();
+        else controller.enqueue(part);
+      },
+    });
+    const found = [];
+    for await (const data of events(body)) found.push(data);
+    expect(found).toEqual(["ä\u2028b", "1\n2"]);
+  }
+});
