@@ -32,9 +32,7 @@ def add_parser(commands: Any) -> None:
         summary="answer OpenAI's requests near or far, as a policy says",
         example="nearfar gateway --near demo --far http://host:8000 --policy policy.json",
     )
-    parser.add_argument(
-        "--near", required=True, metavar="MODEL", help="a bundle, a Hugging Face folder or name, or demo; on this machine"
-    )
+    parser.add_argument("--near", required=True, metavar="MODEL", help="a bundle, a Hugging Face folder or name, or demo; on this machine")
     parser.add_argument("--far", required=True, metavar="URL", help="the server of the other side")
     parser.add_argument("--policy", required=True, type=Path, metavar="FILE", help="who may and should answer, as JSON")
     parser.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the far server's API key")

@@ -50,11 +50,11 @@ from .events import (
     Token,
     Withdraw,
 )
-from .features import SIGNALS
 from .failures import failure_of, failure_told
+from .features import SIGNALS
 from .forms import ChunkT, Form
-from .sides import LACKS, Sides, lacking
 from .said import Said
+from .sides import LACKS, Sides, lacking
 from .signals import SIGNAL_TOKENS, near_signals
 from .situation import Side, Situation
 from .watch import Repetition, Watch, WatchRules

@@ -27,8 +27,8 @@ from .budget import Ledger
 from .far import Far
 from .hybrid_executor import HybridExecutor
 from .opening import open_hybrid
-from .sides import DeviceHints
 from .policy import Policy
+from .sides import DeviceHints
 
 
 class Hybrid:

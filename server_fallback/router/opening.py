@@ -16,8 +16,8 @@ from .budget import FileLedger, Ledger
 from .far import Far, FarSide
 from .hybrid_executor import HybridExecutor
 from .near import NearSide
-from .sides import DeviceHints, Sides
 from .policy import Policy
+from .sides import DeviceHints, Sides
 
 
 class HybridOpener:

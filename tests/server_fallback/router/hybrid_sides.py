@@ -1,0 +1,210 @@
+"""A near model and a far server that do what a test says, and the hybrid over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fake_openai import Asked, FakeOpenAI, Reply, running, said
+
+from nearfar.compiler.errors import NearfarError
+from nearfar.server_fallback.executors.abilities import Abilities
+from nearfar.server_fallback.executors.executor import Call, ExecutorState
+from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.schema.chat import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatLogprobs,
+    ChunkChoice,
+    Delta,
+    FunctionCallDelta,
+    ToolCallDelta,
+)
+from nearfar.server_fallback.schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
+from nearfar.server_fallback.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest
+from nearfar.server_fallback.schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
+from nearfar.server_fallback.schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+
+Result = TypeVar("Result")
+SHA = "5ha"
+ABOUT = {"id": "big", "context": 128, "tokenizer_sha256": SHA, "vocab_size": 128, "tools": True, "verify": False}
+QUESTION = [{"role": "user", "content": "hi"}]
+FAR_USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+
+
+@dataclass
+class FakeNear:
+    """Says ``text``, a character a token, or goes on with what of it is not in the request yet; stands still before token ``hangs_at``, and
+    raises ``error`` before token ``error_at``. ``calls``: one tool call instead.
+
+    ``logprobs`` are those of the first tokens, -0.1 of the rest. ``asked`` has the requests, ``closed_early`` counts answers that were.
+    """
+
+    text: str = "near says"
+    error: NearfarError | None = None
+    error_at: int = 0
+    hangs_at: int | None = None
+    calls: bool = False
+    logprobs: tuple[float, ...] = ()
+    embeds: bool = False
+    context: int = 512
+    asked: list[ChatCompletionRequest | CompletionRequest | EmbeddingRequest] = field(default_factory=list)
+    closed_early: int = 0
+    closed: bool = False
+
+    async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+        def made(delta: Delta, logprobs: ChatLogprobs | None = None, finish_reason: FinishReason | None = None) -> ChatCompletionChunk:
+            choice = ChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+            return ChatCompletionChunk(id="near", created=1, model="tiny", choices=[choice])
+
+        start = self._start(request.messages[-1].content) if request.continue_final_message else 0
+        count = 0
+        yield made(Delta(role="assistant", content=""))
+        async for index, character in self._characters(request, call, start):
+            count += 1
+            logprob = self.logprobs[index] if index < len(self.logprobs) else -0.1
+            shown = ChatLogprobs(content=[token_logprob(character, logprob, request.top_logprobs or 0)]) if request.logprobs else None
+            if self.calls:
+                call_delta = ToolCallDelta(index=0, id="c", type="function", function=FunctionCallDelta(name="f", arguments=character))
+                yield made(Delta(tool_calls=[call_delta]), shown)
+            else:
+                yield made(Delta(content=character), shown)
+        yield made(Delta(), finish_reason="tool_calls" if self.calls else "stop")
+        usage = Usage(prompt_tokens=5, completion_tokens=count, total_tokens=5 + count)
+        yield ChatCompletionChunk(id="near", created=1, model="tiny", choices=[], usage=usage)
+
+    async def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]:
+        start = self._start(request.prompt)
+        async for _, character in self._characters(request, call, start):
+            yield CompletionChunk(id="near", created=1, model="tiny", choices=[CompletionChoice(index=0, text=character)])
+        yield CompletionChunk(id="near", created=1, model="tiny", choices=[CompletionChoice(index=0, text="", finish_reason="stop")])
+        usage = Usage(prompt_tokens=5, completion_tokens=len(self.text) - start, total_tokens=5 + len(self.text) - start)
+        yield CompletionChunk(id="near", created=1, model="tiny", choices=[], usage=usage)
+
+    async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
+        self.asked.append(request)
+        return EmbeddingResponse(
+            data=[Embedding(index=0, embedding=[1.0])], model="tiny", usage=EmbeddingUsage(prompt_tokens=1, total_tokens=1)
+        )
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        ids = prompt_ids(request.model_dump()["messages"]) if request.messages is not None else [ord(c) for c in request.prompt or ""]
+        return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        return DetokenizeResponse(prompt="".join(map(chr, request.tokens)))
+
+    def abilities(self) -> Abilities:
+        return Abilities(SHA, 128, tools=True, embeds=self.embeds)
+
+    def state(self) -> ExecutorState:
+        return ExecutorState(ready=True, detail="fake")
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _start(self, before: Any) -> int:
+        """How much of the text the request has already, at its end."""
+        return next((size for size in range(len(self.text), 0, -1) if str(before).endswith(self.text[:size])), 0)
+
+    async def _characters(
+        self, request: ChatCompletionRequest | CompletionRequest, call: Call, start: int
+    ) -> AsyncGenerator[tuple[int, str], None]:
+        self.asked.append(request)
+        try:
+            for index, character in list(enumerate(self.text))[start:]:
+                if self.hangs_at == index:
+                    await asyncio.sleep(3600)
+                if self.error is not None and self.error_at == index:
+                    raise self.error
+                if call.observe_token is not None:
+                    call.observe_token(ord(character))
+                yield index, character
+        except (asyncio.CancelledError, GeneratorExit):
+            self.closed_early += 1
+            raise
+
+
+def token_logprob(text: str, logprob: float, top: int) -> TokenLogprob:
+    best = [TopLogprob(token=text, logprob=logprob)] if top else []
+    return TokenLogprob(token=text, logprob=logprob, top_logprobs=best)
+
+
+def prompt_ids(messages: list[dict[str, Any]]) -> list[int]:
+    """What the chat template makes of messages on both sides."""
+    return [ord(character) for message in messages for character in f"<{message['content']}>"]
+
+
+class FakeFar(FakeOpenAI):
+    """A nearfar server: ``answer`` makes the reply to what is generated. ``asked`` leaves out /v1/nearfar/about and /tokenize."""
+
+    def __init__(self, answer: Callable[[Asked], Reply] = lambda _: Reply(chunks=said("far ", "says", usage=FAR_USAGE))) -> None:
+        super().__init__(self._reply)
+        self.answer = answer
+        self.about: Reply = Reply(value={"api_version": 1, "models": [ABOUT]})
+
+    @property
+    def generated(self) -> list[dict[str, Any]]:
+        """The bodies of what was to be generated."""
+        return [asked.body or {} for asked in self.asked if asked.path in ("/v1/chat/completions", "/v1/completions")]
+
+    def _reply(self, asked: Asked) -> Reply:
+        if asked.path == "/v1/nearfar/about":
+            return self.about
+        if asked.path == "/tokenize":
+            ids = prompt_ids((asked.body or {})["messages"])
+            return Reply(value={"tokens": ids, "count": len(ids), "max_model_len": 128})
+        return self.answer(asked)
+
+
+def completion(*texts: str) -> list[Any]:
+    """The chunks of a completion of token ids."""
+    parts = [{"index": 0, "text": text, "finish_reason": None} for text in texts] + [{"index": 0, "text": "", "finish_reason": "stop"}]
+    whole = [{"id": "c", "object": "text_completion", "created": 5, "model": "big", "choices": [part]} for part in parts]
+    return [*whole, {**whole[0], "choices": [], "usage": FAR_USAGE}]
+
+
+def policy(mode: str = "prefer-near", **more: Any) -> dict[str, Any]:
+    return {"version": 1, "mode": mode, **more}
+
+
+@asynccontextmanager
+async def hybrid(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **options: Any) -> AsyncIterator[Hybrid]:
+    """``options`` are those of Far."""
+    async with running(*([far] if far is not None else [])):
+        place = Far(far.url, **options) if far is not None else None
+        async with await Hybrid.create(near=near, far=place, policy=rules) as opened:
+            yield opened
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Within 10 seconds, so that what hangs fails."""
+
+    async def limited() -> Result:
+        async with asyncio.timeout(10):
+            return await work
+
+    return asyncio.run(limited())
+
+
+def ask(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **parameters: Any) -> ChatCompletion:
+    """One whole answer."""
+
+    async def work() -> ChatCompletion:
+        async with hybrid(near, far, rules) as opened:
+            return await opened.chat.completions.create(**{"messages": QUESTION, **parameters})
+
+    return run(work())
+
+
+def told(answer: ChatCompletion) -> tuple[str | None, str, str, int | None]:
+    """An answer's text, side, reason and switched_at."""
+    assert answer.route is not None
+    return answer.choices[0].message.content, answer.route.side, answer.route.reason, answer.route.switched_at
+
+

@@ -1,0 +1,116 @@
+"""Hybrid as its users meet it: who answers, what the answer tells of it, and what is sent to whom."""
+
+from __future__ import annotations
+
+import pytest
+from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, policy, run, told
+
+from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.server_fallback.router.budget import Spent
+from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.schema.chat import ChatCompletionChunk
+
+
+def test_an_answer_tells_who_gave_it_and_why() -> None:
+    near, far = FakeNear(), FakeFar()
+    assert told(ask(near, far, policy("prefer-near"))) == ("near says", "near", "prefer", None)
+    assert told(ask(near, far, policy("prefer-far"))) == ("far says", "far", "prefer", None)
+    assert told(ask(near, far, policy("prefer-near"), pin="far")) == ("far says", "far", "pinned", None)
+    assert told(ask(near, None, policy("near-only"))) == ("near says", "near", "mode", None)
+    assert told(ask(None, far, policy("far-only"))) == ("far says", "far", "mode", None)
+    assert near.closed
+
+
+def test_a_stream_has_the_route_on_its_first_and_its_last_chunks() -> None:
+    async def work() -> list[ChatCompletionChunk]:
+        async with hybrid(FakeNear("abc"), FakeFar(), policy()) as opened:
+            return [chunk async for chunk in await opened.chat.completions.create(messages=QUESTION, stream=True)]
+
+    chunks = run(work())
+    assert [chunk.route is not None for chunk in chunks] == [True, False, False, False, True, True]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 3
+
+
+def test_labels_and_pins_stay_here() -> None:
+    far = FakeFar()
+    messages = [{"role": "user", "content": "hi", "labels": ["open"]}]
+    ask(FakeNear(), far, policy("prefer-far", labels=["open"]), labels=["open"], pin="far", messages=messages, temperature=0.5)
+    assert far.generated[0].pop("messages") == QUESTION
+    assert set(far.generated[0]) == {"model", "stream", "stream_options", "temperature"}
+
+
+def test_logprobs_are_shown_as_far_as_they_are_asked_for() -> None:
+    escalation = {"then": "continue", "max_mean_entropy": 5.0}
+    quiet = ask(FakeNear(), FakeFar(), policy(escalation=escalation))
+    assert quiet.choices[0].logprobs is None
+    asked = ask(FakeNear("ab"), FakeFar(), policy(escalation=escalation), logprobs=True)
+    assert asked.choices[0].logprobs is not None
+    assert [(token.token, token.top_logprobs) for token in asked.choices[0].logprobs.content or ()] == [("a", []), ("b", [])]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind", "code"),
+    [
+        ({"labels": ["unheard"]}, RequestError, "unknown_label"),
+        ({"max_tokens": 60}, RequestError, "pinned_context"),
+        ({"n": 2}, RequestError, None),
+        ({"temprature": 1}, RequestError, None),
+    ],
+)
+def test_what_nobody_may_answer_is_an_error_with_a_code(parameters: dict[str, object], kind: type[Exception], code: str | None) -> None:
+    near, far = FakeNear(context=20), FakeFar()
+    with pytest.raises(kind) as raised:
+        ask(near, far, policy(), **{"pin": "near", **parameters})
+    assert getattr(raised.value, "details", {}).get("code") == code
+    assert (near.asked, far.generated) == ([], [])
+
+
+class CountedLedger:
+    """In memory."""
+
+    def __init__(self) -> None:
+        self.spent = Spent()
+
+    def today(self) -> Spent:
+        return self.spent
+
+    def add(self, *, usd: float = 0.0, requests: int = 0) -> Spent:
+        self.spent = Spent(self.spent.usd + usd, self.spent.requests + requests)
+        return self.spent
+
+
+def test_what_a_day_allows_the_far_side_is_spent_and_not_more() -> None:
+    far, ledger = FakeFar(), CountedLedger()
+    rules = policy("prefer-far", budget={"far_requests_per_day": 2}, price={"prompt_usd_per_million": 1e6, "completion_usd_per_million": 1e5})
+
+    async def work() -> list[tuple[str, str]]:
+        await far.start()
+        async with await Hybrid.create(near=FakeNear(), far=Far(far.url), policy=rules, ledger=ledger) as opened:
+            answers = [await opened.chat.completions.create(messages=QUESTION) for _ in range(3)]
+            with pytest.raises(Unavailable) as raised:
+                await opened.chat.completions.create(messages=QUESTION, pin="far")
+            assert raised.value.details["code"] == "pinned_budget"
+        await far.die()
+        return [(answer.route.side, answer.route.reason) for answer in answers if answer.route is not None]
+
+    assert run(work()) == [("far", "prefer"), ("far", "prefer"), ("near", "budget")]
+    assert len(far.generated) == 2
+    # 7 prompt tokens at a dollar and 3 of the answer at ten cents, twice.
+    assert ledger.spent == Spent(pytest.approx(14.6), 2)
+
+
+def test_the_next_decision_knows_how_fast_both_sides_were() -> None:
+    async def work() -> dict[str, float | None]:
+        async with hybrid(FakeNear("a few tokens"), FakeFar(), policy()) as opened:
+            for _ in range(2):
+                answer = await opened.chat.completions.create(messages=QUESTION)
+            assert answer.route is not None
+            return answer.route.scores
+
+    scores = run(work())
+    assert scores["near_total_seconds"] is not None
+    assert scores["far_total_seconds"] is None

@@ -1,0 +1,98 @@
+"""What Hybrid.create finds before the first question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_openai import FakeOpenAI, Reply, running
+from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, hybrid, policy, run, told
+
+from nearfar.compiler.errors import RequestError, Unavailable
+from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.hybrid import Hybrid
+
+
+def refused(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **options: Any) -> RequestError:
+    async def work() -> None:
+        async with hybrid(near, far, rules, **options):
+            pass
+
+    with pytest.raises(RequestError) as raised:
+        run(work())
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("about", "options", "code", "message"),
+    [
+        (Reply(value={"api_version": 2, "models": []}), {}, "api_version", "of version 2, ours of 1"),
+        (Reply(404, {"error": {"message": "nothing here"}}), {}, "api_version", "say which dialect it speaks"),
+        (Reply(401, {"error": {"message": "no"}}), {"api_key": "wrong"}, "invalid_api_key", "refuses the API key"),
+        (Reply(value={"api_version": 1, "models": [ABOUT]}), {"model": "small"}, "model_not_found", "does not serve 'small', but big"),
+        (Reply(value={"api_version": 1, "models": [ABOUT, {**ABOUT, "id": "b"}]}), {}, "model_not_found", "serves big, b; say which"),
+    ],
+)
+def test_a_far_server_that_can_never_answer_is_told_at_once(about: Reply, options: dict[str, Any], code: str, message: str) -> None:
+    near, far = FakeNear(), FakeFar()
+    far.about = about
+    error = refused(near, far, policy(), **options)
+    assert error.details["code"] == code
+    assert message in error.message
+    assert near.asked == []
+
+
+@pytest.mark.parametrize(
+    ("near", "rules", "options", "message"),
+    [
+        (FakeNear(), policy("near-only", escalation={"then": "restart"}), {}, "near-only"),
+        (FakeNear(), policy("far-only", private={"labels": ["private"]}), {}, "far-only"),
+        (None, policy("near-only"), {}, "there is no near side"),
+        (FakeNear(), policy(escalation={"then": "continue"}), {"dialect": "openai"}, "let it restart"),
+        (FakeNear(), {"version": 1}, {}, "mode"),
+    ],
+)
+def test_a_policy_that_cannot_be_followed_is_told_at_once(
+    near: FakeNear | None, rules: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    far = FakeFar()
+    error = refused(near, far, rules, **options)
+    assert error.details["code"] == "bad_policy"
+    assert message in error.message
+    assert far.asked == []
+
+
+def test_without_a_network_near_answers_and_far_is_asked_again_later() -> None:
+    far = FakeFar()
+
+    async def work() -> None:
+        await far.start()
+        await far.die()
+        rules = policy("prefer-far", breaker={"open_ms": 20})
+        async with await Hybrid.create(near=FakeNear(), far=Far(far.url), policy=rules) as opened:
+            assert told(await opened.chat.completions.create(messages=QUESTION))[1:3] == ("near", "circuit_open")
+            async with running(far):
+                while (answer := told(await opened.chat.completions.create(messages=QUESTION)))[1] == "near":
+                    continue
+                assert answer == ("far says", "far", "prefer", None)
+
+    run(work())
+
+
+def test_without_a_network_a_policy_that_needs_far_is_an_error() -> None:
+    async def work() -> None:
+        await Hybrid.create(near=FakeNear(), far=Far("http://127.0.0.1:9"), policy=policy("far-only"))
+
+    with pytest.raises(Unavailable, match="no connection could be made"):
+        run(work())
+
+
+def test_servers_of_other_kinds_are_known_by_their_list_of_models() -> None:
+    server = FakeOpenAI()
+
+    async def work() -> None:
+        async with running(server), await Hybrid.create(near=None, far=Far(server.url, dialect="vllm"), policy=policy("far-only")) as opened:
+            assert opened.executor.context == 128
+            assert told(await opened.chat.completions.create(messages=QUESTION))[0] == "hi"
+
+    run(work())

@@ -1,0 +1,209 @@
+"""Sides that die, hang, are full or late: there is one answer, and it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_openai import Asked, Reply, said
+from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, run, told
+
+from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
+from nearfar.server_fallback.router import attempt
+from nearfar.server_fallback.schema.chat import ChatCompletionChunk
+
+LOST = DeviceError("the device is lost")
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.001)
+
+
+def in_turn(*replies: Reply) -> FakeFar:
+    """The last one from then on."""
+    left: Iterator[Reply] = iter(replies)
+    return FakeFar(lambda _: next(left, replies[-1]))
+
+
+def breaks_off(*texts: str) -> Reply:
+    """After these texts."""
+    return Reply(chunks=said(*texts, usage=FAR_USAGE), breaks_after=len(texts) + 1)
+
+
+def test_far_dies_in_mid_answer_and_near_goes_on_from_there() -> None:
+    near, far = FakeNear("one two three"), in_turn(breaks_off("one ", "two "))
+    answer = ask(near, far, policy("prefer-far"), max_tokens=20)
+    assert told(answer) == ("one two three", "near", "far_failed", 8)
+    request = near.asked[0]
+    assert request.continue_final_message  # type: ignore[union-attr]
+    assert request.max_tokens == 18  # type: ignore[union-attr]
+    # Both parts were answered.
+    assert answer.usage.completion_tokens == 2 + 5
+    assert len(far.generated) == 1
+
+
+def test_near_dies_in_mid_answer_and_far_goes_on_by_token_ids() -> None:
+    near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=completion("tw", "o")))
+    answer = ask(near, far, policy(), max_tokens=20, temperature=0.25, stop="x")
+    assert told(answer) == ("one two", "far", "near_failed", 4)
+    assert [asked.path for asked in far.asked if asked.path != "/v1/nearfar/about"] == ["/tokenize", "/v1/completions"]
+    assert far.generated[0]["prompt"] == [ord(character) for character in "<hi>one "]
+    assert [far.generated[0][name] for name in ("max_tokens", "temperature", "stop")] == [16, 0.25, "x"]
+
+
+@pytest.mark.parametrize("other", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"logprobs": True}])
+def test_what_token_ids_cannot_ask_for_goes_on_as_text(other: dict[str, Any]) -> None:
+    near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
+    assert told(ask(near, far, policy(), **other)) == ("one two", "far", "near_failed", 4)
+    assert far.generated[0]["messages"] == [*QUESTION, {"role": "assistant", "content": "one "}]
+    assert far.generated[0]["continue_final_message"] is True
+
+
+def test_an_answer_with_a_form_begins_anew_elsewhere() -> None:
+    near, far = FakeNear("[1, 2]", LOST, error_at=3), FakeFar(lambda _: Reply(chunks=said("[3]", usage=FAR_USAGE)))
+    answer = ask(near, far, policy(), response_format={"type": "json_object"})
+    assert told(answer) == ("[3]", "far", "near_failed", 0)
+    assert far.generated[0]["messages"] == QUESTION
+
+
+def test_after_a_part_of_a_tool_call_nobody_else_goes_on() -> None:
+    near, far = FakeNear("{}", LOST, error_at=1, calls=True), FakeFar()
+    with pytest.raises(DeviceError, match="the device is lost"):
+        ask(near, far, policy(), tools=[{"type": "function", "function": {"name": "f"}}])
+    assert far.generated == []
+
+
+def test_a_policy_may_forbid_that_the_other_side_goes_on() -> None:
+    far = in_turn(breaks_off("one "))
+    with pytest.raises(Unavailable, match="the connection broke"):
+        ask(FakeNear(), far, policy("prefer-far", fallback={"near_continues": False}))
+
+
+def test_a_full_far_side_is_asked_once_more_and_then_near_answers() -> None:
+    full = Reply(429, {"error": {"message": "full"}})
+    far = in_turn(full, Reply(chunks=said("well", usage=FAR_USAGE)))
+    assert told(ask(FakeNear(), far, policy("prefer-far"))) == ("well", "far", "prefer", None)
+    far = in_turn(full)
+    assert told(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", None)
+    assert len(far.generated) == 2
+
+
+def test_a_request_that_far_blames_is_the_client_s_to_see() -> None:
+    near, far = FakeNear(), in_turn(Reply(400, {"error": {"message": "no such stop", "param": "stop"}}))
+    with pytest.raises(RequestError, match="no such stop") as raised:
+        ask(near, far, policy("prefer-far"))
+    assert raised.value.details["param"] == "stop"
+    assert (len(far.generated), near.asked) == (1, [])
+
+
+def test_what_may_have_been_paid_for_is_not_sent_again() -> None:
+    far = in_turn(breaks_off("one "), Reply(chunks=said("again", usage=FAR_USAGE)))
+    with pytest.raises(Unavailable):
+        ask(None, far, policy("far-only", retries=5))
+    assert len(far.generated) == 1
+
+
+def test_a_late_near_side_loses_to_far_and_is_stopped() -> None:
+    near, far = FakeNear(hangs_at=0), FakeFar()
+    assert told(ask(near, far, policy(timeouts={"hedge_after_ms": 1}))) == ("far says", "far", "near_late", None)
+    assert near.closed_early == 1
+
+
+def test_who_says_nothing_for_too_long_is_left() -> None:
+    near, far = FakeNear("one two", hangs_at=4), FakeFar(lambda _: Reply(chunks=completion("two")))
+    assert told(ask(near, far, policy(timeouts={"between_tokens_ms": 20}))) == ("one two", "far", "near_timeout", 4)
+    hung = FakeFar(lambda _: Reply(hangs=True))
+    assert told(ask(FakeNear(), hung, policy("prefer-far", timeouts={"far_first_token_ms": 20})))[1:3] == ("near", "far_timeout")
+    with pytest.raises(Unavailable, match="no token came in time") as raised:
+        ask(FakeNear(hangs_at=0), None, policy("near-only", timeouts={"near_first_token_ms": 5}))
+    assert raised.value.details["code"] == "near_timeout"
+
+
+def test_when_both_fail_the_last_failure_is_told() -> None:
+    with pytest.raises(DeviceError, match="the device is lost"):
+        ask(FakeNear(error=LOST), in_turn(Reply(500, {"error": {"message": "bug"}})), policy("prefer-far"))
+
+
+def test_a_side_that_fails_is_left_alone_for_a_while() -> None:
+    far = in_turn(Reply(500, {"error": {"message": "bug"}}))
+
+    async def work() -> list[tuple[str, str]]:
+        async with hybrid(FakeNear(), far, policy("prefer-far", breaker={"failures": 2, "open_ms": 60_000})) as opened:
+            answers = [await opened.chat.completions.create(messages=QUESTION) for _ in range(3)]
+        return [told(answer)[1:3] for answer in answers]
+
+    assert run(work()) == [("near", "far_failed"), ("near", "far_failed"), ("near", "circuit_open")]
+    assert len(far.generated) == 2
+
+
+def test_one_request_tries_a_side_that_was_left_alone() -> None:
+    hung = Reply(hangs=True)
+    far = in_turn(Reply(500, {"error": {"message": "bug"}}), hung)
+
+    async def work() -> None:
+        rules = policy("prefer-far", breaker={"failures": 1, "open_ms": 1})
+        async with hybrid(FakeNear(), far, rules) as opened:
+            await opened.chat.completions.create(messages=QUESTION)
+            await asyncio.sleep(0.01)
+            trial = asyncio.create_task(opened.chat.completions.create(messages=QUESTION))
+            while len(far.generated) < 2:
+                await asyncio.sleep(0)
+            assert told(await opened.chat.completions.create(messages=QUESTION))[1:3] == ("near", "circuit_open")
+            trial.cancel()
+            await asyncio.gather(trial, return_exceptions=True)
+
+    run(work())
+    assert len(far.generated) == 2
+
+
+def test_whoever_leaves_stops_both_sides() -> None:
+    near, far = FakeNear("one two", hangs_at=4), FakeFar(lambda _: Reply(hangs=True))
+
+    async def work() -> None:
+        async with hybrid(near, far, policy(timeouts={"hedge_after_ms": 1})) as opened:
+            # The hedge goes out while near still thinks, and loses.
+            near.hangs_at = 0
+            stream = await opened.chat.completions.create(messages=QUESTION, stream=True)
+            reading = asyncio.create_task(anext(stream))
+            while not far.generated:
+                await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await stream.aclose()
+            assert near.closed_early == 1
+            assert not [task for task in asyncio.all_tasks() if "Answering" in repr(task)]
+
+    run(work())
+
+
+def test_a_deadline_ends_the_answer_whoever_writes() -> None:
+    far = FakeFar(lambda _: Reply(hangs=True))
+
+    async def work() -> None:
+        async with hybrid(FakeNear(), far, policy("prefer-far")) as opened:
+            await opened.chat.completions.create(messages=QUESTION, timeout_seconds=0.05)
+
+    with pytest.raises(NearfarError) as raised:
+        run(work())
+    assert raised.value.code == "deadline_exceeded"
+
+
+def test_a_switch_is_told_in_the_stream_where_it_happens() -> None:
+    def reply(_: Asked) -> Reply:
+        return breaks_off("one ", "two ")
+
+    async def work() -> list[ChatCompletionChunk]:
+        async with hybrid(FakeNear("one two three"), FakeFar(reply), policy("prefer-far")) as opened:
+            return [chunk async for chunk in await opened.chat.completions.create(messages=QUESTION, stream=True)]
+
+    chunks = run(work())
+    said_before = 0
+    switch = next(chunk for chunk in chunks if chunk.route is not None and chunk.route.side == "near")
+    for chunk in chunks[: chunks.index(switch)]:
+        said_before += len(chunk.choices[0].delta.content or "")
+    assert switch.route is not None
+    assert switch.route.switched_at == said_before == 8
+    assert chunks[-1].route == switch.route

@@ -1,0 +1,163 @@
+"""Nothing private leaves: every byte that goes to the far side is recorded, and there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fake_openai import FakeOpenAI, running
+from hybrid_gateway import gateway
+from hybrid_sides import QUESTION, FakeFar, FakeNear, policy, run
+
+from nearfar.compiler.errors import DeviceError, NearfarError, RequestError
+from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.hybrid import Hybrid
+
+SECRET = "my number is 123-45-6789"
+# Everything that could make a request leave, all at once.
+EAGER = policy(
+    "prefer-far",
+    private={"labels": ["private"], "patterns": [r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b"]},
+    escalation={"then": "restart", "min_mean_logprob": 0.0, "window_tokens": 1},
+    timeouts={"near_first_token_ms": 50},
+    retries=3,
+)
+CALL = {"id": "c1", "type": "function", "function": {"name": "save", "arguments": json.dumps({"text": SECRET})}}
+TOOL = {"type": "function", "function": {"name": "save", "parameters": {"type": "object", "description": SECRET}}}
+
+
+class Wire:
+    """A connection to a server that keeps what goes there."""
+
+    def __init__(self) -> None:
+        self.bytes = b""
+        self.connections = 0
+        self.url = ""
+
+    @asynccontextmanager
+    async def to(self, server: FakeOpenAI) -> AsyncIterator[None]:
+        writers: list[asyncio.StreamWriter] = []
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keep: bool) -> None:
+            writers.append(writer)
+            while data := await reader.read(65536):
+                self.bytes += data if keep else b""
+                writer.write(data)
+            writer.close()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.connections += 1
+            there, back = await asyncio.open_connection("127.0.0.1", server.port)
+            await asyncio.gather(forward(reader, back, keep=True), forward(there, writer, keep=False), return_exceptions=True)
+
+        listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        try:
+            yield
+        finally:
+            listener.close()
+            for writer in writers:
+                writer.transport.abort()
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER) -> AsyncIterator[tuple[Hybrid, Wire]]:
+    """A hybrid that has met its far side, and what it sends there from then on."""
+    far, wire = FakeFar(), Wire()
+    async with running(far), wire.to(far):
+        async with await Hybrid.create(near=near, far=Far(wire.url), policy=rules) as opened:
+            assert b"GET /v1/nearfar/about" in wire.bytes
+            wire.bytes, wire.connections = b"", 0
+            yield opened, wire
+    assert (wire.bytes, wire.connections) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"messages": QUESTION, "labels": ["private"]},
+        {"messages": [*QUESTION, {"role": "assistant", "content": "x", "labels": ["private"]}, *QUESTION]},
+        {"messages": [{"role": "user", "content": SECRET}]},
+        {"messages": [{"role": "system", "content": [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]}, *QUESTION]},
+        {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]},
+        {"messages": QUESTION, "tools": [TOOL]},
+        {"messages": QUESTION, "stop": [SECRET]},
+        {"messages": [{"role": "user", "content": "hi", "name": "123-45-6789"}]},
+        {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": SECRET}}}},
+    ],
+)
+def test_a_private_request_is_answered_near_and_nothing_is_sent(parameters: dict[str, Any]) -> None:
+    async def work() -> None:
+        async with recorded(FakeNear()) as (opened, _):
+            answer = await opened.chat.completions.create(**parameters)
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("near", "private")
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("near", "hedge"),
+    [
+        (FakeNear(error=DeviceError("lost")), None),
+        (FakeNear(error=DeviceError("lost"), error_at=3), None),
+        (FakeNear(hangs_at=0), None),
+        (FakeNear(hangs_at=0), 1),
+        (FakeNear(logprobs=(-9.0,) * 9, error=DeviceError("lost"), error_at=6), None),
+    ],
+)
+def test_however_near_fails_a_private_answer_is_lost_before_it_leaves(near: FakeNear, hedge: int | None) -> None:
+    rules = EAGER if hedge is None else {**EAGER, "mode": "prefer-near", "timeouts": {"hedge_after_ms": hedge, "near_first_token_ms": 50}}
+
+    async def work() -> None:
+        async with recorded(near, rules) as (opened, _):
+            with pytest.raises(NearfarError):
+                await opened.chat.completions.create(messages=[{"role": "user", "content": SECRET}])
+
+    run(work())
+
+
+def test_a_private_request_that_is_pinned_to_far_is_refused() -> None:
+    async def work() -> None:
+        async with recorded(FakeNear()) as (opened, _):
+            with pytest.raises(RequestError) as raised:
+                await opened.chat.completions.create(messages=[{"role": "user", "content": SECRET}], pin="far")
+            assert raised.value.details["code"] == "private"
+            assert SECRET not in raised.value.message
+
+    run(work())
+
+
+def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    far, wire, near = FakeFar(), Wire(), FakeNear("the answer to it")
+
+    async def work() -> None:
+        async with running(far), wire.to(far), gateway(near, Far(wire.url), EAGER) as app:
+            wire.bytes, wire.connections = b"", 0
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+                body = {"model": "tiny", "messages": [{"role": "user", "content": SECRET}]}
+                answers = [
+                    await client.post("/v1/chat/completions", json=body),
+                    await client.post("/v1/completions", json={"model": "tiny", "prompt": SECRET}),
+                    await client.post("/v1/completions", json={"model": "tiny", "prompt": [ord(c) for c in SECRET]}),
+                ]
+                assert [answer.json()["route"]["reason"] for answer in answers] == ["private"] * 3
+                near.error = DeviceError("lost")
+                assert (await client.post("/v1/chat/completions", json=body)).status_code == 500
+                # Near makes no embeddings.
+                refused = await client.post("/v1/embeddings", json={"model": "tiny", "input": ["x", SECRET]})
+                assert refused.json()["error"]["code"] == "near_unavailable"
+
+    run(work())
+    assert (wire.bytes, wire.connections) == (b"", 0)
+    lines = [f"{record.getMessage()} {record.__dict__}" for record in caplog.records]
+    assert any("/v1/chat/completions" in line for line in lines)
+    assert not [line for line in lines if "123-45" in line or "my number" in line or "the answer" in line]
