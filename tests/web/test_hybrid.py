@@ -16,15 +16,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from conftest import ROOT
 from light_bundle import lighten
+from page_looks import DESK, NAMELESS, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page
 from recording_proxy import RecordingProxy, recording_proxy
-from test_pages import DESK, LEAST_CONTRAST, NAMELESS, NARROW, OVERFLOW, PHONE, fact
 
 from nearfar.compiler.browser.page_server import PageServer
 
-SCREENSHOTS = ROOT / "build" / "screenshots"
 TIMEOUT_MS = 180_000
 # What is served far.
 FAR_MODEL = "demo"
@@ -321,16 +319,8 @@ def test_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(chat: Page
     chat.click("#private")
     send(chat, EASY)
     ended(chat, 1)
-    chat.emulate_media(reduced_motion="reduce")
-    for scheme in ("light", "dark"):
-        chat.emulate_media(color_scheme=scheme)
-        for size, (width, height) in (("desk", DESK), ("phone", PHONE), ("narrow", NARROW)):
-            chat.set_viewport_size({"width": width, "height": height})
-            assert chat.evaluate(OVERFLOW) <= 0, (scheme, size)
-            contrast, text = chat.evaluate(LEAST_CONTRAST)
-            assert contrast >= 4.5, (scheme, size, contrast, text)
-            chat.evaluate("() => scrollTo(0, 0)")
-            chat.screenshot(path=SCREENSHOTS / f"hybrid-{size}-{scheme}.png")
+    for shown in look(chat):
+        chat.screenshot(path=SCREENSHOTS / f"hybrid-{shown}.png")
     assert chat.evaluate(NAMELESS) == []
 
 
