@@ -12,7 +12,8 @@ What it keeps to, whatever happens:
 - one finish or one fail, and nothing after; after an abort neither.
 - Only the side that writes is shown. Of two that were asked at once (hedging) the first that speaks writes.
 - A side is asked again only before its first token, and never for a request that it blames. A side that failed for good is asked no more.
-- Each side is switched to once at most, and none after a part of a tool call was shown: it would be called twice.
+  Far ends only by failing, once it writes, so each side is switched to once at most.
+- After a part of a tool call was shown nothing is switched: it would be called twice.
 - Until another side's first token, what was shown stands, so an escalation to a far side that then fails costs no text.
 """
 
@@ -93,7 +94,7 @@ class Asked:
 class State:
     """``side`` writes, or is the first to be asked; ``reason`` and ``switched_at`` are the answer's route with it. ``text`` stands shown.
 
-    ``switches``: the sides that were switched to. ``next_reason``: why a side other than ``side`` would write; ``restart``: it starts anew.
+    ``next_reason``: why a side other than ``side`` would write; ``restart``: it starts anew.
     """
 
     rules: Rules
@@ -106,7 +107,6 @@ class State:
     standby: bool = False
     near: Asked = field(default_factory=Asked)
     far: Asked = field(default_factory=Asked)
-    switches: tuple[Side, ...] = ()
     next_reason: SwitchReason | None = None
     restart: bool = False
     timers: tuple[TimerName, ...] = ()
@@ -189,9 +189,8 @@ def _writes(state: State, side: Side, effects: list[Effect]) -> State:
         # Where no text stands, either none was shown, or the switch before withdrew it.
         at = 0 if withdraws else len(state.text) if state.text else state.switched_at
         effects.append(Switch(side, state.next_reason, at))
-        switches = state.switches if side in state.switches else (*state.switches, side)
         text = "" if withdraws else state.text
-        state = replace(state, side=side, reason=state.next_reason, switched_at=at, text=text, switches=switches)
+        state = replace(state, side=side, reason=state.next_reason, switched_at=at, text=text)
     state = _with(state, side, replace(_asked(state, side), spoke=True))
     return replace(state, phase="running", next_reason=None, restart=False)
 
@@ -249,9 +248,8 @@ def _switch(state: State, to: Side, reason: SwitchReason, effects: list[Effect],
     """Ask the other side to write on. What was shown stands until it does."""
     state = _stop_timer(state, "hedge", effects)
     phase: Phase = "choosing" if state.phase == "choosing" else "switching"
-    switches = state.switches if to == state.side else (*state.switches, to)
     restart = anew or to not in state.rules.resumes
-    return _ask(replace(state, phase=phase, switches=switches, next_reason=reason, restart=restart), to, effects)
+    return _ask(replace(state, phase=phase, next_reason=reason, restart=restart), to, effects)
 
 
 def _ask(state: State, side: Side, effects: list[Effect], *, tries: int = 1) -> State:
@@ -293,7 +291,7 @@ def _stop_timer(state: State, name: TimerName, effects: list[Effect]) -> State:
 def _may_switch(state: State, to: Side) -> bool:
     if to == "far" and state.rules.private:
         return False
-    return state.standby and not state.tool_calls and to not in state.switches and not _asked(state, to).failed
+    return state.standby and not state.tool_calls and not _asked(state, to).failed
 
 
 def _may_take_over(state: State, to: Side) -> bool:

@@ -75,7 +75,8 @@ class _Parser:
         return "".join(parts)
 
     def _quantified(self) -> str:
-        for written, meant in (("^", r"\A"), ("$", r"\Z"), (r"\b", r"\b"), (r"\B", r"\B")):
+        # In re, \B matches no empty text (until Python 3.14); in JavaScript it does.
+        for written, meant in (("^", r"\A"), ("$", r"\Z"), (r"\b", r"\b"), (r"\B", r"(?!\b)")):
             if self._take(written):
                 return meant
         outer, self._copies = self._copies, 1

@@ -38,6 +38,8 @@ export interface EngineInfo extends BackendInfo {
   readonly quantization: string;
   /** The most tokens of one sequence. */
   readonly context: number;
+  /** Whether it can call tools. */
+  readonly tools: boolean;
   /** Of tokenizer.json, in hexadecimal: models with the same one have the same token ids. */
   readonly tokenizerSha256: string | null;
   /** Of weights and tokenizer: what a load downloads where nothing is stored. */
@@ -103,7 +105,8 @@ export class Engine implements EngineApi {
     const { manifest, totalBytes, reason } = this.#loaded;
     const { model, quantization, files, tokenizer } = manifest;
     const tokenizerSha256 = files.find(({ file }) => file === tokenizer.file)?.sha256 ?? null;
-    return { model, reason, quantization, tokenizerSha256, context: this.#backend.runner.limits.context, downloadBytes: totalBytes, ...this.#backend.info };
+    const tools = this.#tokenizer.toolFormat !== null;
+    return { model, reason, quantization, tools, tokenizerSha256, context: this.#backend.runner.limits.context, downloadBytes: totalBytes, ...this.#backend.info };
   }
 
   /** What was computed so far. */

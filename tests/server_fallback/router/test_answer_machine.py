@@ -33,14 +33,16 @@ from nearfar.server_fallback.router.events import (
     Withdraw,
 )
 
+# Mostly what lets an answer go on, for one that fails at once says little.
+MOSTLY = st.sampled_from([True, True, True, False])
 RULES = st.builds(
     Rules,
-    then=st.sampled_from(["never", "continue", "restart"]),
-    near_continues=st.booleans(),
-    far_takes_over=st.booleans(),
-    hedge_after_ms=st.sampled_from([None, 100]),
-    retries=st.integers(0, 2),
-    private=st.booleans(),
+    then=st.sampled_from(["continue", "restart", "never"]),
+    near_continues=MOSTLY,
+    far_takes_over=MOSTLY,
+    hedge_after_ms=st.sampled_from([100, None]),
+    retries=st.sampled_from([2, 1, 0]),
+    private=MOSTLY.map(lambda mostly: not mostly),
     resumes=st.sampled_from([("near", "far"), ("near",), ("far",), ()]),
 )
 # Whom an event is of: one of all the asks so far, the last first.
@@ -60,9 +62,9 @@ class Asked:
 class Answering(RuleBasedStateMachine):
     """A driver that keeps its own books, from the effects alone."""
 
-    @initialize(rules=RULES, side=st.sampled_from(["near", "far"]), standby=st.booleans())
+    @initialize(rules=RULES, side=st.sampled_from(["near", "far"]), standby=MOSTLY)
     def start(self, rules: Rules, side: Side, standby: bool) -> None:
-        self.rules, self.decided, self.standby = rules, side, standby
+        self.given, self.decided, self.standby = rules, side, standby
         self.state = begin(rules)
         self.asks: list[Asked] = []
         self.timers: set[TimerName] = set()
@@ -71,6 +73,10 @@ class Answering(RuleBasedStateMachine):
         self.ends: list[Effect] = []
         self.aborted = False
         self.send(Start(side, "prefer", standby))
+
+    @rule(text=st.sampled_from(["", "a", "é👍"]))
+    def token_of_the_last(self, text: str) -> None:
+        self.token(0, text, False)
 
     @rule(ask=ASK, text=st.sampled_from(["", "a", "é👍"]), tool_call=st.sampled_from([False, False, False, True]))
     def token(self, ask: int, text: str, tool_call: bool) -> None:
@@ -83,6 +89,8 @@ class Answering(RuleBasedStateMachine):
             # It writes now, and nobody else.
             assert [each for each in self.asks if each.live] == [asked]
 
+    # Rarely, for what follows an early end says little.
+    @precondition(lambda self: len(self.asks) > 1)
     @rule(ask=ASK)
     def end(self, ask: int) -> None:
         asked = self.pick(ask)
@@ -90,7 +98,7 @@ class Answering(RuleBasedStateMachine):
         self.send(End(asked.side, asked.attempt, "stop"))
         assert not was_live or self.over
 
-    @rule(ask=ASK, kind=st.sampled_from(["connection", "overloaded", "server", "request", "device"]), retryable=st.booleans())
+    @rule(ask=ASK, kind=st.sampled_from(["connection", "overloaded", "server", "device", "request"]), retryable=MOSTLY)
     def failed(self, ask: int, kind: str, retryable: bool) -> None:
         asked = self.pick(ask)
         was_live, asked.live = asked.live, False
@@ -99,26 +107,19 @@ class Answering(RuleBasedStateMachine):
         assert not again or (was_live and retryable and kind != "request" and not asked.spoke)
 
     @precondition(lambda self: self.timers)
-    @rule(data=st.data())
-    def tick(self, data: st.DataObject) -> None:
-        self.fire(data.draw(st.sampled_from(sorted(self.timers))))
-
-    @rule(timer=st.sampled_from(["near_first_token", "far_first_token", "between_tokens", "hedge"]))
-    def tick_of_no_timer(self, timer: TimerName) -> None:
-        if timer not in self.timers:
-            assert self.send(Tick(timer)) == ()
+    @rule(index=st.integers(0, 2))
+    def tick(self, index: int) -> None:
+        # "hedge" comes before the first tokens.
+        timers = sorted(self.timers, key=lambda name: (name != "hedge", name))
+        self.fire(timers[index % len(timers)])
 
     @rule(reason=st.sampled_from(["escalated_logprob", "escalated_schema"]))
     def escalate(self, reason: str) -> None:
         speaking = [asked.side for asked in self.asks if asked.live and asked.spoke]
         effects = self.send(Escalate(reason))  # type: ignore[arg-type]
-        assert not effects or (speaking == ["near"] and self.rules.then != "never")
+        assert not effects or (speaking == ["near"] and self.given.then != "never")
 
-    @rule()
-    def start_again(self) -> None:
-        assert self.send(Start("far", "prefer", True)) == ()
-
-    @precondition(lambda self: len(self.asks) > 1)
+    @precondition(lambda self: len(self.asks) > 2)
     @rule()
     def abort(self) -> None:
         effects = self.send(Abort())
@@ -177,15 +178,15 @@ class Answering(RuleBasedStateMachine):
                 before = [asked for asked in self.asks if asked.side == side]
                 assert attempt == len(before) + 1
                 assert not any(asked.live for asked in before)
-                assert not (side == "far" and self.rules.private)
-                assert side == self.decided or (self.standby and not self.rules.private)
+                assert not (side == "far" and self.given.private)
+                assert side == self.decided or (self.standby and not self.given.private)
                 assert not self.tool_calls, "a tool would be called twice"
                 # What far began to answer may be on the bill.
                 assert side == "near" or not any(asked.spoke for asked in before)
                 # So many tries for the first part, and for what it resumes or takes over.
-                assert attempt <= 2 * (self.rules.retries + 1)
+                assert attempt <= 2 * (self.given.retries + 1)
                 assert continue_from in (None, self.shown)
-                assert continue_from is None or side in self.rules.resumes
+                assert continue_from is None or side in self.given.resumes
                 self.asks.append(Asked(side, attempt, answer=continue_from or ""))
             case Cancel(side):
                 [asked] = [asked for asked in self.asks if asked.side == side and asked.live]
@@ -222,4 +223,4 @@ class Answering(RuleBasedStateMachine):
 
 
 TestAnswering = Answering.TestCase
-TestAnswering.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+TestAnswering.settings = settings(max_examples=300, stateful_step_count=20, deadline=None)

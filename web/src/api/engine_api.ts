@@ -16,7 +16,7 @@ export interface EngineApi {
   readonly embeddings: Pick<Embeddings, "create">;
   generate(prompt: string | readonly Message[], options?: GenerateOptions): AsyncGenerator<GenerationEvent, void, undefined>;
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
-  countTokens(prompt: string | readonly ChatCompletionMessageParam[], options?: Pick<ChatPromptOptions, "continueFinalMessage">): Promise<number>;
+  countTokens(prompt: string | readonly ChatCompletionMessageParam[], options?: ChatPromptOptions): Promise<number>;
   /** Leave the device alone until `resume`: answers wait where they are. Resolves when it has nothing more to do. It holds for all who share the engine. */
   pause(): Promise<void>;
   resume(): Promise<void>;

@@ -12,7 +12,8 @@
 // - one finish or one fail, and nothing after; after an abort neither.
 // - Only the side that writes is shown. Of two that were asked at once (hedging) the first that speaks writes.
 // - A side is asked again only before its first token, and never for a request that it blames. A side that failed for good is asked no more.
-// - Each side is switched to once at most, and none after a part of a tool call was shown: it would be called twice.
+//   Far ends only by failing, once it writes, so each side is switched to once at most.
+// - After a part of a tool call was shown nothing is switched: it would be called twice.
 // - Until another side's first token, what was shown stands, so an escalation to a far side that then fails costs no text.
 
 import type { Effect, End, Escalate, Event, Failed, FailureKind, Side, Start, SwitchReason, TimerName, Token } from "./events.js";
@@ -76,8 +77,6 @@ export interface State {
   readonly standby: boolean;
   readonly near: Asked;
   readonly far: Asked;
-  /** The sides that were switched to. */
-  readonly switches: readonly Side[];
   /** Why a side other than `side` would write. */
   readonly nextReason: SwitchReason | null;
   /** It starts anew. */
@@ -93,7 +92,7 @@ const UNASKED: Asked = { attempts: 0, tries: 0, live: false, spoke: false, faile
 export function begin(rules: Rules): State {
   return {
     rules, phase: "choosing", side: null, reason: "", switchedAt: null, text: "", toolCalls: false, standby: false,
-    near: UNASKED, far: UNASKED, switches: [], nextReason: null, restart: false, timers: [],
+    near: UNASKED, far: UNASKED, nextReason: null, restart: false, timers: [],
   }; // prettier-ignore
 }
 
@@ -175,8 +174,7 @@ function writes(before: State, side: Side, effects: Effect[]): State {
     // Where no text stands, either none was shown, or the switch before withdrew it.
     const at = withdraws ? 0 : text === "" ? state.switchedAt : codePoints(text);
     effects.push({ type: "switch", side, reason: nextReason, at });
-    const switches = state.switches.includes(side) ? state.switches : [...state.switches, side];
-    state = { ...state, side, reason: nextReason, switchedAt: at, text, switches };
+    state = { ...state, side, reason: nextReason, switchedAt: at, text };
   }
   return { ...state, [side]: { ...state[side], spoke: true }, phase: "running", nextReason: null, restart: false };
 }
@@ -236,9 +234,8 @@ function escalate(state: State, { reason }: Escalate, effects: Effect[]): State 
 function switchTo(before: State, to: Side, reason: SwitchReason, effects: Effect[], anew: boolean): State {
   const state = stopTimer(before, "hedge", effects);
   const phase = state.phase === "choosing" ? "choosing" : "switching";
-  const switches = to === state.side ? state.switches : [...state.switches, to];
   const restart = anew || !state.rules.resumes.includes(to);
-  return ask({ ...state, phase, switches, nextReason: reason, restart }, to, effects);
+  return ask({ ...state, phase, nextReason: reason, restart }, to, effects);
 }
 
 function ask(state: State, side: Side, effects: Effect[], tries = 1): State {
@@ -275,7 +272,7 @@ function stopTimer(state: State, name: TimerName, effects: Effect[]): State {
 
 function maySwitch(state: State, to: Side): boolean {
   if (to === "far" && state.rules.private) return false;
-  return state.standby && !state.toolCalls && !state.switches.includes(to) && !state[to].failed;
+  return state.standby && !state.toolCalls && !state[to].failed;
 }
 
 /** Whether a side goes on where the other failed. */

@@ -111,7 +111,7 @@ export class HybridCompletions {
       logprobs,
       shownAlternatives: request.params.logprobs === true ? (request.params.top_logprobs ?? 0) : null,
       clock,
-      observer: this.observer(held !== null),
+      observer: this.observer(choice, held !== null),
       signal,
     });
   }
@@ -129,7 +129,7 @@ export class HybridCompletions {
 
   private async situation(request: HybridRequest): Promise<Situation> {
     const { near, far, ledger, device } = this.wiring;
-    const counted = await near.countTokens(request.params.messages);
+    const counted = await near.countTokens(request.params);
     const promptTokens = counted ?? estimatedTokens(request);
     const spent = ledger.today();
     const { near: nearRecord, far: farRecord } = this.#records;
@@ -139,6 +139,7 @@ export class HybridCompletions {
         ...rates(nearRecord.speed),
         available: near.state === "ready",
         context: near.info?.context ?? null,
+        tools: near.info?.tools ?? true,
         prompt_tokens: promptTokens,
         circuit: nearRecord.circuitState,
       },
@@ -222,7 +223,7 @@ export class HybridCompletions {
     return sha256 !== null && sha256 === far?.model?.tokenizerSha256;
   }
 
-  private observer(wasHeld: boolean): Observer {
+  private observer({ situation }: Choice, wasHeld: boolean): Observer {
     const { ledger, policy, far } = this.wiring;
     return {
       asked: (side) => {
@@ -235,7 +236,7 @@ export class HybridCompletions {
       },
       over: (side, part) => {
         this.#records[side].circuit.ended();
-        if (side === "far") ledger.add({ usd: costOf(part, policy) });
+        if (side === "far") ledger.add({ usd: costOf(part, situation.far.prompt_tokens ?? 0, policy) });
         // What was held did not take the time that it seems to.
         if (part.whole && !(side === "near" && wasHeld)) this.#records[side].learn(part, side === "far" ? (far?.roundTripSeconds ?? null) : null);
       },
@@ -243,9 +244,9 @@ export class HybridCompletions {
   }
 }
 
-/** In US dollars. Of a part that was broken off the tokens that came are counted, and its prompt's are not known. */
-function costOf({ usage, tokens }: Part, { price }: Policy): number {
-  const { prompt_tokens: prompt, completion_tokens: completion } = usage ?? { prompt_tokens: 0, completion_tokens: tokens };
+/** In US dollars. Of a part that was broken off the tokens that came are counted, and its prompt as it was expected; where none came it cost nothing. */
+function costOf({ usage, tokens }: Part, expectedPrompt: number, { price }: Policy): number {
+  const { prompt_tokens: prompt, completion_tokens: completion } = usage ?? { prompt_tokens: tokens === 0 ? 0 : expectedPrompt, completion_tokens: tokens };
   return (prompt * price.prompt_usd_per_million + completion * price.completion_usd_per_million) / 1e6;
 }
 

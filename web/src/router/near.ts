@@ -1,10 +1,10 @@
 // The near side: an engine on this device, given as it is or loaded from a bundle meanwhile. While it is not there, it answers nothing and says why.
 
 import type { EngineApi } from "../api/engine_api.js";
-import type { ChatCompletionChunk, ChatCompletionMessageParam } from "../api/types.js";
+import type { ChatCompletionChunk, FunctionTool } from "../api/types.js";
 import { Unavailable, messageOf } from "../errors.js";
 import type { BundleAddress, LoadOptions, LoadProgress } from "../load.js";
-import type { Side, SideRequest } from "./sides.js";
+import type { PlainParams, Side, SideRequest } from "./sides.js";
 import { goingOn } from "./sides.js";
 
 export type NearGiven = EngineApi | BundleAddress | readonly BundleAddress[];
@@ -53,8 +53,10 @@ export class NearSide implements Side {
   }
 
   /** The tokens of a chat's prompt; null where there is no engine, or the engine cannot read the chat, which it says when it is asked. */
-  async countTokens(messages: readonly ChatCompletionMessageParam[]): Promise<number | null> {
-    return (await this.#engine?.countTokens(messages).catch(() => null)) ?? null;
+  async countTokens({ messages, tools, tool_choice: choice, continue_final_message: continues }: PlainParams): Promise<number | null> {
+    const named = choice === "none" ? [] : (tools ?? []).filter((tool): tool is FunctionTool => tool.type === "function" && tool.function !== undefined);
+    const options = { continueFinalMessage: continues, ...(named.length === 0 ? {} : { tools: named }) };
+    return (await this.#engine?.countTokens(messages, options).catch(() => null)) ?? null;
   }
 
   async *ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {

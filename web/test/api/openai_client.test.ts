@@ -18,6 +18,7 @@ import type {
   EmbeddingCreateParams,
 } from "../../src/api/types.js";
 import type { NearfarError } from "../../src/errors.js";
+import type { Hybrid } from "../../src/router/hybrid.js";
 import { fakeModel } from "./fake_model.js";
 
 type OpenAIChat = OpenAI.Chat.ChatCompletionCreateParams;
@@ -49,6 +50,7 @@ test("an engine stands in for the client where a program creates chats, by type"
   }
   expectTypeOf<OpenAI>().toExtend<Chats>();
   expectTypeOf<EngineApi>().toExtend<Chats>();
+  expectTypeOf<Hybrid>().toExtend<Chats>();
   interface Vectors {
     embeddings: { create(body: OpenAI.EmbeddingCreateParams): PromiseLike<OpenAI.CreateEmbeddingResponse> };
   }

@@ -122,6 +122,19 @@ describe("who answers", () => {
     expect(unknown).toBeNull();
   });
 
+  test("tools go to the side that knows them, and count as part of the prompt", async () => {
+    const tools = [{ type: "function", function: { name: "add" } }];
+    const { engine } = near(SURE);
+    const { nf, far } = await setUp({ near: { ...engine, info: { ...engine.info, tools: false } } });
+    expect((await nf.chat.completions.create({ messages: MESSAGES, tools })).route).toMatchObject({ side: "far", reason: "tools" });
+    expect(far.bodies[0]?.tools).toEqual(tools);
+    const asked: unknown[] = [];
+    const counting = { ...engine, countTokens: (...args: readonly unknown[]) => Promise.resolve(asked.push(args) + 4999) };
+    const other = await setUp({ near: counting });
+    await expect(other.nf.chat.completions.create({ messages: MESSAGES, tools })).rejects.toMatchObject({ code: "request_error", details: { code: "context" } });
+    expect(asked).toEqual([[MESSAGES, { continueFinalMessage: undefined, tools }]]);
+  });
+
   test("several answers at once are refused", async () => {
     const { nf } = await setUp();
     await expect(nf.chat.completions.create({ messages: MESSAGES, n: 2 })).rejects.toMatchObject({ code: "request_error", param: "n" });
@@ -146,7 +159,8 @@ describe("who answers", () => {
 
 describe("when a side breaks", () => {
   test("far dies in mid-answer, and near goes on from its text", async () => {
-    const { nf, source } = await setUp({ policy: { mode: "prefer-far" }, scripts: [{ text: " near" }], far: [{ texts: ["from", " far"], then: "break" }] });
+    const policy = { mode: "prefer-far", price: { prompt_usd_per_million: 1, completion_usd_per_million: 10 } };
+    const { nf, source, ledger } = await setUp({ policy, scripts: [{ text: " near" }], far: [{ texts: ["from", " far"], then: "break" }] });
     const chunks = await read(nf, { max_tokens: 10 });
     expect(shown(chunks)).toBe("from far near");
     expect(routes(chunks)).toEqual([
@@ -157,6 +171,8 @@ describe("when a side breaks", () => {
     expect(new TextDecoder().decode(Uint8Array.from(source.requests[0]?.promptIds ?? []))).toBe("[user]what is 27 + 58?[assistant]from far");
     // Two of the ten tokens were far's.
     expect(source.requests[0]?.maxTokens).toBe(8);
+    // It is paid for, as far as it came: 33 characters of a prompt are as many of this tokenizer's tokens.
+    expect(ledger.spent).toEqual({ requests: 1, usd: (33 * 1 + 2 * 10) / 1e6 });
   });
 
   test("near's device is lost, and far goes on from its text", async () => {
