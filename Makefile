@@ -31,7 +31,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving demo-model chromium vulkan clean serve bench-onnx quality
+.PHONY: demo test check web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving router-eval demo-model chromium vulkan clean serve bench-onnx quality
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -95,6 +95,15 @@ bench-cuda: .venv/.dev
 
 quality: .venv/.dev | vulkan
 	$(BIN)/python tests/bench/bench_quality.py
+
+# FAR is a folder, a bundle or the address of a server. Copy policy.json and eval.png to server_fallback/router to replace what is committed.
+router-eval: FAR ?= compiler/demo/nearfar-demo-far
+router-eval: .venv/.dev
+	@mkdir -p build/router
+	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts demo-fit --count 2000 -o build/router/fit.jsonl
+	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts demo-eval --count 1000 -o build/router/eval.jsonl
+	$(BIN)/nearfar router fit build/router/fit.jsonl -o build/router/policy.json
+	$(BIN)/nearfar router eval build/router/eval.jsonl --policy build/router/policy.json --plot build/router/eval.png
 
 demo-model: .venv/.dev
 	$(BIN)/python -m nearfar.compiler.demo.train

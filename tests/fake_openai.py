@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from threading import Event, Thread
 from typing import Any
 
 MODEL = "there"
@@ -143,3 +144,24 @@ async def running(*servers: FakeOpenAI) -> AsyncIterator[None]:
     finally:
         for server in servers:
             await server.die()
+
+
+@contextmanager
+def in_a_thread(server: FakeOpenAI) -> Iterator[str]:
+    """The server's address, while it runs on an event loop of its own."""
+    ready, loop, stop = Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        async with running(server):
+            ready.set()
+            await stop.wait()
+
+    thread = Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(5)
+    try:
+        yield server.url
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(5)
+        loop.close()

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.errors import RequestError, ToolError
@@ -102,38 +102,43 @@ def read_prompts(options: argparse.Namespace) -> Sequence[Prompt]:
 
 
 async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], environment: Mapping[str, str]) -> None:
-    from contextlib import aclosing
+    from contextlib import AsyncExitStack, aclosing
 
     from rich.console import Console
 
     from nearfar.compiler.cli.compile import progress_bars
-    from nearfar.compiler.errors import OutputError
 
     from ..router.ask_both import ask_both
 
-    console = Console(stderr=True)
-    near = await open_model(options.near)
-    try:
+    right = {"near": 0, "far": 0}
+    async with AsyncExitStack() as opened:
+        # Before anything that takes long.
+        output = opened.enter_context(open_output(options.output))
+        near = await open_model(options.near)
+        opened.push_async_callback(near.close)
         far, far_model = await open_far(options, environment)
-        try:
-            right = {"near": 0, "far": 0}
-            with progress_bars() as bars, options.output.open("w", encoding="utf-8") as output:
-                task = bars.add_task("prompts", total=len(prompts))
-                asked = ask_both(prompts, near, far, far_model=far_model, max_tokens=options.max_tokens, concurrency=options.concurrency)
-                async with aclosing(asked) as pairs:
-                    async for pair in pairs:
-                        output.write(pair.model_dump_json() + "\n")
-                        right["near"] += bool(pair.near.right)
-                        right["far"] += bool(pair.far.right)
-                        bars.advance(task)
-        except OSError as error:
-            raise OutputError(f"-o {options.output}: cannot be written: {error}") from error
-        finally:
-            await far.close()
-    finally:
-        await near.close()
+        opened.push_async_callback(far.close)
+        bars = opened.enter_context(progress_bars())
+        bars.start()
+        task = bars.add_task("prompts", total=len(prompts))
+        asked = ask_both(prompts, near, far, far_model=far_model, max_tokens=options.max_tokens, concurrency=options.concurrency)
+        async with aclosing(asked) as pairs:
+            async for pair in pairs:
+                output.write(pair.model_dump_json() + "\n")
+                right["near"] += bool(pair.near.right)
+                right["far"] += bool(pair.far.right)
+                bars.advance(task)
     shares = ", ".join(f"{side} right on {number / len(prompts):.1%}" for side, number in right.items())
-    console.print(f"{len(prompts):,} pairs in {options.output}: {shares}", highlight=False, markup=False)
+    Console(stderr=True).print(f"{len(prompts):,} pairs in {options.output}: {shares}", highlight=False, markup=False)
+
+
+def open_output(path: Path) -> TextIO:
+    from nearfar.compiler.errors import OutputError
+
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"-o {path}: cannot be written: {error}; give a file in a folder that is there") from error
 
 
 async def open_model(model: str) -> Executor:
@@ -169,8 +174,6 @@ def run_fit(options: argparse.Namespace) -> None:
 
     from rich.console import Console
 
-    from nearfar.compiler.errors import OutputError
-
     from ..router.fit import fit
     from ..router.pairs import read_pairs
     from ..router.policy import Policy
@@ -187,10 +190,8 @@ def run_fit(options: argparse.Namespace) -> None:
         "quality": {"predictor": result.predictor.model_dump(mode="json", exclude_none=True), "threshold": result.threshold},
     }
     Policy.read(policy)
-    try:
-        options.output.write_text(json.dumps(policy) + "\n")
-    except OSError as error:
-        raise OutputError(f"-o {options.output}: cannot be written: {error}") from error
+    with open_output(options.output) as output:
+        output.write(json.dumps(policy) + "\n")
     console = Console()
     console.print(fit_table(result))
     for side, found in (("near", result.near), ("far", result.far)):

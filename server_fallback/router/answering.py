@@ -138,6 +138,7 @@ class Answering(Generic[ChunkT]):
             heard = await self._hear()
             if isinstance(heard, NearfarError) and not isinstance(heard, RequestError):
                 # Who cannot begin cannot answer.
+                sides.circuits["near"].failed()
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
                 situation = replace(situation, near_signals=near_signals([*self._held_tokens()]))
@@ -159,19 +160,21 @@ class Answering(Generic[ChunkT]):
 
     async def _hear(self) -> Exception | None:
         """Hold what near says until its first tokens are there, or it ends, or takes too long; the error where it failed."""
-        tokens = 0
+        heard = 0
         try:
             async with asyncio.timeout(self._sides.policy.timeouts.near_first_token_ms / 1000):
-                while tokens < SIGNAL_TOKENS:
+                while heard < SIGNAL_TOKENS:
                     news = await self._next()
                     self._held.append(news)
                     assert not isinstance(news, Due)
                     what = news[1]
                     if not isinstance(what, Said):
                         return what
-                    tokens += what.num_tokens
+                    heard += what.num_tokens
         except TimeoutError:
-            self._current.pop("near").stop()
+            if heard == 0:
+                self._current.pop("near").stop()
+                return Unavailable("near: no token came in time", code="near_timeout")
         return None
 
     async def _start(self) -> Start:

@@ -1,4 +1,4 @@
-"""Baselines: what a policy's predictor is compared with. Pairs flow in, a score of each by each baseline flows out: higher goes far earlier."""
+"""Baselines: what a policy's predictor is compared with. Pairs flow in, scores by each baseline flow out: a higher one goes far earlier."""
 
 from __future__ import annotations
 

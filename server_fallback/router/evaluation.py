@@ -87,8 +87,8 @@ def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], t
             "recover, so a router is worth nothing here; take a better far model, or harder prompts"
         )
     gains = far_right - near_right
-    first = next(iter(scores.values()))
-    sent = first > threshold
+    leader = next(iter(scores))
+    sent = scores[leader] > threshold
     share, count = float(sent.mean()), len(gains)
     weights = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
     # Without a gap in a resample nothing can be recovered of it.
@@ -96,7 +96,6 @@ def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], t
     curves = {name: make_curve(near_quality, gains, score) for name, score in scores.items()}
     resampled = {name: measure(gains, score, weights) for name, score in scores.items()}
     exact = {name: measure(gains, score, np.ones((1, count)))[:, 0] for name, score in scores.items()}
-    leader = next(iter(scores))
     policies = {}
     for name in scores:
         apgr, cpt50, cpt80 = (float(value) for value in exact[name])
@@ -142,8 +141,8 @@ def first_reaching(shares: Array, recovered: Array, level: float) -> Array:
     right = np.maximum(np.argmax(recovered >= level - 1e-12, axis=1), 1)
     below, above = recovered[rows, right - 1], recovered[rows, right]
     part = np.clip((level - below) / np.where(above > below, above - below, 1.0), 0.0, 1.0)
-    start: Array = shares[rows, right - 1]
-    return start + part * (shares[rows, right] - start)
+    found: Array = shares[rows, right - 1] + part * (shares[rows, right] - shares[rows, right - 1])
+    return found
 
 
 def far_first(scores: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

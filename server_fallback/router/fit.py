@@ -22,7 +22,7 @@ from .evaluation import far_first
 from .features import SIGNALS, TEXT_FEATURES, bucket_counts, text_features
 from .logistic import Array, Chosen, fit_chosen, fit_platt, sigmoid
 from .pairs import Pair, rights
-from .predictor import PREDICTOR_VERSION, Calibration, FeatureName, Fitted, Predictor, Wanted, Weights
+from .predictor import Calibration, FeatureName, Fitted, Predictor, Wanted, Weights
 from .reliability import SideReport, report
 
 BUCKETS = 256
@@ -62,7 +62,7 @@ def fit(pairs: Sequence[Pair], *, wanted: Wanted | None = None, buckets: int = B
     threshold = choose_threshold(gains, near_right, far_right, wanted)
     sent = gains > threshold
     predictor = Predictor(
-        version=PREDICTOR_VERSION,
+        version=1,
         features=design.names,
         buckets=buckets,
         mean=short(design.mean),

@@ -54,19 +54,12 @@ def plot(evaluation: Evaluation, file: Path) -> None:
         axes.annotate(text, (100, level), xytext=(6, 0), textcoords="offset points", va="center", color=MUTED, fontsize=9)
     share, quality = 100 * evaluation.far_share, 100 * evaluation.quality
     axes.plot([share], [quality], "o", color=LOOKS["auto"].color, markersize=9, markeredgecolor="white", markeredgewidth=1.6, zorder=5)
-    axes.annotate(
-        f"the policy's threshold: {quality:.1f} % right,\n{share:.0f} % of the prompts far",
-        (share, quality),
-        xytext=(14, -34),
-        textcoords="offset points",
-        color=INK,
-        fontsize=9.5,
-        arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.8, "shrinkB": 6},
-    )
     axes.set_xlim(0, 100)
     axes.set_xlabel("prompts that the far side answers, %", color=INK)
     axes.set_ylabel("right answers, %", color=INK)
-    axes.set_title(f"What routing saves: {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=12)
+    axes.set_title(f"Right answers by what goes far, {evaluation.prompts:,} prompts", loc="left", color=INK, fontsize=13, pad=28)
+    summary = f"●  the policy's threshold: {share:.0f} % of the prompts go far, {quality:.1f} % of the answers are right"
+    axes.annotate(summary, (0, 1), xycoords="axes fraction", xytext=(0, 10), textcoords="offset points", color=LOOKS["auto"].color)
     axes.grid(axis="both", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, length=0)

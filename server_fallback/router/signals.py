@@ -5,11 +5,11 @@ The tokens are not wasted: a near answer goes on from them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ..schema.common import TokenLogprob
 from .situation import NearSignals
+from .watch import entropy
 
 SIGNAL_TOKENS = 4
 
@@ -27,10 +27,3 @@ def near_signals(tokens: Sequence[TokenLogprob]) -> NearSignals:
         first_entropy=sum(entropy([top.logprob for top in token.top_logprobs]) for token in first) / len(first),
         first_mean_logprob=sum(token.logprob for token in first) / len(first),
     )
-
-
-def entropy(logprobs: Sequence[float]) -> float:
-    """In nats, of a distribution of which the likeliest outcomes are known: what is left of the probability counts as one more outcome."""
-    known = [math.exp(logprob) for logprob in logprobs]
-    rest = 1.0 - sum(known)
-    return -sum(probability * math.log(probability) for probability in (*known, rest) if probability > 0)

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
-from fake_openai import MODEL, Asked, FakeOpenAI, Reply, running, said
+from fake_openai import MODEL, Asked, FakeOpenAI, Reply, in_a_thread, said
 
 from nearfar.compiler.cli import main
 from nearfar.server_fallback.bench.client import Outcome
 from nearfar.server_fallback.bench.summary import summarize
 from nearfar.server_fallback.bench.workload import Lengths, make_workload
-
-
-@contextmanager
-def in_a_thread(server: FakeOpenAI) -> Iterator[str]:
-    """The server's address, while it runs on an event loop of its own."""
-    ready, loop, stop = Event(), asyncio.new_event_loop(), asyncio.Event()
-
-    async def serve() -> None:
-        async with running(server):
-            ready.set()
-            await stop.wait()
-
-    thread = Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    assert ready.wait(5)
-    try:
-        yield server.url
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(5)
-        loop.close()
 
 
 def words_of(asked: Asked) -> int:

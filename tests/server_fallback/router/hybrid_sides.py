@@ -206,5 +206,3 @@ def told(answer: ChatCompletion) -> tuple[str | None, str, str, int | None]:
     """An answer's text, side, reason and switched_at."""
     assert answer.route is not None
     return answer.choices[0].message.content, answer.route.side, answer.route.reason, answer.route.switched_at
-
-

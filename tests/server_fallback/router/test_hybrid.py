@@ -85,7 +85,9 @@ class CountedLedger:
 
 def test_what_a_day_allows_the_far_side_is_spent_and_not_more() -> None:
     far, ledger = FakeFar(), CountedLedger()
-    rules = policy("prefer-far", budget={"far_requests_per_day": 2}, price={"prompt_usd_per_million": 1e6, "completion_usd_per_million": 1e5})
+    rules = policy(
+        "prefer-far", budget={"far_requests_per_day": 2}, price={"prompt_usd_per_million": 1e6, "completion_usd_per_million": 1e5}
+    )
 
     async def work() -> list[tuple[str, str]]:
         await far.start()

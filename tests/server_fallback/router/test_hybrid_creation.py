@@ -91,7 +91,10 @@ def test_servers_of_other_kinds_are_known_by_their_list_of_models() -> None:
     server = FakeOpenAI()
 
     async def work() -> None:
-        async with running(server), await Hybrid.create(near=None, far=Far(server.url, dialect="vllm"), policy=policy("far-only")) as opened:
+        async with (
+            running(server),
+            await Hybrid.create(near=None, far=Far(server.url, dialect="vllm"), policy=policy("far-only")) as opened,
+        ):
             assert opened.executor.context == 128
             assert told(await opened.chat.completions.create(messages=QUESTION))[0] == "hi"
 

@@ -28,6 +28,7 @@ EAGER = policy(
     timeouts={"near_first_token_ms": 50},
     retries=3,
 )
+IN_PARTS = [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "save", "arguments": json.dumps({"text": SECRET})}}
 TOOL = {"type": "function", "function": {"name": "save", "parameters": {"type": "object", "description": SECRET}}}
 
@@ -71,11 +72,10 @@ class Wire:
 async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER) -> AsyncIterator[tuple[Hybrid, Wire]]:
     """A hybrid that has met its far side, and what it sends there from then on."""
     far, wire = FakeFar(), Wire()
-    async with running(far), wire.to(far):
-        async with await Hybrid.create(near=near, far=Far(wire.url), policy=rules) as opened:
-            assert b"GET /v1/nearfar/about" in wire.bytes
-            wire.bytes, wire.connections = b"", 0
-            yield opened, wire
+    async with running(far), wire.to(far), await Hybrid.create(near=near, far=Far(wire.url), policy=rules) as opened:
+        assert b"GET /v1/nearfar/about" in wire.bytes
+        wire.bytes, wire.connections = b"", 0
+        yield opened, wire
     assert (wire.bytes, wire.connections) == (b"", 0)
 
 
@@ -85,7 +85,12 @@ async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER) -> AsyncIterat
         {"messages": QUESTION, "labels": ["private"]},
         {"messages": [*QUESTION, {"role": "assistant", "content": "x", "labels": ["private"]}, *QUESTION]},
         {"messages": [{"role": "user", "content": SECRET}]},
-        {"messages": [{"role": "system", "content": [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]}, *QUESTION]},
+        {
+            "messages": [
+                {"role": "system", "content": [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]},
+                *QUESTION,
+            ]
+        },
         {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]},
         {"messages": QUESTION, "tools": [TOOL]},
         {"messages": QUESTION, "stop": [SECRET]},

@@ -1,0 +1,87 @@
+"""Fitting on made-up pairs whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_pairs import made_pairs
+
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.router.fit import FitResult, choose_threshold, fit
+from nearfar.server_fallback.router.predictor import Wanted
+
+PAIRS = made_pairs(400)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> FitResult:
+    return fit(PAIRS, buckets=32)
+
+
+def test_a_predictor_learns_who_is_right(fitted: FitResult) -> None:
+    easy, hard = (fitted.predictor.rights(prompt, None) for prompt in ("say lamp door", "solve lamp door"))
+    assert easy.near > 0.85
+    assert hard.near < 0.25
+    assert (easy.far, hard.far) == pytest.approx((0.9, 0.9), abs=0.07)
+    assert fitted.near.auc is not None
+    assert fitted.near.auc > 0.9
+    assert fitted.near.calibration_error < 0.1
+    assert fitted.threshold == 0
+
+
+def test_words_that_decide_are_told(fitted: FitResult) -> None:
+    assert {'"say"', '"solve"'} <= {name for name, _ in fitted.near.top}
+
+
+def test_on_new_pairs_probabilities_come_true(fitted: FitResult) -> None:
+    new = made_pairs(2000, seed=1)
+    chances = np.array([fitted.predictor.rights(pair.prompt, pair.near.signals).near for pair in new])
+    right = np.array([pair.near.right for pair in new])
+    for least, most in ((0.0, 0.5), (0.5, 1.0)):
+        inside = (chances >= least) & (chances < most)
+        assert chances[inside].mean() == pytest.approx(right[inside].mean(), abs=0.04)
+
+
+def test_a_signal_that_no_pair_has_is_no_feature(fitted: FitResult) -> None:
+    assert [name for name in fitted.predictor.features if "first" in name or "prompt" in name] == ["first_entropy", "first_mean_logprob"]
+    without = fit(made_pairs(100, signals=False), buckets=16).predictor
+    assert not any("first" in name for name in without.features)
+
+
+def test_wanted_far_shares_and_qualities_are_met() -> None:
+    # Best first: two that gain, one that is equal, one that loses. Near is right on half.
+    gains, near, far = np.array([0.9, -0.5, 0.4, 0.1]), np.array([0.0, 1.0, 0.0, 1.0]), np.array([1.0, 0.0, 1.0, 1.0])
+
+    def sent(**wanted: float) -> list[bool]:
+        threshold = choose_threshold(gains, near, far, Wanted(**wanted))
+        return [bool(each) for each in gains > threshold]
+
+    assert sent(far_share=0.0) == [False] * 4
+    assert sent(far_share=0.49) == [True, False, False, False]
+    assert sent(far_share=0.75) == [True, False, True, True]
+    assert sent(far_share=1.0) == [True] * 4
+    assert sent(quality=0.5) == [False] * 4
+    assert sent(quality=0.6) == [True, False, False, False]
+    assert sent(quality=1.0) == [True, False, True, False]
+
+
+def test_equal_gains_go_together() -> None:
+    threshold = choose_threshold(np.array([0.5, 0.5, 0.1]), np.zeros(3), np.ones(3), Wanted(far_share=0.4))
+    assert threshold >= 0.5
+
+
+def test_a_quality_out_of_reach_says_what_is_in_reach() -> None:
+    with pytest.raises(RequestError, match=r"at most 0\.\d+ on these pairs, so 1\.0 is out of reach"):
+        fit(made_pairs(100), wanted=Wanted(quality=1.0), buckets=16)
+
+
+def test_a_side_that_is_always_right_is_expected_to_be() -> None:
+    pairs = [pair.model_copy(update={"far": pair.far.model_copy(update={"right": True})}) for pair in PAIRS[:50]]
+    found = fit(pairs, buckets=16)
+    assert found.far.auc is None
+    assert found.predictor.rights("solve", None).far == pytest.approx(51 / 52)
+
+
+def test_too_few_pairs_are_refused() -> None:
+    with pytest.raises(RequestError, match="19 pairs are too few"):
+        fit(PAIRS[:19])

@@ -1,0 +1,238 @@
+"""The gateway: OpenAI's API over both sides, asked by OpenAI's own client and by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fake_openai import Reply, running, said
+from fastapi import FastAPI
+from hybrid_gateway import NearOpener, gateway
+from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
+
+from nearfar.compiler.cli import main
+from nearfar.compiler.errors import DeviceError
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.keys import read_keys
+from nearfar.server_fallback.api.server import Server, bind
+from nearfar.server_fallback.cli.gateway import routes
+from nearfar.server_fallback.executors.registry import Registry
+from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.opening import HybridOpener
+from nearfar.server_fallback.router.policy import Policy
+from nearfar.server_fallback.schema.models import LoadRequest
+
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+BODY = {"model": "tiny", "messages": MESSAGES}
+KEY = "sk-web-12345678"
+
+
+@contextmanager
+def elsewhere(far: FakeFar) -> Iterator[None]:
+    """While the far server runs in a thread of its own."""
+    started = Event()
+    stops: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stops.append(lambda: loop.call_soon_threadsafe(stop.set))
+        async with running(far):
+            started.set()
+            await stop.wait()
+
+    thread = Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(5)
+    try:
+        yield
+    finally:
+        stops[0]()
+        thread.join(10)
+
+
+@contextmanager
+def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of a gateway on a port of its own."""
+    ready: list[Registry] = []
+    began = Event()
+
+    async def started() -> None:
+        registry = Registry(HybridOpener(NearOpener(near), Far(far.url), Policy.read(rules)))
+        await registry.load(LoadRequest(model="tiny"))
+        ready.append(registry)
+        began.set()
+
+    class Later:
+        """The registry, which needs the server's loop."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ready[0], name)
+
+    listener = bind("127.0.0.1", 0)
+    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"}))
+    server = Server(create_app(Later(), config, routed=True), started)  # type: ignore[arg-type]
+    thread = Thread(target=lambda: server.run(sockets=[listener]))
+    thread.start()
+    try:
+        assert began.wait(5)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", api_key=KEY, max_retries=0) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def test_openais_client_gets_one_answer_across_a_switch() -> None:
+    far = FakeFar(lambda _: Reply(chunks=said("one ", "two ", usage=FAR_USAGE), breaks_after=3))
+    ours = {"labels": ["private"], "pin": "near"}
+    with elsewhere(far), served(FakeNear("one two three"), far, policy("prefer-far")) as client:
+        stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True, extra_body=ours)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "one two three"
+        stream = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+        chunks = list(stream)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
+        raw = client.chat.completions.with_raw_response.create(model="tiny", messages=MESSAGES)
+        assert raw.headers["x-nearfar-route"] == "near"
+        answer = raw.parse()
+        assert answer.choices[0].message.content == "one two three"
+        assert answer.model_extra is not None
+        route = answer.model_extra["route"]
+        assert (route["side"], route["reason"], route["switched_at"]) == ("near", "far_failed", 8)
+
+
+async def asked(near: FakeNear, far: FakeFar, rules: dict[str, Any], *bodies: tuple[str, dict[str, Any]]) -> list[httpx.Response]:
+    """The answers to one request after the other."""
+    async with running(far), gateway(near, Far(far.url), rules) as app, client_of(app) as client:
+        return [await (client.post(path, json=body) if body else client.get(path)) for path, body in bodies]
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+def test_the_header_names_the_side_and_the_metrics_count_routes_and_switches() -> None:
+    far = FakeFar(lambda _: Reply(chunks=said("one ", usage=FAR_USAGE), breaks_after=2))
+    work = asked(
+        FakeNear("one two"), far, policy("prefer-far"),
+        ("/v1/chat/completions", BODY), ("/v1/chat/completions", {**BODY, "stream": True, "pin": "near"}), ("/metrics", {}),
+    )  # fmt: skip
+    whole, stream, metrics = run(work)
+    assert whole.json()["choices"][0]["message"]["content"] == "one two"
+    assert (whole.headers["x-nearfar-route"], stream.headers["x-nearfar-route"]) == ("near", "near")
+    assert 'nearfar:route_total{reason="prefer",side="far"} 1.0' in metrics.text
+    assert 'nearfar:route_total{reason="pinned",side="near"} 1.0' in metrics.text
+    assert 'nearfar:switches_total{from="far",reason="far_failed",to="near"} 1.0' in metrics.text
+
+
+def test_completions_are_routed_and_go_on_elsewhere_too() -> None:
+    near, far = FakeNear("one two", DeviceError("lost"), error_at=4), FakeFar(lambda _: Reply(chunks=completion("tw", "o")))
+    body = {"model": "tiny", "prompt": "say: ", "max_tokens": 9}
+    whole, stream = run(asked(near, far, policy(), ("/v1/completions", body), ("/v1/completions", {**body, "stream": True})))
+    assert whole.json()["choices"][0]["text"] == "one two"
+    assert whole.json()["route"]["switched_at"] == 4
+    assert (far.generated[0]["prompt"], far.generated[0]["max_tokens"]) == ("say: one ", 5)
+    assert "[DONE]" in stream.text
+
+
+def test_a_client_that_leaves_ends_both_sides() -> None:
+    near, far = FakeNear("one two", hangs_at=4), FakeFar()
+
+    async def work() -> None:
+        async with running(far), gateway(near, Far(far.url), policy()) as app, client_of(app) as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=BODY))
+            while not near.asked:
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        assert near.closed_early == 1
+        assert near.closed
+
+    run(work())
+
+
+def test_what_may_not_be_routed_so_names_the_parameter() -> None:
+    refusals = run(
+        asked(
+            FakeNear(), FakeFar(), policy(),
+            ("/v1/chat/completions", {**BODY, "n": 2}),
+            ("/v1/chat/completions", {**BODY, "labels": ["unheard"]}),
+            ("/v1/chat/completions", {**BODY, "pin": "middle"}),
+            ("/v1/completions", {"model": "tiny", "prompt": ["a", "b"]}),
+            ("/v1/completions", {"model": "tiny", "prompt": "a", "echo": True}),
+        )
+    )  # fmt: skip
+    assert [answer.status_code for answer in refusals] == [400] * 5
+    assert [answer.json()["error"]["param"] for answer in refusals] == ["n", "labels", "pin", "prompt", "echo"]
+
+
+def test_a_plain_server_does_not_know_labels_and_pins() -> None:
+    async def work() -> list[str]:
+        async with running(far := FakeFar()), gateway(FakeNear(), Far(far.url), policy()) as app:
+            plain = create_app(app.state.service.models, ApiConfig())
+            async with client_of(plain) as client:
+                answers = [
+                    await client.post("/v1/chat/completions", json={**BODY, "pin": "near"}),
+                    await client.post("/v1/chat/completions", json={**BODY, "messages": [{**MESSAGES[0], "labels": ["private"]}]}),
+                ]
+            return [answer.json()["error"]["message"] for answer in answers]
+
+    assert run(work()) == ["Unknown parameter: 'pin'.", "Unknown parameter: 'messages[0].labels'."]
+
+
+def test_embeddings_are_near_s_where_near_embeds() -> None:
+    near, far = FakeNear(embeds=True), FakeFar()
+    near_answer, text = run(
+        asked(
+            near, far, policy(), ("/v1/embeddings", {"model": "tiny", "input": "x", "labels": ["private"]}), ("/v1/chat/completions", BODY)
+        )
+    )
+    assert near_answer.json()["data"][0]["embedding"] == [1.0]
+    # It generates nothing, so the far side answers.
+    assert text.json()["route"]["reason"] == "near_unavailable"
+    vectors = {
+        "object": "list",
+        "model": "big",
+        "data": [{"index": 0, "embedding": [2.0]}],
+        "usage": {"prompt_tokens": 1, "total_tokens": 1},
+    }
+    (far_answer,) = run(
+        asked(FakeNear(), FakeFar(lambda _: Reply(value=vectors)), policy(), ("/v1/embeddings", {"model": "tiny", "input": "x"}))
+    )
+    assert (far_answer.json()["data"][0]["embedding"], far_answer.json()["model"]) == ([2.0], "tiny")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--far", "http://a", "--policy", "none.json"), "none.json: cannot be read"),
+        (("--far", "http://a", "--policy", "good", "--far-dialect", "x"), "known: openai, vllm, nearfar"),
+        (("--far", "http://a", "--policy", "good", "--far-api-key-env", "NOT_SET"), "NOT_SET: this environment variable"),
+        (("--far", "http://a", "--policy", "good", "--port", "-1"), "choose others"),
+    ],
+)
+def test_options_that_cannot_be_met_say_why(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = tmp_path / "policy.json"
+    good.write_text('{"version": 1, "mode": "prefer-near"}')
+    given = [str(good) if argument == "good" else argument for argument in arguments]
+    assert main(["gateway", "--near", "demo", *given]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_gateway_prints_where_requests_go() -> None:
+    rules = Policy.read(policy("auto", private={"labels": ["private", "health"], "patterns": ["[0-9]{9}"]}))
+    assert routes("demo", Far("http://far:8000", model="big"), rules) == (
+        "routing by auto: near is demo, far is big at http://far:8000; "
+        "what is labelled private or labelled health or with one of 1 patterns stays near"
+    )

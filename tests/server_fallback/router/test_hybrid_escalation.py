@@ -1,0 +1,122 @@
+"""Near answers that go astray, and near's own view of a prompt before the decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_openai import Reply, said
+from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, run, told
+
+from nearfar.server_fallback.router import attempt
+from nearfar.server_fallback.schema.chat import ChatCompletionChunk
+
+UNSURE = {"window_tokens": 2, "min_mean_logprob": -1.0, "repetition": None}
+NO_LOGPROB = {"min_mean_logprob": None}
+# Sure of the first four characters, and no longer of the fifth and sixth.
+LOGPROBS = (-0.1, -0.1, -0.1, -0.1, -3.0, -3.0)
+# Right where near is sure of its first tokens; far is right seven times in eight.
+PREDICTOR = {
+    "version": 1,
+    "features": ["first_mean_logprob"],
+    "buckets": 0,
+    "mean": [-0.5],
+    "scale": [1.0],
+    "near": {"weights": [10.0], "bias": 0.0},
+    "far": {"weights": [0.0], "bias": 2.0},
+    "calibration": {"near": [1.0, 0.0], "far": [1.0, 0.0]},
+}
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.001)
+
+
+def continuing(*texts: str) -> FakeFar:
+    return FakeFar(lambda _: Reply(chunks=completion(*texts)))
+
+
+def test_far_continues_an_answer_that_near_is_not_sure_of() -> None:
+    near, far = FakeNear("one twenty", logprobs=LOGPROBS, hangs_at=8), continuing("wo")
+    answer = ask(near, far, policy(escalation={"then": "continue", **UNSURE}), max_tokens=10)
+    # The mean of -0.1 and -3 is below -1.
+    assert told(answer) == ("one two", "far", "escalated_logprob", 5)
+    assert far.generated[0]["prompt"] == [ord(character) for character in "<hi>one t"]
+    assert far.generated[0]["max_tokens"] == 5
+    assert near.closed_early == 1
+    assert answer.usage.completion_tokens == 5 + FAR_USAGE["completion_tokens"]
+
+
+def test_a_restarted_answer_is_far_s_alone() -> None:
+    near, far = FakeNear("one twenty", logprobs=LOGPROBS), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
+
+    async def work() -> list[ChatCompletionChunk]:
+        async with hybrid(near, far, policy(escalation={"then": "restart", **UNSURE})) as opened:
+            assert told(await opened.chat.completions.create(messages=QUESTION)) == ("two", "far", "escalated_logprob", 0)
+            return [chunk async for chunk in await opened.chat.completions.create(messages=QUESTION, stream=True)]
+
+    routes = [chunk.route for chunk in run(work()) if chunk.route is not None]
+    assert [(route.side, route.switched_at) for route in routes] == [("near", None), ("far", 0), ("far", 0), ("far", 0)]
+    assert far.generated[0]["messages"] == QUESTION
+
+
+@pytest.mark.parametrize(
+    ("near", "escalation", "reason"),
+    [
+        (FakeNear("abababababab"), {"repetition": {"tokens": 2, "times": 3}, **NO_LOGPROB}, "escalated_repetition"),
+        (
+            FakeNear("abcdef", logprobs=(-2.0,) * 6),
+            {"max_mean_entropy": 0.3, "window_tokens": 3, "min_mean_logprob": None},
+            "escalated_entropy",
+        ),
+    ],
+)
+def test_repetition_and_doubt_escalate(near: FakeNear, escalation: dict[str, Any], reason: str) -> None:
+    far = FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
+    answer = ask(near, far, policy(escalation={"then": "restart", **escalation}))
+    assert told(answer) == ("two", "far", reason, 0)
+
+
+@pytest.mark.parametrize("parameters", [{"pin": "near"}, {"labels": ["private"]}, {"max_tokens": 6}])
+def test_what_must_stay_near_or_has_no_token_left_is_not_escalated(parameters: dict[str, Any]) -> None:
+    text = "one tw" if "max_tokens" in parameters else "one twenty"
+    near, far = FakeNear(text, logprobs=LOGPROBS), continuing("!")
+    rules = policy(escalation={"then": "continue", **UNSURE, "window_tokens": 6, "min_mean_logprob": -1.05})
+    assert told(ask(near, far, rules, **parameters))[:2] == (text, "near")
+    assert far.generated == []
+
+
+def test_where_far_cannot_go_on_near_resumes_its_own_answer() -> None:
+    near, far = FakeNear("one twenty", logprobs=LOGPROBS), FakeFar(lambda _: Reply(500, {"error": {"message": "bug"}}))
+    answer = ask(near, far, policy(escalation={"then": "continue", **UNSURE}))
+    assert told(answer) == ("one twenty", "near", "prefer", None)
+    assert len(far.generated) == 1
+
+
+def test_near_s_first_tokens_decide_and_are_kept() -> None:
+    sure, unsure = FakeNear("near says"), FakeNear("near says", logprobs=(-4.0,) * 4, hangs_at=5)
+    rules = policy("auto", quality={"predictor": PREDICTOR})
+    answer = ask(sure, FakeFar(), rules)
+    assert told(answer) == ("near says", "near", "quality", None)
+    assert (len(sure.asked), sure.closed_early) == (1, 0)
+    assert answer.choices[0].logprobs is None
+    assert answer.route is not None
+    assert answer.route.scores["near_right"] == pytest.approx(0.982, abs=1e-3)
+    assert told(ask(unsure, FakeFar(), rules)) == ("far says", "far", "quality", None)
+    assert (len(unsure.asked), unsure.closed_early) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("near", "outcome"),
+    [
+        (FakeNear(hangs_at=0), ("far", "far", "near_unavailable", None)),
+        (FakeNear(hangs_at=2), ("nefar", "far", "near_timeout", 2)),
+    ],
+)
+def test_near_is_not_waited_for_longer_than_its_first_token_may_take(near: FakeNear, outcome: tuple[object, ...]) -> None:
+    rules = policy("auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 20})
+    far = FakeFar(lambda asked: Reply(chunks=completion("far") if "prompt" in (asked.body or {}) else said("far", usage=FAR_USAGE)))
+
+    assert told(ask(near, far, rules)) == outcome
+    assert (len(near.asked), near.closed_early) == (1, 1)

@@ -1,0 +1,64 @@
+"""Prompts and pairs as files, and the demo's traffic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nearfar.compiler.demo.corpus import HARD
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.router.demo_traffic import demo_prompts
+from nearfar.server_fallback.router.pairs import read_pairs
+from nearfar.server_fallback.router.prompts import Prompt
+
+PAIR = '{"prompt": "2+2", "near": {"answer": "5", "right": false, "seconds": 0.1}, "far": {"answer": "4", "right": RIGHT, "seconds": 1}}'
+
+
+def test_right_is_what_was_expected_or_accepted() -> None:
+    assert Prompt(prompt="p", expected="4").is_right(" 4\n") is True
+    assert Prompt(prompt="p", expected="4").is_right("44") is False
+    assert Prompt(prompt="p", accepted="[0-9]+").is_right("44 ") is True
+    assert Prompt(prompt="p", accepted="[0-9]").is_right("44") is False
+    assert Prompt(prompt="p").is_right("4") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"prompt": "a"}\n\n{"prompt": 1}', r"p\.jsonl:3: prompt: "),
+        ("not JSON", r"p\.jsonl:1: the line: "),
+        ('{"prompt": "a", "answer": "b"}', r"p\.jsonl:1: answer: Extra inputs"),
+        ('{"prompt": "a", "accepted": "("}', r"p\.jsonl:1: accepted: .*not a regular expression"),
+    ],
+)
+def test_a_bad_line_is_named(lines: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text(lines)
+    with pytest.raises(RequestError, match=message):
+        Prompt.read(tmp_path / "p.jsonl")
+
+
+def test_pairs_must_be_judged(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(PAIR.replace("RIGHT", "true"))
+    assert [(pair.near.right, pair.far.right, pair.near.signals) for pair in read_pairs(file)] == [(False, True, None)]
+    file.write_text(PAIR.replace("RIGHT", "true") + "\n" + PAIR.replace("RIGHT", "null"))
+    with pytest.raises(RequestError, match=r"pair 2: far\.right is null"):
+        read_pairs(file)
+    file.write_text("\n")
+    with pytest.raises(RequestError, match="has no pair"):
+        read_pairs(file)
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_pairs(tmp_path / "none")
+
+
+def test_demo_traffic_is_a_third_hard_and_its_parts_share_no_prompt() -> None:
+    fit, held_out = demo_prompts("fit", 600), demo_prompts("eval", 300)
+    assert fit == demo_prompts("fit", 600)
+    assert fit != demo_prompts("fit", 600, seed=1)
+    texts = {prompt.prompt for prompt in fit}
+    assert len(texts) == 600
+    assert texts.isdisjoint(prompt.prompt for prompt in held_out)
+    hard = sum(prompt.task in HARD for prompt in (*fit, *held_out)) / 900
+    # Within three standard deviations.
+    assert hard == pytest.approx(1 / 3, abs=0.05)

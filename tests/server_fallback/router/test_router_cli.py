@@ -1,0 +1,92 @@
+"""nearfar router log, fit and eval, one after the other: a tiny near model, and a far side whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_openai import Asked, FakeOpenAI, Reply, in_a_thread, said
+
+from nearfar.compiler.cli import main
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.server_fallback.executors import local_opener
+from nearfar.server_fallback.router.policy import Policy
+
+HARD, EASY = 24, 16
+
+
+def far_answer(asked: Asked) -> Reply:
+    assert asked.body is not None
+    return Reply(chunks=said("forty ", "two"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """Far says 42 to everything, which is right for what is to be solved; near says anything else, which is right for the others."""
+    lines: list[dict[str, Any]] = [{"prompt": f"solve {index} now", "expected": "forty two", "task": "solve"} for index in range(HARD)]
+    lines += [{"prompt": f"say {index}", "accepted": "(?s)(?!forty).*", "task": "say"} for index in range(EASY)]
+    file = tmp_path / "prompts.jsonl"
+    # Folds are by place, so kinds must not be in a regular order.
+    file.write_text("\n".join(json.dumps(line) for line in sorted(lines, key=lambda line: json.dumps(line)[::-1])))
+    return file
+
+
+@pytest.fixture
+def near(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(local_opener, "open_runner", lambda _, bundle, limits: ReferenceRunner(bundle, limits=limits))
+    return str(tiny_bundle)
+
+
+def test_from_prompts_to_a_policy_that_pays(near: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs, policy, drawn = tmp_path / "pairs.jsonl", tmp_path / "policy.json", tmp_path / "eval.png"
+    far = FakeOpenAI(far_answer)
+    with in_a_thread(far) as url:
+        asked = ("--near", near, "--far", f"{url}/v1", "--prompts", str(prompts), "--max-tokens", "3", "-o", str(pairs))
+        assert main(["router", "log", *asked]) == 0
+    assert "40 pairs in" in capsys.readouterr().err
+    logged = [json.loads(line) for line in pairs.read_text().splitlines()]
+    assert [pair["prompt"] for pair in logged] == [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    assert all((pair["near"]["right"], pair["far"]["right"]) == (pair["task"] == "say", pair["task"] == "solve") for pair in logged)
+    assert all(pair["near"]["signals"]["first_entropy"] > 0 > pair["near"]["signals"]["first_mean_logprob"] for pair in logged)
+    assert {each.body["temperature"] for each in far.asked if each.body is not None} == {0.0}
+
+    assert main(["router", "fit", str(pairs), "--wanted-quality", "0.95", "-o", str(policy)]) == 0
+    assert "near is right" in capsys.readouterr().out
+    read = Policy.read(policy)
+    assert read.mode == "auto"
+    assert read.quality.predictor is not None
+    assert read.quality.predictor.fitted is not None
+    assert read.quality.predictor.fitted.wanted is not None
+    assert read.quality.predictor.fitted.wanted.quality == 0.95
+
+    assert main(["router", "eval", str(pairs), "--policy", str(policy), "--plot", str(drawn)]) == 0
+    assert "APGR" in capsys.readouterr().out
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert main(["router", "eval", str(pairs), "--policy", str(policy), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures["policies"]) == ["auto", "random", "length", "confidence", "oracle"]
+    assert (figures["near_quality"], figures["far_quality"], figures["prompts"]) == (EASY / 40, HARD / 40, 40)
+    assert figures["policies"]["random"]["apgr"] == pytest.approx(0.5)
+    assert figures["policies"]["auto"]["apgr"] == pytest.approx(figures["policies"]["oracle"]["apgr"], abs=0.05)
+    assert figures["quality"] >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("log", "--near", "demo", "--far", "http://a", "--prompts", "EMPTY", "-o", "x"), "has no prompt"),
+        (("log", "--near", "demo", "--far", "http://a", "--prompts", "none.jsonl", "-o", "x"), "none.jsonl: cannot be read"),
+        (("fit", "EMPTY", "-o", "x"), "has no pair"),
+        (("eval", "PAIRS", "--policy", "NO_PREDICTOR"), "decides nothing by quality"),
+        (("eval", "PAIRS", "--policy", "none.json"), "none.json"),
+    ],
+)
+def test_what_cannot_be_done_says_why(arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    side = {"answer": "", "right": True, "seconds": 0.0}
+    files = {"EMPTY": "", "PAIRS": json.dumps({"prompt": "p", "near": side, "far": side}), "NO_PREDICTOR": '{"version": 1, "mode": "auto"}'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert main(["router", *(str(tmp_path / each) if each in files else each for each in arguments)]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,29 @@
+"""What near's first tokens tell, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from nearfar.server_fallback.router.signals import near_signals
+from nearfar.server_fallback.router.situation import NearSignals
+from nearfar.server_fallback.schema.common import TokenLogprob, TopLogprob
+
+
+def token(probability: float, *others: float) -> TokenLogprob:
+    tops = [TopLogprob(token="x", logprob=math.log(each)) for each in (probability, *others)]
+    return TokenLogprob(token="x", logprob=math.log(probability), top_logprobs=tops)
+
+
+def test_the_first_four_tokens_count() -> None:
+    # Half of the second one's probability is left for tokens that are not listed.
+    sure, torn = token(1.0), token(0.5)
+    signals = near_signals([sure, torn, sure, torn, torn, torn])
+    assert signals.first_mean_logprob == pytest.approx(-math.log(2) / 2)
+    assert signals.first_entropy == pytest.approx(math.log(2) / 2)
+    assert signals.prompt_mean_logprob is None
+
+
+def test_an_empty_answer_tells_nothing() -> None:
+    assert near_signals([]) == NearSignals()
