@@ -19,7 +19,8 @@ function ownPolicy(dialect: Dialect): unknown {
 export async function pagePolicy(dialect: Dialect): Promise<unknown> {
   const address = new URLSearchParams(location.search).get("policy");
   if (address === null) return ownPolicy(dialect);
-  const response = await fetch(address);
+  // One that was changed counts from the next connection on.
+  const response = await fetch(address, { cache: "no-store" });
   if (!response.ok) throw new TypeError(`The policy: ${response.url} answers ${response.status} ${response.statusText}`);
   return response.json();
 }
