@@ -7,6 +7,7 @@
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      what the Python engine itself costs a step
 # make bench-serving     the server under load on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
+# make bench-wire        speculation across the wire: what guesses of a near model save the server, FAR=folder for another far checkpoint
 # make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
 # make bench-onnx        the same for the onnx target, and GenAI and transformers beside
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
@@ -31,7 +32,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving router-eval demo-model chromium vulkan clean serve bench-onnx quality
+.PHONY: demo test check web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -69,6 +70,9 @@ bench-engine: .venv/.dev
 
 bench-serving: .venv/.dev
 	$(BIN)/python tests/bench/bench_serving.py
+
+bench-wire: .venv/.dev
+	$(BIN)/python tests/bench/bench_wire.py $(if $(FAR),--far '$(FAR)' --tasks far)
 
 bench-cpu: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu.py

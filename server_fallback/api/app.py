@@ -32,6 +32,7 @@ from .routed import routed_router
 from .service import Service
 from .texts import texts_router
 from .traces import Traces
+from .verify import verify_router
 
 EXPOSED_HEADERS = (
     "X-Request-Id",
@@ -66,7 +67,7 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
         app.add_exception_handler(error, _answer_error)
     # A fixed address such as /v1/models/load comes before the pattern that it would fit.
     answering = (routed_router,) if routed else (generation_router, embeddings_router)
-    for router in (*answering, texts_router, about_router, admin_router, models_router, health_router):
+    for router in (*answering, texts_router, about_router, verify_router, admin_router, models_router, health_router):
         app.include_router(router(service))
     app.add_middleware(Gate, service=service)
     if config.cors_origins:

@@ -17,7 +17,8 @@ class ApiConfig:
     ``https://example.org``, or ``*``.
     ``request_timeout_seconds`` is the longest that a request may take; the header X-Request-Timeout-Ms asks for less.
     ``body_timeout_seconds`` is how long a body may take to come, ``write_timeout_seconds`` how long a reader may take nothing, and
-    ``header_timeout_seconds`` how long a connection may be silent before and between requests.
+    ``header_timeout_seconds`` how long a connection may be silent before and between requests, and ``draft_timeout_seconds`` how long a
+    client that guesses tokens may take for its next guesses.
     ``max_choices`` bounds n times the number of prompts, ``max_inputs`` the texts of one embedding request.
     """
 
@@ -33,4 +34,5 @@ class ApiConfig:
     body_timeout_seconds: float = 30.0
     write_timeout_seconds: float = 60.0
     header_timeout_seconds: float = 75.0
+    draft_timeout_seconds: float = 30.0
     drain_seconds: float = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from .errors import ApiError
 from .keys import ApiKey
@@ -49,7 +49,7 @@ class Exchange:
         return self.key.priority if asked is None else min(asked, self.key.priority)
 
 
-def exchange_of(request: Request) -> Exchange:
+def exchange_of(request: HTTPConnection) -> Exchange:
     exchange = request.state.exchange
     assert isinstance(exchange, Exchange)
     return exchange

@@ -1,6 +1,6 @@
 """Gate: the outermost layer of the app. Each request gets an id here, and when it is over its line in the log, its count and its span.
 
-Whatever fails further in becomes an answer here; no exception leaves the app.
+Whatever fails further in becomes an answer here; no exception leaves the app. A WebSocket is one request, for as long as it is open.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from .traces import context_headers
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # What nginx calls it when the client has closed the connection.
 CLIENT_CLOSED = 499
+SWITCHING_PROTOCOLS = 101
+# What is counted and logged as the method of a request that opens one.
+WEBSOCKET = "WEBSOCKET"
 # Asked for all the time by machines.
 QUIET = ("/health/live", "/health/ready", "/metrics")
 
@@ -34,9 +37,10 @@ class Gate:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        method = scope.get("method", WEBSOCKET)
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else str(uuid4())
@@ -44,17 +48,22 @@ class Gate:
         traces = self._service.traces
         span = None
         if traces is not None:
-            span, exchange.passed_on = traces.begin(scope["method"], headers)
+            span, exchange.passed_on = traces.begin(method, headers)
         scope.setdefault("state", {})["exchange"] = exchange
         status = CLIENT_CLOSED
 
         async def named(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = message["status"]
                 answer = MutableHeaders(scope=message)
                 answer["x-request-id"] = exchange.request_id
                 answer.update(exchange.answer_headers)
+            elif message["type"] == "websocket.accept":
+                status = SWITCHING_PROTOCOLS
+                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", exchange.request_id.encode())]}
+            elif message["type"] == "websocket.close":
+                exchange.log["close_code"] = message.get("code", 1000)
             await send(message)
 
         started = time.monotonic()
@@ -70,9 +79,9 @@ class Gate:
             if status == CLIENT_CLOSED:
                 await told.response()(scope, receive, named)
         finally:
-            self._note(scope, exchange, status, time.monotonic() - started)
+            self._note(scope, method, exchange, status, time.monotonic() - started)
             if traces is not None and span is not None:
-                traces.end(span, scope["method"], _route(scope), status, {"request_id": request_id, **exchange.log})
+                traces.end(span, method, _route(scope), status, {"request_id": request_id, **exchange.log})
 
     def _check_host(self, headers: Headers) -> None:
         allowed = self._service.config.allowed_hosts
@@ -85,14 +94,14 @@ class Gate:
         if host not in allowed:
             raise ApiError(403, f"this server answers as {', '.join(allowed)} only; start it with that host allowed", "host_not_allowed")
 
-    def _note(self, scope: Scope, exchange: Exchange, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, method: str, exchange: Exchange, status: int, seconds: float) -> None:
         route = _route(scope)
-        self._service.metrics.http.labels(route, scope["method"], str(status)).inc()
+        self._service.metrics.http.labels(route, method, str(status)).inc()
         log_event(
             "request",
             logging.DEBUG if route in QUIET else logging.INFO,
             request_id=exchange.request_id,
-            method=scope["method"],
+            method=method,
             route=route,
             status=status,
             seconds=round(seconds, 4),

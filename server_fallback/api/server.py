@@ -60,7 +60,10 @@ class Server(uvicorn.Server):
             app,
             # The annotation asks for a class; uvicorn calls it and no more.
             http=connection_factory(service.config.header_timeout_seconds, service.config.write_timeout_seconds),  # type: ignore[arg-type]
-            ws="none",
+            ws="websockets-sansio",
+            # Messages are small, and compressing them would cost each connection some memory.
+            ws_per_message_deflate=False,
+            ws_max_size=service.config.max_body_bytes,
             lifespan="on",
             log_config=None,
             access_log=False,

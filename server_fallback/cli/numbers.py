@@ -9,15 +9,20 @@ import re
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
 
-def count(text: str) -> int:
-    """At least 1. Raises ArgumentTypeError."""
+def count(text: str, least: int = 1) -> int:
+    """At least ``least``. Raises ArgumentTypeError."""
     try:
         value = int(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{value} is less than {least}")
     return value
+
+
+def count_or_none(text: str) -> int:
+    """At least 0. Raises ArgumentTypeError."""
+    return count(text, 0)
 
 
 def size_bytes(text: str) -> int:

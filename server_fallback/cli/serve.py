@@ -13,7 +13,7 @@ from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.errors import ToolError, Unavailable
 from nearfar.compiler.manifest import EXPORTS
 
-from .numbers import count, size_bytes
+from .numbers import count, count_or_none, size_bytes
 
 if TYPE_CHECKING:
     from ..api.config import ApiConfig
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "models", metavar="MODEL", nargs="*",
-        help="a bundle; a Hugging Face folder or name, which is compiled on first use; or demo, the model that comes with nearfar",
+        help="a bundle; a Hugging Face folder or name, compiled on first use; or demo or demo-far, the models that come with nearfar",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)")
@@ -60,6 +60,10 @@ def add_parser(commands: Any) -> None:
         "--draft", metavar="MODEL", help="guess tokens, checked several at once: ngram, or a smaller model with the same tokens"
     )
     local.add_argument("--draft-tokens", type=count, default=4, metavar="N", help="guessed at once (default: %(default)s)")
+    local.add_argument(
+        "--remote-drafts", type=count_or_none, default=16, metavar="N",
+        help="guesses of clients that a step checks, of all clients together (default: %(default)s)",
+    )  # fmt: skip
     others = parser.add_argument_group("models that others run")
     others.add_argument("--executor", choices=("local", "vllm", "upstream"), default="local", help="who runs them (default: this process)")
     others.add_argument("--upstream", action="append", default=[], metavar="URL", help="an OpenAI-compatible server; several are replicas")

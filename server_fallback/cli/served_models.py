@@ -43,6 +43,7 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             max_adapters=options.max_adapters,
             draft=options.draft,
             draft_tokens=options.draft_tokens,
+            remote_drafts=options.remote_drafts,
         ),
         progress,
     )

@@ -19,10 +19,13 @@ News = GeneratedToken | Completion | BaseException
 
 
 class Answer:
-    """Made on the event loop. ``put`` and ``next`` belong to the event loop, all else to the engine's thread."""
+    """Made on the event loop; ``id`` is its place in the order of arrival.
 
-    def __init__(self, request: TokenRequest, sampling: ResolvedSampling) -> None:
-        self.request, self.sampling = request, sampling
+    ``put`` and ``next`` belong to the event loop, all else to the engine's thread.
+    """
+
+    def __init__(self, id: int, request: TokenRequest, sampling: ResolvedSampling) -> None:
+        self.id, self.request, self.sampling = id, request, sampling
         self.loop = asyncio.get_running_loop()
         # The engine's thread makes it when the answer's turn comes.
         self.sequence: Sequence | None = None

@@ -36,6 +36,7 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
         check(
             "when_full", request.when_full, whole(0, model.context // 2), f"an integer from 0 to half of the context, {model.context // 2}"
         )
+    check_drafts(request, model)
     sampling = request.sampling
     check("temperature", sampling.temperature, lambda value: 0 <= value < math.inf, "0 or more")
     check("top_k", sampling.top_k, whole(0), "an integer of at least 0")
@@ -62,6 +63,21 @@ def check_prompt(request: TokenRequest, model: TokenModel) -> None:
             context=context,
         )
     check_ids("the prompt", prompt, model.vocab_size, param="prompt_ids")
+
+
+def check_drafts(request: TokenRequest, model: TokenModel) -> None:
+    check("answered", request.answered, whole(0, len(request.prompt_ids)), "an integer from 0 to the length of the prompt")
+    if request.drafts is None:
+        return
+    if request.drafts:
+        check_ids("drafts", request.drafts, model.vocab_size, param="drafts")
+    sampling = request.sampling
+    penalties = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+    if penalties or sampling.logit_bias or request.constraint is not None or request.when_full != "stop":
+        raise RequestError(
+            "drafts cannot be checked together with penalties, a logit bias, a constraint or old tokens that make way; leave these out",
+            param="drafts",
+        )
 
 
 def check_ids(what: str, ids: Sequence[int], vocab_size: int, **details: object) -> None:

@@ -64,10 +64,11 @@ class EngineLoop:
         self._answers: dict[Sequence, Answer] = {}
         # By adapter and prompt, the sequence that others with the same prompt follow.
         self._leaders: dict[tuple[object, ...], Sequence] = {}
+        # What expires at once leaves in the order in which it came here.
         self._deadlines: list[tuple[float, int, Answer]] = []
+        self._num_deadlines = 0
         self._open: deque[tuple[Step, Future[Output]]] = deque()
         self._outbox = Outbox()
-        self._next_id = 0
         self._failures = 0
         # The time that went to the runner in this turn.
         self._away_seconds = 0.0
@@ -138,24 +139,27 @@ class EngineLoop:
                 self._end(answer, error)
                 return
         sequence = answer.sequence = Sequence(
-            id=self._next_id,
+            id=answer.id,
             prompt=request.prompt_ids,
             max_tokens=request.max_tokens,
             stop_token_ids=self._model.end_token_ids | request.stop_token_ids,
             priority=request.priority,
             keep=None if request.when_full == "stop" else request.when_full,
-            stepwise=request.constraint is not None or self._speculates(answer),
+            stepwise=request.constraint is not None or request.drafts is not None or self._speculates(answer),
+            once=request.drafts is not None,
+            part=request.arrival is not None,
             adapter=answer.adapter.key if answer.adapter else None,
             adapter_place=answer.adapter.place if answer.adapter else -1,
         )
-        self._next_id += 1
+        sequence.drafts = list(request.drafts or ())
         self._answers[sequence] = answer
         if sequence.keep is None and len(sequence.prompt) > 1:
             leader = self._leaders.setdefault((sequence.adapter, *request.prompt_ids), sequence)
             if leader is not sequence and leader.priority >= sequence.priority:
                 sequence.leader = leader
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, sequence.id, answer))
+            heapq.heappush(self._deadlines, (request.deadline, self._num_deadlines, answer))
+            self._num_deadlines += 1
             # Answers that ended in time are not to be held until their deadline.
             if len(self._deadlines) > 2 * len(self._answers) + 64:
                 self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
@@ -165,7 +169,7 @@ class EngineLoop:
     def _speculates(self, answer: Answer) -> bool:
         """See `speculation.py` for why not all do."""
         request = answer.request
-        plain = request.constraint is None and request.when_full == "stop" and answer.sampling.flags == 0
+        plain = request.constraint is None and request.drafts is None and request.when_full == "stop" and answer.sampling.flags == 0
         return self._drafter is not None and plain
 
     def _end(self, answer: Answer, news: News | None) -> None:
@@ -246,7 +250,8 @@ class EngineLoop:
     def _depth(self) -> int:
         """How many steps may be on their way. A second one has no rows for sequences that must see their last token first."""
         running = self.scheduler.running
-        stepwise = sum(sequence.stepwise for sequence in running)
+        # One that ends with its first sampled row has no token to see.
+        stepwise = sum(sequence.stepwise and not sequence.once for sequence in running)
         return 1 if stepwise * STEPWISE_SHARE > len(running) else self._config.lookahead
 
     def _next(self) -> Step | None:

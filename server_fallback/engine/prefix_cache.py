@@ -5,6 +5,7 @@ RadixAttention). An adapter changes keys and values, so each has a tree of its o
 
 Where a page holds a whole sequence, few are ever full: then pages of sequences that have left are kept with as many tokens as they hold,
 and a sequence may start from the first tokens of a page. It goes on in a copy, or in the page itself where there is no other.
+Of smaller pages the unfilled ones are kept, and found, of sequences that are parts of one answer: each goes on where one before it stopped.
 """
 
 from __future__ import annotations
@@ -73,23 +74,27 @@ class PrefixCache:
             level = node.children
         return pages
 
-    def longest(self, tokens: Sequence[int], most: int, adapter: str | None = None) -> tuple[list[int], int]:
-        """The pages of the longest known beginning of ``tokens``, and how many it has, at most ``most``."""
+    def longest(self, tokens: Sequence[int], most: int, adapter: str | None = None, *, part: bool = False) -> tuple[list[int], int]:
+        """The pages of the longest known beginning of ``tokens``, and how many it has, at most ``most``. ``part``: unfilled ones, too."""
         pages = self.match(tokens, most // self._page_size, adapter)
         length = len(pages) * self._page_size
-        if self._beginnings:
+        if self._beginnings or part:
             level = self._nodes[pages[-1]].children if pages else self._roots.get(adapter, {})
             rest = tokens[length:most]
-            found, node = max(((shared(node.key, rest), node) for node in level.values()), key=itemgetter(0), default=(0, None))
+            nodes = (node for node in level.values() if self._beginnings or self._unfilled(node))
+            found, node = max(((shared(node.key, rest), node) for node in nodes), key=itemgetter(0), default=(0, None))
             if node is not None and found > 0:
                 node.last_used = self._clock
                 return [*pages, node.page], length + found
         return pages, length
 
-    def hand_over(self, page: int) -> bool:
-        """Forget a page that the cache shares with one sequence alone, which then has it for itself. False where there are others."""
+    def hand_over(self, page: int, *, unfilled: bool = False) -> bool:
+        """Forget a page that the cache shares with one sequence alone, which then has it for itself. False where there are others.
+
+        ``unfilled``: also False where it is full.
+        """
         node = self._nodes.get(page)
-        if node is None or node.children or self._pool.users(page) > 2:
+        if node is None or node.children or self._pool.users(page) > 2 or (unfilled and not self._unfilled(node)):
             return False
         self._remove(node)
         return True
@@ -124,11 +129,13 @@ class PrefixCache:
         for page in pages:
             self.release(page)
 
-    def retire(self, place: Place, tokens: Sequence[int], pages: Sequence[int], adapter: str | None = None) -> None:
-        """As `leave`, of a sequence whose pages hold these tokens. With ``beginnings`` the page that is not full is kept for others."""
-        if self._beginnings and place.depth < len(pages):
+    def retire(self, place: Place, tokens: Sequence[int], pages: Sequence[int], adapter: str | None = None, *, part: bool = False) -> None:
+        """As `leave`, of a sequence whose pages hold these tokens. With ``beginnings``, and of a ``part``, the unfilled page is kept."""
+        if (self._beginnings or part) and place.depth < len(pages):
             key, level = tuple(tokens[place.depth * self._page_size :]), self._level(place, adapter)
-            if key and not any(shared(node.key, key) == len(key) for node in level.values()):
+            # Full pages that are not in the tree hold what was not told.
+            untold = len(key) >= self._page_size and not self._beginnings
+            if key and not untold and not any(shared(node.key, key) == len(key) for node in level.values()):
                 self._keep(key, pages[place.depth], place, level)
         self.leave(place, pages)
 
@@ -141,6 +148,9 @@ class PrefixCache:
         self._pool.keep(page)
         level[key] = self._nodes[page] = node = Node(key, page, place.node, level)
         node.last_used = self._clock
+
+    def _unfilled(self, node: Node) -> bool:
+        return len(node.key) < self._page_size
 
     def _level(self, place: Place, adapter: str | None) -> dict[Key, Node]:
         """What is known behind a place."""

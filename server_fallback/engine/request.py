@@ -50,6 +50,11 @@ class TokenRequest:
     none. ``priority``: higher goes first. ``stop_token_ids`` end the answer like the model's own end tokens. ``adapter`` names a LoRA
     adapter that is loaded; None is the model as it is. ``deadline`` is a time of `time.monotonic` after which the answer is given up with
     DeadlineExceeded. ``when_full``: the answer ends when the context is full, or the oldest tokens after the first so many make way.
+
+    ``drafts`` are guesses of the caller at the next tokens: those that hold are told in one step, with one token more, and with that the
+    answer ends ("length", unless it stopped). None guesses nothing. The last ``answered`` of the prompt's tokens are of the answer already:
+    random numbers go on behind them. ``arrival``, of `TokenEngine.arrive`, makes it one of several parts of an answer: all have that place
+    in the queue, and each finds the last, unfilled page of the one before.
     """
 
     prompt_ids: Sequence[int]
@@ -62,6 +67,9 @@ class TokenRequest:
     when_full: Literal["stop"] | int = "stop"
     adapter: str | None = None
     deadline: float | None = None
+    drafts: Sequence[int] | None = None
+    answered: int = 0
+    arrival: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class GeneratedToken:
     alternatives: tuple[TokenLogprob, ...] = ()
 
 
-# "stop": the model ended its answer. "length": max_tokens are there, or the context is full.
+# "stop": the model ended its answer. "length": max_tokens are there, or the context is full, or the drafts are checked.
 FinishReason = Literal["stop", "length"]
 
 

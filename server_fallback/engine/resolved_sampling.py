@@ -16,22 +16,24 @@ from .request import Sampling
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """``flags``: those of `compiler/sampling.py` but for the mask. ``logit_bias`` (V,), None where nothing is added."""
+    """``flags``: those of `compiler/sampling.py` but for the mask. ``logit_bias`` (V,), None where nothing is added. ``answered`` tokens of
+    the answer stand in the prompt."""
 
     sampling: Sampling
     seed: int
     flags: int
     logit_bias: FloatArray | None
+    answered: int = 0
 
     def settings(self, index: int) -> tuple[float, ...]:
-        """The row of settings for the answer's ``index``-th token: it depends on the seed and the index, and on nothing else."""
+        """The row of settings for the ``index``-th new token: it depends on the seed and the token's place in the answer alone."""
         own = self.sampling
-        draw = draw_at(self.seed, index) if own.temperature else 0.0
+        draw = draw_at(self.seed, self.answered + index) if own.temperature else 0.0
         penalties = own.repetition_penalty, own.frequency_penalty, own.presence_penalty
         return own.temperature, own.top_k, own.top_p, own.min_p, draw, *penalties
 
 
-def resolve_sampling(sampling: Sampling, vocab_size: int) -> ResolvedSampling:
+def resolve_sampling(sampling: Sampling, vocab_size: int, answered: int = 0) -> ResolvedSampling:
     """Fill in a random seed where none is given."""
     penalizes = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
     bias = None
@@ -39,7 +41,7 @@ def resolve_sampling(sampling: Sampling, vocab_size: int) -> ResolvedSampling:
         bias = np.zeros(vocab_size, np.float32)
         bias[list(sampling.logit_bias)] = list(sampling.logit_bias.values())
     seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-    return ResolvedSampling(sampling, seed, (COUNTS if penalizes else 0) | (0 if bias is None else BIAS), bias)
+    return ResolvedSampling(sampling, seed, (COUNTS if penalizes else 0) | (0 if bias is None else BIAS), bias, answered)
 
 
 def token_counts(vocab_size: int, prompt: Sequence[int], answer: Sequence[int]) -> IntArray:

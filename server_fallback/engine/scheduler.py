@@ -153,7 +153,7 @@ class Scheduler:
         if count <= 0 or not self._reserve(step, sequence, start + count):
             return
         sample = count == missing
-        drafts = self._draft(step, sequence, start + count) if sequence.drafts and missing == 1 else ()
+        drafts = self._draft(step, sequence, count) if sequence.drafts and sample else ()
         count += len(drafts)
         step.rows.append(Row(sequence, start, count, sample, drafts))
         step.budget -= count
@@ -169,15 +169,21 @@ class Scheduler:
             return False
         return sequence.computed < self.config.context and not (sequence.stepwise and sequence.in_flight > 0)
 
-    def _draft(self, step: OpenStep, sequence: Sequence, end: int) -> tuple[int, ...]:
-        """Those of a sequence's drafts that are checked from position ``end`` on, in free pages: nobody gives up one for a guess."""
-        room = (len(sequence.pages) + self.pool.free) * self.config.page_size
-        count = min(len(sequence.drafts), step.spare, step.budget - 1, min(self.config.context, room) - end)
+    def _draft(self, step: OpenStep, sequence: Sequence, known: int) -> tuple[int, ...]:
+        """Those of a sequence's drafts that are checked behind the ``known`` tokens of its row, in free pages.
+
+        Nobody gives up a page for a guess, not even the cache, unless the guesses are what the sequence is there for.
+        """
+        end = sequence.computed + known
+        pages = len(sequence.pages) + self.pool.free + (self.cache.evictable if sequence.once else 0)
+        count = min(len(sequence.drafts), step.spare, step.budget - known, min(self.config.context, pages * self.config.page_size) - end)
         if sequence.max_tokens is not None:
             count = min(count, sequence.max_tokens - sequence.generated - 1)
         drafts = tuple(sequence.drafts[: max(0, count)])
         sequence.drafts = []
         for _ in range(self._pages_for(end + len(drafts)) - len(sequence.pages)):
+            if self.pool.free == 0:
+                self.cache.evict()
             sequence.pages.append(self.pool.take())
         step.spare -= len(drafts)
         return drafts
@@ -213,7 +219,7 @@ class Scheduler:
     def _beginning(self, sequence: Sequence) -> Beginning:
         """What is there of a sequence's tokens. The last one is always computed, for its logits are wanted."""
         most, leader = len(sequence.tokens) - 1, sequence.leader
-        pages, computed = self.cache.longest(sequence.tokens, most, sequence.adapter)
+        pages, computed = self.cache.longest(sequence.tokens, most, sequence.adapter, part=sequence.part)
         if leader is not None and leader.state == RUNNING and leader.keep is None and sequence.generated == 0:
             # Of the leader's rows in this very step all are behind its prompt, so what is shared was computed before.
             shared = min(leader.computed, most)
@@ -255,6 +261,9 @@ class Scheduler:
         if index >= len(pages) or self.pool.users(pages[index]) == 1:
             return
         shared = pages[index]
+        # Where the part before it left an unfilled page, it goes on in that one.
+        if sequence.part and self.cache.hand_over(shared, unfilled=True):
+            return
         if self.pool.free > 0 or self.cache.evict():
             pages[index] = self.pool.take()
             step.copies.append((shared, pages[index]))
@@ -301,7 +310,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """Give back pages and slot."""
-        self.cache.retire(sequence.place, sequence.tokens[: sequence.computed], sequence.pages, sequence.adapter)
+        self.cache.retire(sequence.place, sequence.tokens[: sequence.computed], sequence.pages, sequence.adapter, part=sequence.part)
         del sequence.pages[:]
         if sequence.slot >= 0:
             self._slots.append(sequence.slot)
@@ -355,7 +364,7 @@ class Scheduler:
             sequence.generated += 1
             self._cache_pages(sequence)
             events.append(Event("token", sequence, token_id, sample + index))
-            if self._is_complete(sequence):
+            if self._is_complete(sequence) or (sequence.once and index == len(token_ids) - 1):
                 self.finish(sequence, "length")
                 events.append(Event("finished", sequence))
                 return

@@ -19,10 +19,12 @@ FINISHED: Final = "finished"
 class Sequence:
     """The first fields are the request's, as far as the scheduler goes by it; the others are the scheduler's.
 
-    ``id`` is unique and rises with the order of arrival. ``max_tokens`` None: as many as the context holds. ``keep``: where the context is
-    full, the oldest tokens after the first so many make way; None ends the answer there. ``stepwise``: each token must be read before the
-    next can be asked for, as a constraint's mask depends on it. ``leader`` is an earlier sequence with the same prompt, whose pages this
-    one starts from once the prompt is computed. ``adapter`` is the key of its adapter, ``adapter_place`` where that is on the device.
+    ``id`` rises with the order of arrival; those that follow each other as parts of one answer have the same. ``max_tokens`` None: as many
+    as the context holds. ``keep``: where the context is full, the oldest tokens after the first so many make way; None ends the answer
+    there. ``stepwise``: each token must be read before the next can be asked for, as a constraint's mask depends on it. ``once``: it ends
+    with what its first sampled row says. ``part``: others with the same id go on where it ends. ``leader`` is an earlier sequence with the
+    same prompt, whose pages this one starts from once the prompt is computed. ``adapter`` is the key of its adapter, ``adapter_place``
+    where that is on the device.
     """
 
     id: int
@@ -33,6 +35,8 @@ class Sequence:
     priority: float = 0
     keep: int | None = None
     stepwise: bool = False
+    once: bool = False
+    part: bool = False
     adapter: str | None = None
     adapter_place: int = -1
     leader: Sequence | None = None

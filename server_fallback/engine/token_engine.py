@@ -6,6 +6,7 @@ What is here runs on the event loops; the work is done on a thread of the engine
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -34,7 +35,8 @@ class TokenEngine:
     """A `TokenSource` over a runner, which is the engine's from now on: it alone calls it, and closes it in the end.
 
     Where the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the model that guesses where
-    the config asks for one. Raises RequestError where the config's speculation cannot work.
+    the config asks for one. ``max_drafts``: guesses of callers that a step checks, of all callers together. Raises RequestError where the
+    config's speculation cannot work.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class TokenEngine:
         self.model = replace(model, context=min(model.context, runner.num_pages * model.page_size))
         limits = runner.limits
         self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
+        self._arrivals = itertools.count()
         self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter)
+        self.max_drafts = 0 if model.embeds else max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
         self._thread = Thread(target=self._loop.run, name="nearfar-engine", daemon=True)
         self._thread.start()
 
@@ -62,7 +66,8 @@ class TokenEngine:
         Raises RequestError for what cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the engine is closed, or DeviceError.
         """
         check_request(request, self.model, self._loop.adapters.names)
-        answer = Answer(request, resolve_sampling(request.sampling, self.model.vocab_size))
+        sampling = resolve_sampling(request.sampling, self.model.vocab_size, request.answered)
+        answer = Answer(self.arrive() if request.arrival is None else request.arrival, request, sampling)
         self._inbox.add(answer)
         try:
             while True:
@@ -73,6 +78,10 @@ class TokenEngine:
         finally:
             if not answer.ended:
                 self._inbox.abandon(answer)
+
+    def arrive(self) -> int:
+        """A place in the order of arrival, for requests that are parts of one answer."""
+        return next(self._arrivals)
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray:
         """The vector of each text's last token, (n, E), as the model's last norm gives it: not scaled to length 1.

@@ -20,22 +20,25 @@ State = Literal["closed", "open", "half-open"]
 
 
 class Circuit:
-    """Times are those of ``clock``, in seconds. So many ``failures`` in a row open it; the wait doubles up to the longest one."""
+    """Times are those of ``clock``, in seconds. So many ``failures`` in a row open it; the wait doubles up to the longest one.
+
+    ``first_wait_seconds`` None: FIRST_WAIT_SECONDS.
+    """
 
     def __init__(
         self,
         clock: Callable[[], float] = monotonic,
         *,
         failures: int = FAILURES_TO_OPEN,
-        first_wait_seconds: float = FIRST_WAIT_SECONDS,
+        first_wait_seconds: float | None = None,
         longest_wait_seconds: float = LONGEST_WAIT_SECONDS,
     ) -> None:
         self._clock = clock
         self._failures_to_open = failures
-        self._first_wait = first_wait_seconds
-        self._longest_wait = max(first_wait_seconds, longest_wait_seconds)
+        self._first_wait = FIRST_WAIT_SECONDS if first_wait_seconds is None else first_wait_seconds
+        self._longest_wait = max(self._first_wait, longest_wait_seconds)
         self._failures = 0
-        self._wait = first_wait_seconds
+        self._wait = self._first_wait
         self._open_until: float | None = None
         self._trying = False
 

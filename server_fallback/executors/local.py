@@ -19,15 +19,18 @@ from nearfar.compiler.batch import FloatArray
 from nearfar.compiler.bundle import Folder
 from nearfar.compiler.embedding import normalized
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
+from nearfar.compiler.sampling import WORD
 from nearfar.compiler.spec import EmbeddingSpec
 from nearfar.compiler.tokenizer import Tokenizer
 
-from ..engine.request import Completion, GeneratedToken, TokenRequest, TokenSource
+from ..engine.request import Completion, GeneratedToken, Sampling, TokenRequest, TokenSource
 from ..engine.stats import EngineStats
+from ..engine.verification import Verification
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Choice
 from ..text.chat import ChatForm, chat_chunks
 from ..text.chat_prompt import encode_chat
@@ -55,6 +58,11 @@ class Engine(TokenSource, Protocol):
 
     @property
     def context(self) -> int: ...
+
+    @property
+    def max_drafts(self) -> int: ...
+
+    def arrive(self) -> int: ...
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray: ...
 
@@ -214,7 +222,39 @@ class LocalExecutor:
 
     def abilities(self) -> Abilities:
         model, embeds = self._model, self._model.embedding is not None
-        return Abilities(model.tokenizer_sha256, model.vocab_size, tools=model.tools is not None and not embeds, embeds=embeds)
+        return Abilities(
+            model.tokenizer_sha256,
+            model.vocab_size,
+            tools=model.tools is not None and not embeds,
+            embeds=embeds,
+            verify=self.max_drafts > 0,
+        )
+
+    @property
+    def max_drafts(self) -> int:
+        return min(self._engine.max_drafts, MAX_DRAFTS)
+
+    def verification(self, request: VerifyOpen, call: Call) -> Verification:
+        model = self._model
+        self._require_text()
+        if request.tokenizer_sha256 != model.tokenizer_sha256:
+            raise RequestError(
+                f"the client's tokens are not those of {model.name}: their tokenizer.json differ; draft with a model of the same tokenizer",
+                param="tokenizer_sha256",
+                code="tokenizer_differs",
+            )
+        check_prompt(request.prompt, model.vocab_size, self.context, "prompt")
+        sampling = Sampling(
+            temperature=request.temperature or 0.0,
+            top_k=request.top_k or 0,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            min_p=request.min_p or 0.0,
+            seed=None if request.seed is None else request.seed & WORD,
+        )
+        asked = TokenRequest(
+            request.prompt, request.max_tokens, sampling, priority=call.priority, deadline=call.deadline, adapter=self._adapter
+        )
+        return Verification(self._engine, asked)
 
     def state(self) -> ExecutorState:
         stats = self._engine.stats()

@@ -12,7 +12,7 @@ from typing import Literal
 from nearfar.compiler.batch import Runner
 from nearfar.compiler.bundle import Bundle, ExportBundle, open_any
 from nearfar.compiler.compile import CompileOptions
-from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.target import open_runner
 
@@ -30,7 +30,6 @@ from .memory import MemoryPlan, context_bytes, plan_memory, weight_bytes
 from .opening import Opening
 from .registry import default_name
 
-DEMO = "demo"
 NGRAM = "ngram"
 # Prompt tokens and decoded ones of a step together. More makes prefill faster, and lets those that decode wait longer.
 STEP_TOKENS = {"cpu": 256, "onnx": 256, "cuda": 2048}
@@ -46,7 +45,7 @@ class LocalOptions:
 
     ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory. ``max_adapters``: places for LoRA
     adapters in a bundle that takes them. ``draft``: "ngram", or a smaller model with the same tokens, which guesses ``draft_tokens`` at
-    once; None guesses nothing.
+    once; None guesses nothing. ``remote_drafts``: guesses of clients (`schema/verify.py`) that a step checks, of all clients together.
     """
 
     target: str | None = None
@@ -60,6 +59,7 @@ class LocalOptions:
     max_adapters: int = 4
     draft: str | None = None
     draft_tokens: int = 4
+    remote_drafts: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class LocalOpener:
         """Raises BundleError, CheckpointError, RequestError and what else compiling raises."""
         options = self._options
         guesses = options.draft_tokens if options.draft is not None else 0
-        planned = await self._planned(model, guesses)
+        planned = await self._planned(model, guesses, options.remote_drafts)
         # One that embeds has nothing to guess.
         by_model = options.draft not in (None, NGRAM) and planned.bundle.manifest.embedding is None
-        draft = await self._planned(options.draft, 0) if options.draft is not None and by_model else None
+        draft = await self._planned(options.draft, 0, 0) if options.draft is not None and by_model else None
         name = name or default_name(model)
 
         async def open_it() -> Executor:
@@ -119,20 +119,22 @@ class LocalOpener:
             return AdaptableExecutor(engine, text, manifest, memory_bytes=memory_bytes, device=runner.device)
         return LocalExecutor(engine, text, memory_bytes=memory_bytes, device=runner.device)
 
-    async def _planned(self, model: str, guesses: int) -> Planned:
+    async def _planned(self, model: str, guesses: int, remote_drafts: int) -> Planned:
+        """``guesses`` of each sequence are checked in a step, and ``remote_drafts`` beside them."""
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
+        # One that embeds checks none.
+        remote_drafts = 0 if manifest.embedding is not None else remote_drafts
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest), context_bytes(manifest))
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
-        tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences * (guesses + 1))
+        extra_rows = sequences * guesses + remote_drafts
+        tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows)
         adapters = options.max_adapters if isinstance(manifest, Manifest) and manifest.lora is not None else 0
-        memory = plan_memory(
-            manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=sequences * guesses, adapters=adapters
-        )
+        memory = plan_memory(manifest, sequences=sequences, tokens=tokens, kv_bytes=kv_bytes, extra_rows=extra_rows, adapters=adapters)
         return Planned(bundle, memory)
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:
-        path = CHECKPOINT if model == DEMO else Path(model).expanduser()
+        path = DEMOS.get(model) or Path(model).expanduser()
         if (path / MANIFEST_FILE).is_file():
             return await asyncio.to_thread(open_any, path)
         options = self._options

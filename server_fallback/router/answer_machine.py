@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ..schema.route import Side
 from .events import (
     Abort,
     Ask,
@@ -37,7 +38,6 @@ from .events import (
     Failed,
     FailureKind,
     Finish,
-    Side,
     Start,
     Switch,
     SwitchReason,

@@ -3,7 +3,7 @@
     sides' streams, timers  -->  news  -->  events  -->  answer_machine.step  -->  effects  -->  chunks for the client
 
 Each attempt of a side runs in a task of its own and puts what it hears into one queue; this class alone takes from it. Whoever closes the
-generator of `chunks` ends all attempts, and it returns when they have ended.
+generator of `chunks` ends all attempts, and it returns when they have ended. It is long because every effect has its few lines here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..executors.executor import Call
 from ..schema.chat import ChatCompletionRequest
 from ..schema.common import TokenLogprob, Usage
 from ..schema.completions import CompletionRequest
-from ..schema.route import Route
+from ..schema.route import Route, Side
 from .answer_machine import State, begin, step
 from .attempt import Attempt, retry_seconds
 from .continued import continued, continued_ids, limits, plain
@@ -56,7 +56,7 @@ from .forms import ChunkT, Form
 from .said import Said
 from .sides import LACKS, Sides, lacking
 from .signals import SIGNAL_TOKENS, near_signals
-from .situation import Side, Situation
+from .situation import Situation
 from .watch import Repetition, Watch, WatchRules
 
 # Alternatives of a token, whose log-probabilities make its entropy.
@@ -234,7 +234,7 @@ class Answering(Generic[ChunkT]):
             reason = self._watch.schema_failed()
             if reason is not None:
                 yield Escalate(reason), None
-        kind, retryable = failure_of(side, error)
+        kind, retryable = failure_of(side, error, self._state.rules)
         yield Failed(side, attempt.number, kind, retryable), None
 
     def _strays(self, attempt: Attempt, said: Said) -> EscalationReason | None:
@@ -340,10 +340,10 @@ class Answering(Generic[ChunkT]):
             return sides.near.ask(request, observed, self._logprobs(attempt))
         assert sides.far is not None
         assert not self._decision.private, "a private request does not leave"
-        if not await sides.take():
-            raise QueueFull(LACKS["budget"], code="budget")
         if continue_from is not None:
             request = await self._handed_over(continue_from)
+        if not await sides.take():
+            raise QueueFull(LACKS["budget"], code="budget")
         attempt.sent = True
         return sides.far.ask(request, call)
 
@@ -353,6 +353,9 @@ class Answering(Generic[ChunkT]):
         assert sides.near is not None
         assert sides.far is not None
         request = self._request
+        if sides.policy.private_check.matches(text):
+            # Near may have written what nobody asked about.
+            raise RequestError("what near wrote is private, so it does not leave", code="private")
         if sides.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request):
             near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
             answer_ids = await sides.near.ids_of(text, writers[0].ids) if near_alone else None

@@ -10,8 +10,8 @@ from time import monotonic
 from nearfar.compiler.errors import NearfarError
 
 from ..schema.common import Usage
+from ..schema.route import Side
 from .said import Said
-from .situation import Side
 
 # Before a second attempt, between half and all of it; twice as much before each further one.
 RETRY_SECONDS = 0.1

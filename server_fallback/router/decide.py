@@ -9,11 +9,12 @@ from typing import cast, get_args
 
 from nearfar.compiler.errors import RequestError
 
+from ..schema.route import Side
 from .costs import far_times, far_usd, near_times
 from .decision import Decision, DecisionReason, Lack, PinnedLack, Scores
 from .features import last_user_text
 from .policy import Costs, Policy
-from .situation import FarState, NearState, Side, Situation, Thermal
+from .situation import FarState, NearState, Situation, Thermal
 
 Choice = tuple[Side | None, DecisionReason]
 _THERMALS: tuple[Thermal, ...] = get_args(Thermal)

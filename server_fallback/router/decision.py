@@ -1,11 +1,11 @@
-"""A decision: who answers, and why. Drivers put it into every answer as its route."""
+"""A decision: who answers, and why. Drivers put it into every answer as its route (`schema/route.py`)."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from .situation import Side
+from ..schema.route import Side
 
 # What takes a side out of the choice, or takes all of them out.
 Lack = Literal["private", "mode", "near_unavailable", "offline", "circuit_open", "context", "tools", "vision", "language", "budget"]
@@ -21,19 +21,6 @@ PinnedLack = Literal[
     "pinned_budget",
 ]
 DecisionReason = Lack | PinnedLack | Literal["pinned", "prefer", "battery", "thermal", "seconds", "quality", "cost"]
-# What makes an answer that runs change its side.
-SwitchReason = Literal[
-    "escalated_logprob",
-    "escalated_entropy",
-    "escalated_repetition",
-    "escalated_schema",
-    "near_failed",
-    "far_failed",
-    "near_late",
-    "near_timeout",
-    "far_timeout",
-]
-Reason = DecisionReason | SwitchReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +55,3 @@ class Decision:
 
     def to_json(self) -> dict[str, object]:
         return {"side": self.side, "reason": self.reason, "private": self.private, "scores": self.scores.to_json()}
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Who wrote the end of an answer and why. ``switched_at`` is the number of characters (code points) that stand before the last switch,
-    0 where they were withdrawn, None without a switch.
-    """
-
-    side: Side
-    reason: Reason
-    scores: Scores
-    switched_at: int | None = None
-
-    def to_json(self) -> dict[str, object]:
-        return {"side": self.side, "reason": self.reason, "scores": self.scores.to_json(), "switched_at": self.switched_at}

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Side = Literal["near", "far"]
+from ..schema.route import Side
+
 EscalationReason = Literal["escalated_logprob", "escalated_entropy", "escalated_repetition", "escalated_schema"]
 # Why another side writes than the one that was decided for.
 SwitchReason = Literal[EscalationReason, "near_failed", "far_failed", "near_late", "near_timeout", "far_timeout"]

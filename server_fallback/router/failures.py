@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from nearfar.compiler.errors import NearfarError, QueueFull, RequestError, Unavailable
 
+from ..schema.route import Side
 from .answer_machine import Rules
 from .events import Fail, FailureKind
-from .situation import Side
 
 # A server, or a proxy before it, that has too much to do.
 OVERLOADED = (429, 503, 529)
 
 
-def failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
-    """The kind of failure, and whether to ask the same again may help."""
+def failure_of(side: Side, error: NearfarError, rules: Rules) -> tuple[FailureKind, bool]:
+    """The kind of failure, and whether to ask the same again may help before the policy's patience ends."""
+    kind, retryable = _failure_of(side, error)
+    wait, patience_ms = error.details.get("retry_after_seconds"), rules.near_first_token_ms if side == "near" else rules.far_first_token_ms
+    return kind, retryable and not (isinstance(wait, int | float) and wait * 1000 >= patience_ms)
+
+
+def _failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
     status = error.details.get("status")
     if status in (401, 403):
         return "unauthorized", False

@@ -58,11 +58,16 @@ class FarSide:
         self._upstream: Upstream = make_upstream(far.base_url, far.api_key, any_request_id=far.dialect != "openai")
         self._opening = asyncio.Lock()
 
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        return self._upstream.outstanding
+
     async def opened(self, call: Call | None = None) -> FarModel:
         """What the server says of the model, asked for once.
 
-        Raises RequestError with the code "api_version" for a server of other extensions than ours or none, "invalid_api_key", and
-        "model_not_found"; and Unavailable where it does not answer now.
+        Raises RequestError with the code "api_version" for a server of other extensions than ours or none, "wrong_key", and
+        "unknown_model"; and Unavailable where it does not answer now.
         """
         async with self._opening:
             if self.known is None:
@@ -120,14 +125,14 @@ class FarSide:
         if found is None:
             names = ", ".join(card.id for card in cards) or "no model"
             message = f"serves {names}; say which one with model" if wanted is None else f"does not serve {wanted!r}, but {names}"
-            raise RequestError(f"{self._upstream.url}: {message}", code="model_not_found", param="model")
+            raise RequestError(f"{self._upstream.url}: {message}", code="unknown_model", param="model")
         return FarModel(found.id, found.context, found.tokenizer_sha256, found.tools, seconds)
 
     def _explained(self, error: NearfarError) -> NearfarError:
         status = error.details.get("status")
         if status in (401, 403):
             return RequestError(
-                f"{self._upstream.url}: refuses the API key that it was sent; give the right one", code="invalid_api_key", status=status
+                f"{self._upstream.url}: refuses the API key that it was sent; give the right one", code="wrong_key", status=status
             )
         if status == 404:
             return RequestError(

@@ -52,7 +52,7 @@ class Hybrid:
 
         ``ledger`` None: what the policy's budget allows is counted in a file of the cache folder, for each far server. ``hints`` tells of
         this machine's battery and temperature before each decision. Raises RequestError with the code "bad_policy", "api_version",
-        "invalid_api_key" or "model_not_found", and what opening the near model raises. That the far side is offline is no error where near
+        "wrong_key" or "unknown_model", and what opening the near model raises. That the far side is offline is no error where near
         may answer.
         """
         name = default_name(str(near)) if isinstance(near, str | Path) else "hybrid"
@@ -90,10 +90,14 @@ class Completions:
         self._executor, self._name = executor, name
 
     @overload
-    async def create(self, *, stream: Literal[True], **parameters: Any) -> AsyncGenerator[ChatCompletionChunk, None]: ...
+    async def create(
+        self, *, stream: Literal[True], timeout_seconds: float | None = None, **parameters: Any
+    ) -> AsyncGenerator[ChatCompletionChunk, None]: ...
 
     @overload
-    async def create(self, *, stream: Literal[False] | None = None, **parameters: Any) -> ChatCompletion: ...
+    async def create(
+        self, *, stream: Literal[False] | None = None, timeout_seconds: float | None = None, **parameters: Any
+    ) -> ChatCompletion: ...
 
     async def create(
         self, *, stream: bool | None = None, timeout_seconds: float | None = None, **parameters: Any

@@ -109,11 +109,12 @@ class HybridExecutor:
     def state(self) -> ExecutorState:
         sides = self.sides
         told = [f"far {sides.far.far.base_url}"] if sides.far is not None else []
+        there = sides.far.running if sides.far is not None else 0
         told += [f"{side} left alone" for side, circuit in sides.circuits.items() if circuit.state == "open"]
         if sides.near is None:
-            return ExecutorState(ready=sides.circuits["far"].admits, detail=", ".join(told))
+            return ExecutorState(ready=sides.circuits["far"].admits, detail=", ".join(told), running=there)
         near = sides.near.executor.state()
-        return replace(near, detail=", ".join([f"near {near.detail}", *told]))
+        return replace(near, detail=", ".join([f"near {near.detail}", *told]), running=near.running + there)
 
     async def close(self) -> None:
         await self.sides.close()

@@ -13,6 +13,7 @@ from ..executors.executor import Call
 from ..schema.chat import ChatCompletionRequest, Message
 from ..schema.common import Usage
 from ..schema.completions import CompletionRequest
+from ..schema.route import Side
 from ..schema.tokenize import TokenizeRequest
 from .answer_machine import Rules
 from .budget import Ledger, Spent
@@ -20,7 +21,7 @@ from .continued import structured
 from .far import FarSide
 from .near import NearSide
 from .policy import Policy
-from .situation import CircuitState, FarState, NearState, Side, Situation, Thermal
+from .situation import CircuitState, FarState, NearState, Situation, Thermal
 from .speed import Finished, Speed
 
 # One message, whose tokens show whether both sides write chats alike.

@@ -14,7 +14,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from nearfar.compiler.errors import RequestError
 
-Side = Literal["near", "far"]
+from ..schema.route import Side
+
 # "half-open": one request is let through; who asks for a second one meanwhile says "open".
 CircuitState = Literal["closed", "open", "half-open"]
 Thermal = Literal["nominal", "fair", "serious", "critical"]

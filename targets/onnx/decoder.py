@@ -103,6 +103,26 @@ def add_embed(emitter: Emitter, node: Node) -> None:
     emitter.names[y] = rows if padded == columns else add("Slice", [rows, integers(0), integers(columns), integers(1)], y)
 
 
+def add_gated_linear(emitter: Emitter, node: Node) -> None:
+    """A product that gives gate and up side by side."""
+    y = node.outputs["y"]
+    both, gate, up = (f"{y}.{part}" for part in ("gate_up", "gate", "up"))
+    add_linear(emitter, Node("linear", node.inputs, {"y": both}))
+    emitter.builder.add("Split", [emitter.names[both]], gate, up, axis=1, num_outputs=2)
+    add_silu_product(emitter, gate, up, y)
+
+
+def add_slice_columns(emitter: Emitter, node: Node) -> None:
+    """All slices of a value at once, when the first is met; they are in order and leave nothing out."""
+    if node.outputs["y"] in emitter.names:
+        return
+    slices = emitter.graph.users(node.inputs["x"])
+    sizes = [each.attrs["stop"] - each.attrs["start"] for each in slices]
+    names = [each.outputs["y"] for each in slices]
+    emitter.builder.add("Split", [*emitter.inputs(node, "x"), emitter.builder.integers(*sizes)], *names, axis=1)
+    emitter.names |= {name: name for name in names}
+
+
 def add_linear(emitter: Emitter, node: Node) -> None:
     weight = emitter.graph.parameters[node.inputs["weight"]]
     (x,), y = emitter.inputs(node, "x"), node.outputs["y"]
@@ -125,9 +145,10 @@ def add_rms_norm(emitter: Emitter, node: Node) -> None:
     if columns != width and emitter.device.norms_heads:
         emitter.pending[y] = node
     elif columns != width:
+        # They stay rows of heads, for the attention gives them its own shape.
+        assert all(user.op == "rope" for user in emitter.graph.users(y)), node
         heads = add("Reshape", [emitter.names[x], integers(-1, width)], f"{y}.heads")
-        normed = norm_rows(emitter, heads, gamma, eps, f"{y}.normed")
-        emitter.names[y] = add("Reshape", [normed, integers(-1, columns)], y)
+        emitter.names[y] = norm_rows(emitter, heads, gamma, eps, y)
     elif x in emitter.pending:
         a, b = emitter.inputs(emitter.pending.pop(x), "a", "b")
         add("SkipSimplifiedLayerNormalization", [a, b, gamma], y, "", "", x, domain=MICROSOFT, epsilon=eps)
@@ -156,7 +177,11 @@ def add_sum(emitter: Emitter, node: Node) -> None:
 
 
 def add_gated_silu(emitter: Emitter, node: Node) -> None:
-    (gate, up), y = emitter.inputs(node, "gate", "up"), node.outputs["y"]
+    gate, up = emitter.inputs(node, "gate", "up")
+    add_silu_product(emitter, gate, up, node.outputs["y"])
+
+
+def add_silu_product(emitter: Emitter, gate: str, up: str, y: str) -> None:
     add = emitter.builder.add
     # ONNX Runtime fuses the first two where the device has a kernel for both.
     sigmoid = add("Sigmoid", [gate], f"{y}.sigmoid")
@@ -175,10 +200,12 @@ def add_later(emitter: Emitter, node: Node) -> None:
 
 
 # All values have the dtype of activations, whatever ours have.
-KNOWN_ATTRS = ("dtype", "eps")
+KNOWN_ATTRS = ("dtype", "eps", "start", "stop")
 EMITTERS: dict[str, Callable[[Emitter, Node], None]] = {
     "embed": add_embed,
     "linear": add_linear,
+    "gated_linear": add_gated_linear,
+    "slice_columns": add_slice_columns,
     "rms_norm": add_rms_norm,
     "add": add_sum,
     "gated_silu": add_gated_silu,

@@ -17,6 +17,7 @@ class Device:
 
     ``norms_heads``: GroupQueryAttention norms queries and keys itself. ``takes_codes``: there is a MatMulNBits. ``fused_norms``: there are
     RMS norms as one op, alone and with a sum before them. ``int8_cache``: GroupQueryAttention takes keys and values of 8-bit integers.
+    ``stacks_projections``: those of the same input are one product, for each product costs threads a meeting.
     """
 
     activations: tuple[str, ...]
@@ -24,10 +25,11 @@ class Device:
     takes_codes: bool = True
     fused_norms: bool = True
     int8_cache: bool = False
+    stacks_projections: bool = False
 
 
 _DEVICES = {
-    "cpu": Device(("float32",), int8_cache=True),
+    "cpu": Device(("float32",), int8_cache=True, stacks_projections=True),
     "webgpu": Device(("float16", "float32"), norms_heads=True),
     "cuda": Device(("float16", "float32"), norms_heads=True),
     # Its norms are of single ops, whose squares leave float16's range.

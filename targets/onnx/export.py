@@ -15,6 +15,8 @@ from pathlib import Path
 from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.graph import Graph
+from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
+from nearfar.compiler.passes.fuse_projections import fuse_projections
 from nearfar.compiler.target import ExportOptions
 
 from . import devices
@@ -45,6 +47,8 @@ def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder:
     device = devices.by_name(name)
     if options.kv == "q8" and not device.int8_cache:
         raise RequestError(f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or take --device cpu")
+    if device.stacks_projections:
+        graph = fuse_projections(fuse_gate_up(graph))
     emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation)
     build_decoder(emitter)
     model = folder / MODEL_FILE

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 from nearfar.compiler.bundle import ExportBundle
 from nearfar.compiler.errors import BundleError, DeviceError, ToolError
 
+from .huge_pages import huge_pages
+
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
+# Threads meet five times a layer, and to wake one takes as long as a small product. So they spin while they wait, but not for longer than
+# an attention or a few norms take: a thread that spins has a core that others may want, the server's own threads among them.
+SPIN_MICROSECONDS = 50
 
 
 def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
@@ -37,12 +42,12 @@ def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
-    # A thread that spins while it waits takes a core from those who share it, the server's own threads among them.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_MICROSECONDS))
     # The graph is handed over as bytes, so it does not say where its weights are.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])
+        with huge_pages():
+            return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])
     except (InvalidGraph, InvalidProtobuf) as error:
         raise BundleError(f"{file}: ONNX Runtime cannot read it: {error}; compile the bundle again") from error
     except (MemoryError, RuntimeException, Fail) as error:

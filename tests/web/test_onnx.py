@@ -1,4 +1,5 @@
-"""A bundle in ONNX's form in Node and in headless Chromium without WebGPU: the tokens of transformers, and the choice between bundles."""
+"""The demo model in ONNX's form in Node and in headless Chromium without WebGPU: the tokens that numpy, ONNX Runtime in Python, MLX and
+transformers give too, and the choice between bundles."""
 
 from __future__ import annotations
 
@@ -7,20 +8,30 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT, lacks
+from plain_target import compile_plain
 from playwright.sync_api import Browser, Page
 from static_site import serve
 
+from nearfar.compiler.batch import Limits
 from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.bundle import open_any
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.export import export_model
+from nearfar.compiler.formats.huggingface import open_checkpoint
+from nearfar.compiler.generate import generate
+from nearfar.compiler.sampling import Sampler
+from nearfar.compiler.target import open_runner
+from nearfar.compiler.tokenizer import Tokenizer
 
 TOKENS = 48
+CONTEXT = 256
+QUESTION = [{"role": "user", "content": "tell me a story about a cat"}]
 ORT = ROOT / "web/node_modules/onnxruntime-web/dist"
 ORT_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 # A page that allows what ONNX Runtime's WebAssembly needs and no more, in a browser that has no WebGPU.
@@ -41,28 +52,39 @@ LOAD = """async ([bundles, runtime]) => {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The demo model in ONNX's form, by quantization; "f32" has nothing that ends an answer."""
+    """The demo model: in ONNX's form by quantization, and as f32 by runner of the others. Those of f32 have nothing that ends an answer."""
     folder = tmp_path_factory.mktemp("onnx")
-    for quantization in ("f32", "q4f16"):
-        export_model(str(CHECKPOINT), folder / quantization, target="onnx", quantization=quantization, context=256)
-    manifest = json.loads((folder / "f32/manifest.json").read_text())
-    manifest["spec"]["eos_token_ids"] = []
-    (folder / "f32/manifest.json").write_text(json.dumps(manifest))
-    return {name: folder / name for name in ("f32", "q4f16")}
+    export_model(str(CHECKPOINT), folder / "q4f16", target="onnx", quantization="q4f16", context=CONTEXT)
+    export_model(str(CHECKPOINT), folder / "f32", target="onnx", quantization="f32", context=CONTEXT)
+    export_model(str(CHECKPOINT), folder / "mlx", target="mlx", quantization="f32", context=CONTEXT)
+    compile_plain(CHECKPOINT, folder / "numpy", "f32", CONTEXT)
+    for name in ("f32", "mlx", "numpy"):
+        manifest = json.loads((folder / name / "manifest.json").read_text())
+        manifest["spec"]["eos_token_ids"] = []
+        (folder / name / "manifest.json").write_text(json.dumps(manifest))
+    return {name: folder / name for name in ("q4f16", "f32", "mlx", "numpy")}
 
 
 @pytest.fixture(scope="module")
-def expected() -> tuple[list[int], list[int]]:
-    """A prompt, longer than a chunk of a prefill, and the tokens that transformers says follow greedily."""
+def expected() -> list[tuple[list[int], list[int]]]:
+    """Prompts, of which one is longer than a chunk of a prefill, and the tokens that transformers says follow greedily."""
     import torch
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
     vocab_size = model.config.vocab_size
-    prompt = [(7 * i * i + 11 * i + 3) % vocab_size for i in range(150)]
-    with torch.no_grad():
-        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=TOKENS, eos_token_id=-1, pad_token_id=0)
-    return prompt, ids[0, len(prompt) :].tolist()
+    prompts = [
+        [(7 * i * i + 11 * i + 3) % vocab_size for i in range(150)],
+        Tokenizer(open_checkpoint(CHECKPOINT).tokenizer).encode_chat(QUESTION),
+    ]
+    answers = []
+    for prompt in prompts:
+        with torch.no_grad():
+            # Without a mask, token 0 would be taken for padding.
+            given = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
+            ids = model.generate(**given, do_sample=False, max_new_tokens=TOKENS, eos_token_id=-1, pad_token_id=0)
+        answers.append((prompt, ids[0, len(prompt) :].tolist()))
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -111,32 +133,63 @@ def run_in_node(node: str, *arguments: str) -> dict[str, Any]:
     return answer
 
 
-def test_node_gives_the_tokens_of_transformers(node: str, exported: dict[str, Path], expected: tuple[list[int], list[int]]) -> None:
-    prompt, tokens = expected
-    answer = run_in_node(node, str(exported["f32"]), "--tokens", ",".join(map(str, prompt)), "--max-tokens", str(TOKENS))
-    assert answer["token_ids"] == tokens
-    assert (answer["target"], answer["reason"]) == ("onnx", "it is the only bundle given")
+def in_python(runner: str, path: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What follows greedily on a Python runner."""
+    opened = open_runner(runner, open_any(path), Limits(tokens=64, pages=CONTEXT // open_any(path).manifest.page_size))
+    try:
+        return [list(generate(opened, prompt, TOKENS, Sampler())) for prompt in prompts]
+    finally:
+        opened.close()
+
+
+def in_node(node: str, path: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    found = []
+    for prompt in prompts:
+        answer = run_in_node(node, str(path), "--tokens", ",".join(map(str, prompt)), "--max-tokens", str(TOKENS))
+        assert (answer["target"], answer["reason"]) == ("onnx", "it is the only bundle given")
+        found.append(answer["token_ids"])
+    return found
+
+
+def in_browser(page: Page, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    info = page.evaluate(LOAD, [["./bundle/", "./f32/"], "./ort/ort.wasm.min.mjs"])
+    assert info["target"] == "onnx"
+    assert "This browser has no WebGPU" in info["reason"]
+    assert "WebAssembly" in info["adapter"]
+    script = """async ([prompts, maxTokens]) => {
+        const found = [];
+        for (const promptIds of prompts) {
+            const ids = [];
+            for await (const { tokenId } of window.engine.generateTokens({ promptIds, maxTokens })) ids.push(tokenId);
+            found.push(ids);
+        }
+        window.engine.destroy();
+        return found;
+    }"""
+    found: list[list[int]] = page.evaluate(script, [prompts, TOKENS])
+    return found
+
+
+@pytest.mark.parametrize("where", ["numpy", "onnx", "mlx", "node", "browser"])
+def test_the_model_says_the_same_everywhere(
+    where: str, exported: Mapping[str, Path], expected: list[tuple[list[int], list[int]]], request: pytest.FixtureRequest
+) -> None:
+    prompts = [prompt for prompt, _ in expected]
+    if where == "node":
+        found = in_node(request.getfixturevalue("node"), exported["f32"], prompts)
+    elif where == "browser":
+        found = in_browser(request.getfixturevalue("page"), prompts)
+    else:
+        if where == "mlx":
+            request.getfixturevalue("mlx")
+        found = in_python(where, exported["f32" if where == "onnx" else where], prompts)
+    assert found == [tokens for _, tokens in expected]
 
 
 def test_node_without_a_gpu_takes_the_second_bundle_and_says_why(node: str, exported: dict[str, Path], tiny_bundle: Path) -> None:
     answer = run_in_node(node, str(tiny_bundle), str(exported["q4f16"]), "--tokens", "1,2,3", "--max-tokens", "4")
     assert answer["target"] == "onnx"
     assert answer["reason"].startswith("no bundle for WebGPU runs here; This browser has no WebGPU adapter")
-
-
-def test_a_browser_without_webgpu_gives_the_tokens_of_transformers(page: Page, expected: tuple[list[int], list[int]]) -> None:
-    info = page.evaluate(LOAD, [["./bundle/", "./f32/"], "./ort/ort.wasm.min.mjs"])
-    assert info["target"] == "onnx"
-    assert "This browser has no WebGPU" in info["reason"]
-    assert "WebAssembly" in info["adapter"]
-    prompt, tokens = expected
-    script = """async ([promptIds, maxTokens]) => {
-        const ids = [];
-        for await (const { tokenId } of window.engine.generateTokens({ promptIds, maxTokens })) ids.push(tokenId);
-        window.engine.destroy();
-        return ids;
-    }"""
-    assert page.evaluate(script, [prompt, TOKENS]) == tokens
 
 
 def test_the_4_bit_model_answers_chats_and_keeps_sessions_in_a_browser(page: Page) -> None:

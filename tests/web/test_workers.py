@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -108,7 +109,7 @@ def test_the_example_of_near_or_far_runs_as_it_stands(page: Page, address: str) 
             model = {"id": "big", "context": None, "tokenizer_sha256": None, "vocab_size": None, "tools": True, "verify": False}
             route.fulfill(json={"api_version": 1, "models": [model]}, headers=headers)
             return
-        choices = [{"delta": {"content": "85"}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"}]
+        choices: list[dict[str, Any]] = [{"delta": {"content": "85"}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"}]
         events = [json.dumps({"choices": [{"index": 0, **choice}]}) for choice in choices] + ["[DONE]"]
         body = "".join(f"data: {event}\n\n" for event in events)
         route.fulfill(body=body, content_type="text/event-stream", headers=headers)

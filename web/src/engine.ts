@@ -21,6 +21,7 @@ import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
 import { load, plan } from "./load.js";
 import type { TuningEntry } from "./runtime/manifest.js";
 import type { MemoryPlan } from "./runtime/memory_plan.js";
+import { sha256 } from "./runtime/read_file.js";
 import type { SessionOptions } from "./session.js";
 import { Session } from "./session.js";
 import type { SessionStorage } from "./store/session_store.js";
@@ -125,6 +126,11 @@ export class Engine implements EngineApi {
   /** Continue token ids with token ids, without any text. Any number of requests may run at once. Throws as `generate` does. */
   generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
     return this.#tokens.generateTokens(request);
+  }
+
+  /** The SHA-256, in hexadecimal, of the model's tokenizer.json: where a server tells the same, its token ids mean the same. */
+  async tokenizerSha256(): Promise<string> {
+    return sha256(new TextEncoder().encode(this.#loaded.tokenizerJson));
   }
 
   /** A conversation that keeps its keys and values, can be forked, saved and restored. Close it in the end. */

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -20,6 +21,8 @@ from nearfar.compiler.cli import main
 from nearfar.compiler.errors import Unavailable
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamOptions, open_upstream
+from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 
 QUESTION = "what is 27 + 58?"
@@ -37,11 +40,11 @@ class Served:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
 
-def start(cache: Path, *arguments: str) -> Callable[[], Served]:
+def start(cache: Path, *arguments: str, command: str = "serve") -> Callable[[], Served]:
     """What is called waits until it serves. Several can be started before the first is waited for."""
     with (cache / f"{len(list(cache.glob('*.log')))}.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "nearfar.compiler.cli", "serve", *arguments, "--port", "0"],
+            [sys.executable, "-m", "nearfar.compiler.cli", command, *arguments, "--port", "0"],
             stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache), "COLUMNS": "120"},
         )  # fmt: skip
 
@@ -98,6 +101,50 @@ def test_openais_client_is_answered(replicas: list[Served]) -> None:
         assert [model.id for model in client.models.list()] == ["demo", "gpt"]
         with pytest.raises(openai.NotFoundError, match="not loaded; loaded: demo, gpt"):
             client.chat.completions.create(model="other", messages=[{"role": "user", "content": QUESTION}])
+
+
+def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
+    replicas: list[Served], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEARFAR_CACHE", str(cache))
+    # No model is that sure of itself, so far goes on after three tokens.
+    policy = {"version": 1, "mode": "prefer-near", "escalation": {"then": "continue", "window_tokens": 3, "min_mean_logprob": 0.0}}
+
+    async def work() -> None:
+        async with await Hybrid.create(near="demo", far=Far(replicas[0].url, model="demo"), policy=policy) as hybrid:
+            assert await hybrid.executor.sides.same_tokens(Call("r"))
+            asked: Any = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0.0}
+            answer = await hybrid.chat.completions.create(**asked)
+            assert answer.choices[0].message.content == ANSWER
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("far", "escalated_logprob")
+            assert ANSWER[: answer.route.switched_at] == "27 +"
+            alone = await hybrid.chat.completions.create(**asked, labels=["private"])
+            assert alone.choices[0].message.content == ANSWER
+            assert alone.route is not None
+            assert (alone.route.side, alone.usage.total_tokens) == ("near", answer.usage.total_tokens)
+
+    asyncio.run(work())
+
+
+def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.json"
+    policy.write_text('{"version": 1, "mode": "prefer-far"}')
+    arguments = ("--near", "demo", "--far", replicas[0].url, "--far-model", "demo", "--policy", str(policy))
+    gateway = start(cache, *arguments, command="gateway")()
+    try:
+        assert f"routing by prefer-far: near is demo, far is demo at {replicas[0].url}" in gateway.printed
+        line = gateway.printed.splitlines()[-1]
+        assert ANSWER in subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
+        with gateway.client as client:
+            messages = [{"role": "user", "content": QUESTION}]
+            raw = client.chat.completions.with_raw_response.create(model="demo", messages=messages, extra_body={"labels": ["private"]})  # type: ignore[arg-type]
+            assert raw.headers["x-nearfar-route"] == "near"
+            assert raw.parse().choices[0].message.content == ANSWER
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.process.wait(60) == 0
+    finally:
+        gateway.process.kill()
 
 
 def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(replicas: list[Served], cache: Path) -> None:

@@ -76,21 +76,28 @@ class Scheduling(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         adapter=st.sampled_from([None, None, "a"]),
         stepwise=st.booleans(),
+        once=st.booleans(),
         again=st.booleans(),
     )
-    def add(self, prompt: list[int], max_tokens: int, priority: int, adapter: str | None, stepwise: bool, again: bool) -> None:
+    def add(self, prompt: list[int], max_tokens: int, priority: int, adapter: str | None, stepwise: bool, once: bool, again: bool) -> None:
+        """One that is there ``once`` may go on behind what another has said: it starts from the other's last page then."""
         leader = next((one for one in self.sequences if again and one.state != FINISHED and one.priority >= priority), None)
         if leader is not None:
             prompt, adapter = list(leader.prompt), leader.adapter
+        before = next((one for one in reversed(self.sequences) if one.once and one.state == FINISHED), None)
+        if once and before is not None:
+            prompt, adapter = list(before.tokens), before.adapter
         sequence = Sequence(
             len(self.sequences),
             prompt[: self.config.context],
             max_tokens,
             frozenset({STOP}),
             priority,
-            stepwise=stepwise,
+            stepwise=stepwise or once,
+            once=once,
+            part=once,
             adapter=adapter,
-            leader=leader,
+            leader=None if once else leader,
         )
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
@@ -152,6 +159,9 @@ class Scheduling(RuleBasedStateMachine):
             found = sequence.tokens[len(sequence.prompt) :]
             if sequence in self.aborted:
                 assert found == tokens[: len(found)]
+            elif sequence.once:
+                assert found == tokens[: len(found)]
+                assert found or not tokens
             else:
                 assert (found, sequence.finish_reason) == (tokens, finish)
         assert self.scheduler.pool.free + len(self.scheduler.cache) == self.config.pages

@@ -43,12 +43,19 @@ class FakeSource:
     def context(self) -> int:
         return 4096
 
+    @property
+    def max_drafts(self) -> int:
+        return 8
+
+    def arrive(self) -> int:
+        return len(self.requests)
+
     async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
         answer = self.answers[min(len(self.requests), len(self.answers) - 1)]
         self.requests.append(request)
         self.running += 1
         self.most = max(self.most, self.running)
-        count, limit = 0, request.max_tokens or 4096
+        count, limit = 0, min(request.max_tokens or 4096, 4096 if request.drafts is None else len(request.drafts) + 1)
         reason: FinishReason = "stop"
         try:
             while True:

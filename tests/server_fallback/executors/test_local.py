@@ -4,6 +4,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Callable, Coroutine
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,6 +124,16 @@ def test_choices_run_at_once_and_share_the_prompt(tmp_path: Path) -> None:
     assert source.most == 3
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (19, 9)
     assert waited == [0.5] * 3
+
+
+def test_a_call_is_told_its_tokens_and_others_what_the_model_can(tmp_path: Path) -> None:
+    local, _ = executor(tmp_path, "hello")
+    ids: list[int] = []
+    chat(local, Call("1", observe_token=ids.append))
+    assert bytes(ids).decode() == "hello"
+    can = local.abilities()
+    assert can.tokenizer_sha256 == sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
+    assert (can.tools, can.embeds, can.verify) == (True, False, False)
 
 
 def test_a_stop_string_ends_generation_and_no_character_of_it_is_streamed(tmp_path: Path) -> None:

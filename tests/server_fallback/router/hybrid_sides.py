@@ -197,7 +197,8 @@ def ask(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **par
 
     async def work() -> ChatCompletion:
         async with hybrid(near, far, rules) as opened:
-            return await opened.chat.completions.create(**{"messages": QUESTION, **parameters})
+            answer: ChatCompletion = await opened.chat.completions.create(**{"messages": QUESTION, **parameters})
+            return answer
 
     return run(work())
 

@@ -23,7 +23,6 @@ from nearfar.server_fallback.router.events import (
     Fail,
     Failed,
     Finish,
-    Side,
     Start,
     Switch,
     Tick,
@@ -32,6 +31,7 @@ from nearfar.server_fallback.router.events import (
     Token,
     Withdraw,
 )
+from nearfar.server_fallback.schema.route import Side
 
 # Mostly what lets an answer go on, for one that fails at once says little.
 MOSTLY = st.sampled_from([True, True, True, False])

@@ -79,7 +79,7 @@ def served(near: FakeNear, far: FakeFar, rules: dict[str, Any]) -> Iterator[open
 
     listener = bind("127.0.0.1", 0)
     config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"}))
-    server = Server(create_app(Later(), config, routed=True), started)  # type: ignore[arg-type]
+    server = Server(create_app(Later(), config, routed=True), started)
     thread = Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, policy, run, told
 
@@ -102,7 +104,23 @@ def test_what_a_day_allows_the_far_side_is_spent_and_not_more() -> None:
     assert run(work()) == [("far", "prefer"), ("far", "prefer"), ("near", "budget")]
     assert len(far.generated) == 2
     # 7 prompt tokens at a dollar and 3 of the answer at ten cents, twice.
-    assert ledger.spent == Spent(pytest.approx(14.6), 2)
+    assert ledger.spent.usd == pytest.approx(14.6)
+    assert ledger.spent.requests == 2
+
+
+def test_many_requests_at_once_spend_no_more() -> None:
+    far = FakeFar()
+
+    async def work() -> list[str]:
+        await far.start()
+        rules, ledger = policy("prefer-far", budget={"far_requests_per_day": 2}), CountedLedger()
+        async with await Hybrid.create(near=FakeNear(), far=Far(far.url), policy=rules, ledger=ledger) as opened:
+            answers = await asyncio.gather(*(opened.chat.completions.create(messages=QUESTION) for _ in range(6)))
+        await far.die()
+        return sorted(answer.route.side for answer in answers if answer.route is not None)
+
+    assert run(work()) == ["far"] * 2 + ["near"] * 4
+    assert len(far.generated) == 2
 
 
 def test_the_next_decision_knows_how_fast_both_sides_were() -> None:

@@ -89,6 +89,10 @@ def test_a_full_far_side_is_asked_once_more_and_then_near_answers() -> None:
     far = in_turn(full)
     assert told(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", None)
     assert len(far.generated) == 2
+    # To wait for that long would be of no use.
+    far = in_turn(Reply(429, {"error": {"message": "full"}}, headers={"Retry-After": "30"}))
+    assert told(ask(FakeNear(), far, policy("prefer-far"))) == ("near says", "near", "far_failed", None)
+    assert len(far.generated) == 1
 
 
 def test_a_request_that_far_blames_is_the_client_s_to_see() -> None:

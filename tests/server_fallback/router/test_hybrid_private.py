@@ -129,6 +129,20 @@ def test_however_near_fails_a_private_answer_is_lost_before_it_leaves(near: Fake
     run(work())
 
 
+def test_what_near_wrote_does_not_leave_where_it_is_private() -> None:
+    near = FakeNear("123-45-6789 it is", logprobs=(-0.1,) * 11 + (-9.0,))
+    rules = {**EAGER, "mode": "prefer-near", "escalation": {"then": "continue", "min_mean_logprob": -1.0, "window_tokens": 1}}
+
+    async def work() -> None:
+        async with recorded(near, rules) as (opened, _):
+            answer = await opened.chat.completions.create(messages=QUESTION)
+            assert answer.choices[0].message.content == "123-45-6789 it is"
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("near", "prefer")
+
+    run(work())
+
+
 def test_a_private_request_that_is_pinned_to_far_is_refused() -> None:
     async def work() -> None:
         async with recorded(FakeNear()) as (opened, _):

@@ -1,13 +1,19 @@
-"""The guard against slow kernels, and the order of codes."""
+"""The guard against slow kernels, the order of codes, and how far the kernels of level 4 are off."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
+from onnx_cases import relative_rms
+from tolerances import ONNX_INT8_KERNEL
 
 from nearfar.compiler import quant
 from nearfar.compiler.errors import QuantizationError
-from nearfar.targets.onnx.matmul_nbits import blob_rows, require_fast
+from nearfar.compiler.ops import Array
+from nearfar.targets.onnx.builder import MICROSOFT, Builder
+from nearfar.targets.onnx.matmul_nbits import ACCURACY_LEVEL, BITS, blob_rows, require_fast
 
 
 @pytest.mark.parametrize(
@@ -39,3 +45,33 @@ def test_lower_elements_have_the_lower_bits() -> None:
     codes = np.stack([blob & 15, blob >> 4], axis=-1).reshape(7, 3, 32).astype(np.float32)
     weights = ((codes - 8) * planes["s"].astype(np.float32)[..., None]).reshape(7, 96)[:, :70]
     assert np.array_equal(weights, quant.by_name("q4f32").unpack(planes, 70))
+
+
+@pytest.mark.parametrize("block", [32, 64, 128])
+@pytest.mark.parametrize("name", ["q4f32", "q8f16"])
+def test_a_product_of_level_4_is_off_by_the_rounding_of_its_inputs(name: str, block: int) -> None:
+    """At one row and more, at one column of the matrix and past those that kernels take at once, and where the last block is a part."""
+    random = np.random.default_rng(block)
+    for rows, k, n in ((1, 1024, 1), (1, 72, 33), (3, 352, 17), (33, 2048, 129), (64, 3072, 1024)):
+        matrix, x = (random.normal(size=shape).astype(np.float32) for shape in ((n, k), (rows, k)))
+        quantization = quant.by_name(name, block)
+        planes = quantization.pack(matrix)
+        error = relative_rms(product(quantization.kind, block, planes, x), x @ quantization.unpack(planes, k).T)
+        assert 0 < error < ONNX_INT8_KERNEL, (rows, k, n)
+
+
+def product(kind: str, block: int, planes: Mapping[str, Array], x: Array) -> Array:
+    """x (rows, K) times a packed matrix (N, K), by one node."""
+    import onnxruntime
+
+    builder, k, n = Builder(), x.shape[1], len(planes["s"])
+    builder.add_input("x", "float32", ("rows", k))
+    builder.add_output("y", "float32", ("rows", n))
+    blocks = -(-k // block)
+    codes = builder.constant("codes", blob_rows(kind, planes["q"]).reshape(n, blocks, block * BITS[kind] // 8))
+    scales = builder.constant("scales", planes["s"].astype(np.float32).reshape(n, blocks))
+    attrs = {"K": k, "N": n, "bits": BITS[kind], "block_size": block, "accuracy_level": ACCURACY_LEVEL}
+    builder.add("MatMulNBits", ["x", codes, scales], "y", domain=MICROSOFT, **attrs)
+    session = onnxruntime.InferenceSession(builder.model({}).SerializeToString(), providers=["CPUExecutionProvider"])
+    y: Array = session.run(None, {"x": x})[0]
+    return y

@@ -6,7 +6,8 @@ import type { Decision } from "./decision.js";
 import type { DeviceHints } from "./device_hints.js";
 import type { Policy } from "./policy.js";
 import type { HybridRequest } from "./request.js";
-import type { NearSignals, Side, Situation } from "./situation.js";
+import type { Side } from "./events.js";
+import type { NearSignals, Situation } from "./situation.js";
 
 export interface Choice {
   readonly decision: Decision;

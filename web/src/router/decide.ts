@@ -9,7 +9,8 @@ import { lastUserText } from "./features.js";
 import type { Costs, Policy } from "./policy_schema.js";
 import { predictRights } from "./predictor.js";
 import { PrivateCheck } from "./privacy.js";
-import type { FarState, NearState, Side, Situation, Thermal } from "./situation.js";
+import type { Side } from "./events.js";
+import type { FarState, NearState, Situation, Thermal } from "./situation.js";
 
 interface Choice {
   readonly side: Side | null;

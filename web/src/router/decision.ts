@@ -1,23 +1,10 @@
 // A decision: who answers, and why. Drivers put it into every answer as its route.
 
-import type { Side } from "./situation.js";
+import type { Side } from "./events.js";
 
 /** What takes a side out of the choice, or takes all of them out. */
 export type Lack = "private" | "mode" | "near_unavailable" | "offline" | "circuit_open" | "context" | "tools" | "vision" | "language" | "budget";
 export type DecisionReason = Lack | `pinned_${Exclude<Lack, "private">}` | "pinned" | "prefer" | "battery" | "thermal" | "seconds" | "quality" | "cost";
-/** What makes an answer that runs change its side. */
-export type SwitchReason =
-  | "escalated_logprob"
-  | "escalated_entropy"
-  | "escalated_repetition"
-  | "escalated_schema"
-  | "near_failed"
-  | "far_failed"
-  | "near_late"
-  | "near_timeout"
-  | "far_timeout";
-export type Reason = DecisionReason | SwitchReason;
-
 /** What was expected of both sides; null where it is not known. gain is what far is worth above near, in the unit of the policy's threshold. */
 export interface Scores {
   readonly near_right: number | null;
@@ -38,13 +25,4 @@ export interface Decision {
   readonly reason: DecisionReason;
   readonly private: boolean;
   readonly scores: Scores;
-}
-
-/** Who wrote the end of an answer and why. */
-export interface Route {
-  readonly side: Side;
-  readonly reason: Reason;
-  readonly scores: Scores;
-  /** The number of characters (code points) that stand before the last switch, 0 where they were withdrawn, null without a switch. */
-  readonly switched_at: number | null;
 }

@@ -25,7 +25,8 @@ import type { AnswerItem, Observer, Part } from "./running_answer.js";
 import { runAnswer } from "./running_answer.js";
 import { SideRecord, rates } from "./side_record.js";
 import type { Side as Answering, SideRequest } from "./sides.js";
-import type { Side, Situation } from "./situation.js";
+import type { Side } from "./events.js";
+import type { Situation } from "./situation.js";
 import { UNKNOWN_SIDE } from "./situation.js";
 import { Watch } from "./watch.js";
 

@@ -11,7 +11,8 @@ import type {
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import type { PlainParams } from "./sides.js";
-import type { Side, Situation } from "./situation.js";
+import type { Side } from "./events.js";
+import type { Situation } from "./situation.js";
 
 /** What a request to Hybrid has beside OpenAI's parameters. */
 interface Routing {

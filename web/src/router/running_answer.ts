@@ -1,14 +1,15 @@
 // One answer as it runs: the answer machine decides, and here its effects are carried out. Chunks of the sides flow in; chunks of the one answer flow out,
 // and word of what is withdrawn.
 
-import type { ChatCompletionChunk, ChatCompletionDelta, ChatCompletionLogprobs, ChatCompletionTokenLogprob, ChatFinishReason, CompletionUsage, Route } from "../api/types.js";
-import { NearfarError, Unavailable } from "../errors.js";
+import type { ChatCompletionChunk, ChatCompletionTokenLogprob, ChatFinishReason, CompletionUsage, Route } from "../api/types.js";
+import { Unavailable } from "../errors.js";
 import type { Rules, State } from "./answer_machine.js";
 import { begin, step } from "./answer_machine.js";
 import type { Clock } from "./clock.js";
 import type { Decision } from "./decision.js";
 import type { Effect, Event, Fail, Side, TimerName } from "./events.js";
 import { failureOf } from "./failure.js";
+import { ShownAnswer } from "./shown_answer.js";
 import type { AnswerSoFar, PlainParams, Side as Answering } from "./sides.js";
 import type { Watch } from "./watch.js";
 
@@ -60,8 +61,10 @@ const RETRY_MS = 100;
 
 type OpenPart = { -readonly [K in keyof Part]: Part[K] } & { readonly from: AnswerSoFar | null; readonly controller: AbortController };
 
-/** Yields the chunks of the answer, the last with its usage and no choices. Asks nobody before it is iterated; leaving the loop ends it. Throws what the side
- * throws that was to answer last, Unavailable where none was, or the signal's reason. */
+/**
+ * Yields the chunks of the answer, the last with its usage and no choices. Asks nobody before it is iterated; leaving the loop ends it. Throws what the side
+ * throws that was to answer last, Unavailable where none was, or the signal's reason.
+ */
 export async function* runAnswer(job: AnswerJob): AsyncGenerator<AnswerItem, void, undefined> {
   const answer = new RunningAnswer(job);
   const abort = (): void => {
@@ -86,22 +89,18 @@ class RunningAnswer {
   readonly #items: AnswerItem[] = [];
   #closed: { readonly error?: unknown } | null = null;
   #wake: () => void = () => undefined;
-  readonly #head: Pick<ChatCompletionChunk, "id" | "created" | "object">;
-  readonly #startedAt: number;
-  #firstShownAt: number | null = null;
-  #roleDue = true;
-  #routeDue = true;
-  #model = "";
-  /** Tokens without a text of their own. */
-  #waiting: ChatCompletionTokenLogprob[] = [];
-  /** The tokens of what stands shown: how many, and those that were told one by one. */
-  #tokens = 0;
-  #told: ChatCompletionTokenLogprob[] = [];
+  readonly #shown: ShownAnswer;
 
   constructor(private readonly job: AnswerJob) {
     this.#state = begin(job.rules);
-    this.#head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(job.clock.date() / 1000), object: "chat.completion.chunk" };
-    this.#startedAt = job.clock.now();
+    this.#shown = new ShownAnswer({
+      clock: job.clock,
+      alternatives: job.shownAlternatives,
+      push: (chunk) => {
+        this.push({ type: "chunk", chunk });
+      },
+      route: () => this.route(),
+    });
   }
 
   start(): void {
@@ -137,25 +136,24 @@ class RunningAnswer {
     const { job } = this;
     switch (effect.type) {
       case "ask":
-        void this.listen(effect.side, effect.attempt, this.soFar(effect.continue_from));
+        void this.listen(effect.side, effect.attempt, effect.continue_from === null ? null : this.#shown.soFar(effect.continue_from));
         return;
       case "cancel":
         this.#parts[effect.side]?.controller.abort();
         return;
       case "emit":
-        if (chunk !== undefined) this.show(chunk);
+        if (chunk !== undefined) this.#shown.show(chunk);
         return;
       case "withdraw":
-        this.#tokens = 0;
-        this.#told = [];
+        this.#shown.withdraw();
         this.push({ type: "withdraw" });
         return;
       case "switch":
-        this.#routeDue = true;
-        this.#waiting = [];
+        this.#shown.switched();
         return;
       case "finish":
-        this.finish(effect.side, effect.finish_reason as ChatFinishReason);
+        this.#shown.finish(effect.finish_reason as ChatFinishReason, wholeUsage(this.#parts[effect.side]));
+        this.close({});
         return;
       case "fail":
         this.close({ error: this.errorOf(effect) });
@@ -182,14 +180,6 @@ class RunningAnswer {
     }
   }
 
-  private soFar(text: string | null): AnswerSoFar | null {
-    if (text === null) return null;
-    const ids = this.#told.flatMap(({ token_id: id }) => (id === undefined ? [] : [id]));
-    // Of a token that a stop string or a cut character held back a part may be shown: then the text alone says where it stands.
-    const isAll = ids.length === this.#told.length && this.#told.map(({ token }) => token).join("") === text;
-    return { text, tokenIds: isAll ? ids : null, tokens: this.#tokens };
-  }
-
   /** Asks a side, and tells the machine what it says. */
   private async listen(side: Side, attempt: number, from: AnswerSoFar | null): Promise<void> {
     const { params, sides, logprobs, clock, observer } = this.job;
@@ -212,7 +202,7 @@ class RunningAnswer {
         ended = chunk.choices[0]?.finish_reason ?? ended;
         this.hear(side, attempt, part, chunk);
         // What it said may have been reason enough to stop it.
-        if (signals(controller).aborted) return;
+        if (controller.signal.aborted) return;
       }
       if (ended === null) throw new Unavailable(`The ${side} side's answer stopped before its end`, { retryable: true });
       this.ended(side, attempt, ended);
@@ -257,11 +247,11 @@ class RunningAnswer {
     this.send({ type: "token", side, attempt, text: content, tool_call: calls.length > 0 }, chunk);
     if (this.#state.phase !== "running" || this.#state.side !== side) return;
     // It was not shown: its tokens come with the next text.
-    if (content === "" && calls.length === 0) this.#waiting.push(...tokens);
+    if (content === "" && calls.length === 0) this.#shown.wait(tokens);
     if (side === "near") this.watch(tokens);
   }
 
-  private watch(tokens: NonNullable<ChatCompletionLogprobs["content"]>): void {
+  private watch(tokens: readonly ChatCompletionTokenLogprob[]): void {
     for (const { token, logprob, top_logprobs: alternatives } of tokens) {
       const reason = this.job.watch?.add({ text: token, logprob, alternatives: alternatives.length === 0 ? null : alternatives.map((other) => other.logprob) }) ?? null;
       if (reason === null) continue;
@@ -280,63 +270,16 @@ class RunningAnswer {
     this.send({ type: "end", side, attempt, finish_reason: finishReason });
   }
 
-  private show(chunk: ChatCompletionChunk): void {
-    const choice = chunk.choices[0];
-    if (choice === undefined) return;
-    const tokens = this.tokensWith(choice.logprobs?.content);
-    this.#firstShownAt ??= this.job.clock.now();
-    this.#tokens += Math.max(1, tokens.length);
-    this.#told.push(...tokens);
-    this.#model = chunk.model;
-    const { content, tool_calls: calls } = choice.delta;
-    this.pushChoice({ ...(content === undefined ? {} : { content }), ...(calls === undefined ? {} : { tool_calls: calls }) }, { logprobs: this.shown(tokens), finish_reason: null }, this.#routeDue);
-    this.#routeDue = false;
-  }
-
-  /** The tokens, after those that waited. */
-  private tokensWith(told: readonly ChatCompletionTokenLogprob[] | null | undefined): readonly ChatCompletionTokenLogprob[] {
-    const tokens = [...this.#waiting, ...(told ?? [])];
-    this.#waiting = [];
-    return tokens;
-  }
-
-  private shown(tokens: readonly ChatCompletionTokenLogprob[]): ChatCompletionLogprobs | null {
-    const count = this.job.shownAlternatives;
-    if (count === null || tokens.length === 0) return null;
-    return { content: tokens.map((token) => ({ ...token, top_logprobs: token.top_logprobs.slice(0, count) })), refusal: null };
-  }
-
-  private pushChoice(delta: ChatCompletionDelta, rest: Pick<ChatCompletionChunk["choices"][number], "logprobs" | "finish_reason">, withRoute: boolean, more: Partial<ChatCompletionChunk> = {}): void {
-    const whole = this.#roleDue ? { role: "assistant" as const, ...delta } : delta;
-    this.#roleDue = false;
-    const route = withRoute ? { route: this.route() } : {};
-    this.push({ type: "chunk", chunk: { ...this.#head, model: this.#model, choices: [{ index: 0, delta: whole, ...rest }], ...more, ...route } });
-  }
-
   private route(): Route {
     const { side, reason, switchedAt } = this.#state;
     const { decision } = this.job;
     return { side: side ?? "near", reason, scores: { ...decision.scores }, switched_at: switchedAt };
   }
 
-  private finish(side: Side, finishReason: ChatFinishReason): void {
-    const part = this.#parts[side];
-    const now = this.job.clock.now();
-    const first = this.#firstShownAt ?? now;
-    const usage = wholeUsage(part);
-    const later = usage.completion_tokens - 1;
-    const timings = { time_to_first_token_ms: first - this.#startedAt, total_ms: now - this.#startedAt, tokens_per_second: later > 0 && now > first ? (later * 1000) / (now - first) : null };
-    // A reader tells by a chunk before the last that a text was withdrawn, also where nothing came after it.
-    if (this.#routeDue) this.pushChoice({ content: "" }, { logprobs: null, finish_reason: null }, true);
-    this.pushChoice({}, { logprobs: this.shown(this.tokensWith([])), finish_reason: finishReason }, true, { timings });
-    this.push({ type: "chunk", chunk: { ...this.#head, model: this.#model, choices: [], usage } });
-    this.close({});
-  }
-
   private errorOf({ side, kind, reason }: Fail): unknown {
     if (kind === "timeout" && side !== null) return new Unavailable(`The ${side} side said nothing for too long; ask again, or allow it more in the policy's timeouts`, { code: reason });
     const error = side === null ? undefined : this.#errors[side];
-    if (error instanceof NearfarError || error !== undefined) return error;
+    if (error !== undefined) return error;
     return new Unavailable(`Nobody can answer: ${reason}`, { code: reason });
   }
 
@@ -352,11 +295,6 @@ class RunningAnswer {
     this.#timers.clear();
     this.#wake();
   }
-}
-
-/** Read anew: it may have changed in a call. */
-function signals({ signal }: AbortController): AbortSignal {
-  return signal;
 }
 
 /** The whole answer's usage, as the side that ended it counts: what it went on from was its prompt. */

@@ -2,7 +2,8 @@
 //
 // Numbers that are not known are null, and nothing is decided on them.
 
-export type Side = "near" | "far";
+import type { Side } from "./events.js";
+
 /** "half-open": one request is let through; who asks for a second one meanwhile says "open". */
 export type CircuitState = "closed" | "open" | "half-open";
 export type Thermal = "nominal" | "fair" | "serious" | "critical";

@@ -1,0 +1,142 @@
+"""Socket: a WebSocket whose messages are JSON. Who asks is known before anything is read, and errors are told before it closes.
+
+A page of another site can open a WebSocket without asking, so its origin is checked here, by the rule that CORS has for the other routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import time
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from fastapi import WebSocket
+from pydantic import BaseModel, ValidationError
+from starlette.types import Message
+
+from nearfar.compiler.errors import Unavailable
+
+from ..schema.common import Request
+from ..schema.verify import KEY_PROTOCOL, VerifyError
+from .drain import SHUTTING_DOWN, ClientGone
+from .errors import ApiError, api_error
+from .exchange import exchange_of
+from .json_body import parse_json
+from .log import log_failure
+from .route import authorize
+from .service import Service
+from .validation import validation_error
+
+Said = TypeVar("Said", bound=Request)
+Result = TypeVar("Result")
+# Codes from here on are an application's own; what is added is the HTTP status of the same error.
+CLOSE_CODES = 4000
+
+
+class Socket:
+    """One connection. ``accept`` first; then ``next``, ``while_connected`` and ``tell`` in turn, and ``end`` or ``fail`` last."""
+
+    def __init__(self, socket: WebSocket, service: Service) -> None:
+        self._socket, self._service, self.exchange = socket, service, exchange_of(socket)
+        # What came while an answer was made.
+        self._early: deque[Message] = deque()
+
+    async def accept(self, protocol: str) -> None:
+        """Raises ClientGone for a page that may not ask, which is refused over HTTP: a browser tells such a page nothing."""
+        if not self._may_ask():
+            message = "this page may not ask here; start the server with its --cors-origin"
+            told = ApiError(403, message, "origin_not_allowed")
+            log_failure(self.exchange, told, told)
+            await self._socket.send_denial_response(told.response())
+            raise ClientGone
+        offered = self._socket.scope["subprotocols"]
+        await self._socket.accept(protocol if protocol in offered else None)
+
+    def admit(self) -> None:
+        """Find out who asks, and count that against the limits until the exchange is over. Raises ApiError (400, 401, 429), Unavailable."""
+        service, exchange = self._service, self.exchange
+        exchange.set_deadline(self._socket.headers, service.config.request_timeout_seconds)
+        exchange.key = authorize(service.config.keys, self._authorization())
+        exchange.held.enter_context(service.limiter.admit(exchange.key))
+        self.require_no_drain()
+
+    def require_no_drain(self) -> None:
+        """Raises Unavailable where the server goes: what runs for long ends between two messages."""
+        if self._service.drain.started:
+            raise Unavailable(SHUTTING_DOWN)
+
+    async def next(self, kind: type[Said], idle_seconds: float) -> Said:
+        """The next message. Raises ApiError: 408 where none comes, 400 where it is another; ClientGone."""
+        seconds = min(idle_seconds, max(0.0, self.exchange.deadline - time.monotonic()))
+        try:
+            message = self._early.popleft() if self._early else await asyncio.wait_for(self._receive(), seconds)
+        except TimeoutError:
+            raise ApiError(408, f"no message came within {seconds:.0f} s", "message_timeout") from None
+        text = message.get("text")
+        if text is None:
+            raise ApiError(400, "messages are JSON as text, not bytes", "invalid_json")
+        value = parse_json(text.encode("utf-8", "surrogatepass"))
+        try:
+            return kind.model_validate(value)
+        except ValidationError as error:
+            raise validation_error([{**each, "loc": ("body", *each["loc"])} for each in error.errors()], value) from None
+
+    async def while_connected(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of ``work``, which ends early when the client goes, the deadline comes or the server goes. Raises as `Drain.run`."""
+        return await self._service.drain.run(work, self._disconnect, self.exchange.deadline)
+
+    async def tell(self, message: BaseModel) -> None:
+        try:
+            await self._socket.send_text(message.model_dump_json(exclude_none=True))
+        except (OSError, RuntimeError):
+            # Closed by the other side while this was made.
+            raise ClientGone from None
+
+    async def end(self) -> None:
+        await self._socket.close(1000)
+
+    async def fail(self, error: Exception) -> None:
+        """Tell why it ends, where somebody is left to be told."""
+        told = api_error(error)
+        log_failure(self.exchange, error, told)
+        try:
+            await self.tell(VerifyError(error=told.body().error))
+            await self._socket.close(CLOSE_CODES + told.status)
+        except (ClientGone, RuntimeError):
+            return
+
+    async def _receive(self) -> Message:
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise ClientGone
+        return message
+
+    async def _disconnect(self) -> Message:
+        """As the connection of an HTTP request tells it. A message that comes before its turn waits for it."""
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return {"type": "http.disconnect"}
+        self._early.append(message)
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    def _may_ask(self) -> bool:
+        """Browsers alone send an origin, and no page can forge it."""
+        headers, allowed = self._socket.headers, self._service.config.cors_origins
+        origin = headers.get("origin")
+        return origin is None or "*" in allowed or origin in allowed or urlsplit(origin).netloc == headers.get("host")
+
+    def _authorization(self) -> str:
+        """What the header would be: pages cannot set it, and name the key among the protocols that they offer."""
+        offered = [name for name in self._socket.scope["subprotocols"] if name.startswith(KEY_PROTOCOL)]
+        if not offered:
+            return self._socket.headers.get("authorization", "")
+        coded = offered[0].removeprefix(KEY_PROTOCOL)
+        try:
+            key = base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+        return f"Bearer {key}"

@@ -1,0 +1,63 @@
+"""/v1/nearfar/verify: drafts of a client flow in over a WebSocket, what its model says to them flows back. See `schema/verify.py`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, WebSocket
+
+from ..engine.verification import Verification
+from ..executors.executor import Call
+from ..executors.verifies import Verifies
+from ..schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, VerifyOpen, VerifyOpened
+from .drain import ClientGone
+from .errors import ApiError
+from .json_body import printable
+from .service import Service
+from .socket import Socket
+
+
+def verify_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.websocket("/v1/nearfar/verify")
+    async def verify(websocket: WebSocket) -> None:
+        socket = Socket(websocket, service)
+        try:
+            await socket.accept(PROTOCOL)
+            socket.admit()
+            opened = await socket.next(VerifyOpen, service.config.body_timeout_seconds)
+            executor, stream = await begin(service, opened, socket)
+            try:
+                await socket.tell(VerifyOpened(context=executor.context, max_drafts=executor.max_drafts))
+                await check_rounds(service, stream, socket)
+            finally:
+                service.metrics.count(opened.model, len(opened.prompt), stream.answered, socket.exchange)
+                service.metrics.success.labels(opened.model, stream.finish_reason or "abort").inc()
+            await socket.end()
+        except ClientGone:
+            return
+        except Exception as error:
+            await socket.fail(error)
+
+    return router
+
+
+async def begin(service: Service, opened: VerifyOpen, socket: Socket) -> tuple[Verifies, Verification]:
+    """Raises ApiError for a version that is not ours or a model that checks no drafts, and what `Verifies.verification` raises."""
+    exchange = socket.exchange
+    exchange.log["model"] = printable(opened.model)
+    if opened.version != VERSION:
+        message = f"this server speaks version {VERSION} of these messages, the client {opened.version}; update the older of them"
+        raise ApiError(400, message, "verify_version", "version")
+    executor = await service.models.executor(opened.model)
+    if not isinstance(executor, Verifies) or executor.max_drafts == 0:
+        raise ApiError(400, "this model checks no drafts here; ask for the whole answer", "verify_unavailable", "model")
+    call = Call(exchange.request_id, exchange.priority(opened.priority), exchange.deadline, exchange.passed_on)
+    return executor, executor.verification(opened, call)
+
+
+async def check_rounds(service: Service, stream: Verification, socket: Socket) -> None:
+    while stream.finish_reason is None:
+        draft = await socket.next(VerifyDraft, service.config.draft_timeout_seconds)
+        socket.require_no_drain()
+        given = await socket.while_connected(stream.check(draft.tokens))
+        await socket.tell(VerifyAccepted(tokens=given.token_ids, finish_reason=given.finish_reason, cached_tokens=given.cached_tokens))

@@ -1,0 +1,255 @@
+"""/v1/nearfar/verify on a socket: whose drafts are taken, what is said to them, and how connections end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from asgi import run
+from fake_models import FakeExecutor
+from hash_model import VOCAB, answer_of
+from live_server import LiveServer
+from verifying_executor import VerifyingExecutor, served
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.keys import ApiKey, Keys, read_keys
+
+KEY = "sk-web-12345678"
+KEYS = read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"})
+PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]
+TOKENS = answer_of(PROMPT, 20, 64)[0]
+
+
+def opening(**other: Any) -> dict[str, Any]:
+    return {"type": "open", "version": 1, "model": "fake", "tokenizer_sha256": "5ha", "prompt": PROMPT, "max_tokens": 20, **other}
+
+
+def draft(tokens: Sequence[int]) -> dict[str, Any]:
+    return {"type": "draft", "tokens": list(tokens)}
+
+
+def asking(server: LiveServer, **options: Any) -> connect:
+    return connect(f"ws://127.0.0.1:{server.port}/v1/nearfar/verify", open_timeout=5, **options)
+
+
+async def say(socket: ClientConnection, message: object) -> None:
+    await socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
+
+
+async def heard(socket: ClientConnection) -> dict[str, Any]:
+    async with asyncio.timeout(5):
+        value: dict[str, Any] = json.loads(await socket.recv())
+    return value
+
+
+async def closed(socket: ClientConnection) -> int | None:
+    """The code that it closes with."""
+    with pytest.raises(ConnectionClosed):
+        await heard(socket)
+    return socket.close_code
+
+
+def test_drafts_are_answered_until_the_end() -> None:
+    async def work() -> None:
+        executor = VerifyingExecutor()
+        async with served(executor) as server, asking(server) as socket:
+            await say(socket, opening())
+            assert await heard(socket) == {"type": "opened", "version": 1, "context": 256, "max_drafts": 4}
+            await say(socket, draft(TOKENS[:4]))
+            assert await heard(socket) == {"type": "accepted", "tokens": TOKENS[:5], "cached_tokens": 0}
+            await say(socket, draft([(TOKENS[5] + 1) % VOCAB]))
+            assert await heard(socket) == {"type": "accepted", "tokens": TOKENS[5:6], "cached_tokens": len(PROMPT) + 4}
+            found = TOKENS[:6]
+            while True:
+                await say(socket, draft(TOKENS[len(found) : len(found) + 4]))
+                said = await heard(socket)
+                found += said["tokens"]
+                if "finish_reason" in said:
+                    break
+            assert (found, said["finish_reason"]) == (TOKENS, "length")
+            assert await closed(socket) == 1000
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("messages", "status", "code", "param"),
+    [
+        (["{"], 400, "invalid_json", None),
+        ([b"{}"], 400, "invalid_json", None),
+        ([["open"]], 400, "invalid_type", None),
+        ([opening(version=2)], 400, "verify_version", "version"),
+        ([opening(model="nobody")], 404, "model_not_found", "model"),
+        ([opening(tokenizer_sha256="other")], 400, "tokenizer_differs", "tokenizer_sha256"),
+        ([opening(temperature="hot")], 400, "invalid_type", "temperature"),
+        ([opening(stop=["."])], 400, "unknown_parameter", "stop"),
+        ([draft([1])], 400, "invalid_type", "type"),
+        ([opening(), opening()], 400, "invalid_type", "type"),
+        ([opening(), draft([VOCAB])], 400, "invalid_value", "drafts"),
+        ([opening(), {"type": "draft", "tokens": [1] * 65}], 400, "invalid_value", "tokens"),
+        ([opening(), {"type": "draft", "tokens": [1.5]}], 400, "invalid_type", "tokens[0]"),
+    ],
+)
+def test_what_is_wrong_is_told_and_ends_the_connection(messages: list[Any], status: int, code: str, param: str | None) -> None:
+    async def work() -> None:
+        async with served() as server, asking(server) as socket:
+            for message in messages:
+                await say(socket, message)
+            said = await heard(socket)
+            if said["type"] == "opened":
+                said = await heard(socket)
+            assert said["type"] == "error"
+            assert (said["error"]["code"], said["error"].get("param")) == (code, param)
+            assert await closed(socket) == 4000 + status
+
+    run(work())
+
+
+def test_a_model_that_checks_no_drafts_says_so() -> None:
+    async def work() -> None:
+        for executor in (FakeExecutor(), VerifyingExecutor(max_drafts=0)):
+            async with served(executor) as server, asking(server) as socket:
+                await say(socket, opening())
+                assert (await heard(socket))["error"]["code"] == "verify_unavailable"
+                assert await closed(socket) == 4400
+
+    run(work())
+
+
+def test_keys_come_in_the_header_or_among_the_protocols_of_a_page() -> None:
+    def named(key: str) -> list[Any]:
+        return ["nearfar.verify", "nearfar.key." + base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")]
+
+    async def work() -> None:
+        async with served(config=ApiConfig(keys=KEYS)) as server:
+            for options in ({"additional_headers": {"Authorization": f"Bearer {KEY}"}}, {"subprotocols": named(KEY)}):
+                async with asking(server, **options) as socket:
+                    await say(socket, opening())
+                    assert (await heard(socket))["type"] == "opened"
+                    # The key does not come back.
+                    assert socket.subprotocol == ("nearfar.verify" if "subprotocols" in options else None)
+            for options in ({}, {"subprotocols": named("sk-wrong-12345")}, {"subprotocols": ["nearfar.verify", "nearfar.key.~"]}):
+                async with asking(server, **options) as socket:
+                    assert (await heard(socket))["error"]["code"] == "invalid_api_key"
+                    assert await closed(socket) == 4401
+
+    run(work())
+
+
+def test_an_open_stream_counts_against_its_keys_limit() -> None:
+    async def work() -> None:
+        limited = Keys((ApiKey("web", KEYS.keys[0].digest, max_concurrent=1),))
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with served(config=ApiConfig(keys=limited)) as server:
+            async with asking(server, additional_headers=headers) as first:
+                await say(first, opening())
+                assert (await heard(first))["type"] == "opened"
+                async with asking(server, additional_headers=headers) as second:
+                    assert (await heard(second))["error"]["code"] == "concurrency_limit_exceeded"
+                    assert await closed(second) == 4429
+            # When it has left, another may come.
+            while server.server._service.limiter.running:
+                await asyncio.sleep(0.005)
+            async with asking(server, additional_headers=headers) as third:
+                await say(third, opening())
+                assert (await heard(third))["type"] == "opened"
+
+    run(work())
+
+
+def test_pages_of_other_sites_may_not_ask_unless_they_are_listed() -> None:
+    async def work() -> None:
+        async with served(config=ApiConfig(cors_origins=("https://example.org",), allowed_hosts=("127.0.0.1",))) as server:
+            for origin in ("https://example.org", f"http://127.0.0.1:{server.port}"):
+                async with asking(server, origin=origin) as socket:
+                    await say(socket, opening())
+                    assert (await heard(socket))["type"] == "opened"
+            with pytest.raises(InvalidStatus) as refused:
+                await asking(server, origin="https://other.example")
+            assert refused.value.response.status_code == 403
+            assert json.loads(refused.value.response.body or b"")["error"]["code"] == "origin_not_allowed"
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(f"ws://evil.example:{server.port}/v1/nearfar/verify", host="127.0.0.1", port=server.port)
+            assert refused.value.response.status_code == 403
+
+    run(work())
+
+
+def test_a_client_that_leaves_in_a_round_ends_it_and_one_that_says_nothing_is_cut_off() -> None:
+    async def work() -> None:
+        executor = VerifyingExecutor(step_seconds=0.1)
+        async with served(executor, ApiConfig(draft_timeout_seconds=0.05)) as server:
+            async with asking(server) as socket:
+                await say(socket, opening())
+                assert (await heard(socket))["type"] == "opened"
+                assert (await heard(socket))["error"]["code"] == "message_timeout"
+                assert await closed(socket) == 4408
+            async with asking(server) as socket:
+                # Of three steps.
+                await say(socket, opening(prompt=PROMPT * 5))
+                assert (await heard(socket))["type"] == "opened"
+                await say(socket, draft(TOKENS[:4]))
+                while not executor.engine.stats().steps:
+                    await asyncio.sleep(0.005)
+            while executor.engine.stats().running or server.server._service.limiter.running:
+                await asyncio.sleep(0.005)
+            assert executor.engine.stats().generated_tokens == 0
+
+    run(work())
+
+
+def test_a_deadline_ends_a_stream() -> None:
+    async def work() -> None:
+        # The round takes three steps, longer than the deadline.
+        executor = VerifyingExecutor(step_seconds=0.5)
+        headers = {"X-Request-Timeout-Ms": "1000"}
+        async with served(executor) as server, asking(server, additional_headers=headers) as socket:
+            await say(socket, opening(prompt=PROMPT * 6))
+            assert (await heard(socket))["type"] == "opened"
+            await say(socket, draft([]))
+            assert (await heard(socket))["error"]["code"] == "deadline_exceeded"
+            assert await closed(socket) == 4503
+
+    run(work())
+
+
+def test_a_server_on_its_way_out_ends_streams_between_two_rounds() -> None:
+    async def work() -> None:
+        async with served() as server, asking(server) as socket:
+            await say(socket, opening())
+            assert (await heard(socket))["type"] == "opened"
+            server.signal()
+            await say(socket, draft([]))
+            assert (await heard(socket))["error"]["code"] == "unavailable"
+            assert await closed(socket) == 4503
+
+    run(work())
+
+
+def test_a_stream_is_a_request_of_the_log_and_the_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> str:
+        async with served() as server:
+            async with asking(server, additional_headers={"X-Request-Id": "mine"}) as socket:
+                assert socket.response is not None
+                assert socket.response.headers["x-request-id"] == "mine"
+                await say(socket, opening(max_tokens=2))
+                assert (await heard(socket))["type"] == "opened"
+                await say(socket, draft(TOKENS[:1]))
+                assert (await heard(socket))["finish_reason"] == "length"
+                assert await closed(socket) == 1000
+            return server.server._service.metrics.text().decode()
+
+    with caplog.at_level("INFO", "nearfar.server"):
+        text = run(work())
+    assert 'vllm:generation_tokens_total{model_name="fake"} 2.0' in text
+    assert 'vllm:request_success_total{finished_reason="length",model_name="fake"} 1.0' in text
+    fields = next(record.__dict__["fields"] for record in caplog.records if record.message == "request")
+    assert fields["request_id"] == "mine"
+    assert (fields["route"], fields["method"], fields["status"], fields["close_code"]) == ("/v1/nearfar/verify", "WEBSOCKET", 101, 1000)
+    assert (fields["prompt_tokens"], fields["completion_tokens"]) == (len(PROMPT), 2)

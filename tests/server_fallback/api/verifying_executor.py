@@ -1,0 +1,50 @@
+"""The hash model behind the API's models, as far as drafts are checked with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from fake_models import FakeExecutor, FakeModels
+from hash_runner import MODEL, HashRunner
+from live_server import LiveServer, live_server
+
+from nearfar.compiler.batch import Limits
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.engine.request import Sampling, TokenRequest
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.engine.verification import Verification
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.schema.verify import VerifyOpen
+
+
+@dataclass
+class VerifyingExecutor(FakeExecutor):
+    """It takes its time for a step where it is told to."""
+
+    step_seconds: float = 0.0
+    max_drafts: int = 4
+    engine: TokenEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        runner = HashRunner(Limits(tokens=24, sequences=4, rows=20, pages=24), threaded=True, step_seconds=self.step_seconds)
+        self.engine = TokenEngine(runner, MODEL)
+
+    def verification(self, request: VerifyOpen, call: Call) -> Verification:
+        self.calls.append(call)
+        if request.tokenizer_sha256 != "5ha":
+            raise RequestError("another tokenizer", param="tokenizer_sha256", code="tokenizer_differs")
+        sampling = Sampling(temperature=request.temperature or 0.0, seed=request.seed)
+        return Verification(self.engine, TokenRequest(request.prompt, request.max_tokens, sampling, deadline=call.deadline))
+
+
+@asynccontextmanager
+async def served(executor: FakeExecutor | None = None, config: ApiConfig | None = None) -> AsyncIterator[LiveServer]:
+    """While its server runs."""
+    executor = executor or VerifyingExecutor()
+    with live_server(FakeModels(executor), config or ApiConfig()) as server:
+        yield server
+    if isinstance(executor, VerifyingExecutor):
+        await executor.engine.close()

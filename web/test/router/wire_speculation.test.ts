@@ -1,0 +1,247 @@
+// A near model that guesses and a server that checks, the server made up here: the answers are the server's, whatever near says.
+
+import { expect, test } from "vitest";
+
+import type { Completion, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
+import { DeviceError } from "../../src/errors.js";
+import type { NearTokens } from "../../src/router/near_drafts.js";
+import type { SocketLike } from "../../src/router/verify_socket.js";
+import { WireSpeculation } from "../../src/router/wire_speculation.js";
+
+const PROMPT = [3, 1, 4];
+const TOKENS = 20;
+
+/** The far model's next token: it follows from all before it. */
+function nextToken(tokens: readonly number[]): number {
+  return tokens.reduce((value, token) => (value * 31 + token + 1) % 65_521, 0) % 16;
+}
+
+function answerOf(prompt: readonly number[], count: number): number[] {
+  const tokens = [...prompt];
+  while (tokens.length < prompt.length + count) tokens.push(nextToken(tokens));
+  return tokens.slice(prompt.length);
+}
+
+/** Says what ``wrongAt`` does not spoil; ``asked`` are its requests. */
+class FakeNear implements NearTokens {
+  readonly info: { readonly context: number };
+  readonly asked: TokenRequest[] = [];
+  running = 0;
+
+  constructor(
+    private readonly wrongAt: (length: number) => boolean = () => false,
+    context = 512,
+    private readonly failAt = Infinity,
+  ) {
+    this.info = { context };
+  }
+
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    this.asked.push(request);
+    this.running += 1;
+    const tokens = [...request.promptIds];
+    try {
+      for (let count = 0; count < (request.maxTokens ?? Infinity); count++) {
+        await Promise.resolve();
+        request.signal?.throwIfAborted();
+        if (this.asked.length > this.failAt) throw new DeviceError("lost");
+        const token = nextToken(tokens);
+        tokens.push(this.wrongAt(tokens.length) ? (token + 1) % 16 : token);
+        yield { tokenId: tokens[tokens.length - 1] ?? 0, logprob: null, alternatives: [] };
+      }
+      return { finishReason: "length", promptTokens: request.promptIds.length, cachedTokens: 0, completionTokens: 0 };
+    } finally {
+      this.running -= 1;
+    }
+  }
+}
+
+interface Message {
+  readonly type: string;
+  readonly version?: number;
+  readonly tokenizer_sha256?: string;
+  readonly prompt?: number[];
+  readonly max_tokens?: number;
+  readonly tokens?: number[];
+}
+
+/** The server's side of one connection. ``sockets`` are all that were opened. */
+class FakeSocket implements SocketLike {
+  static sockets: FakeSocket[] = [];
+  onopen: (() => void) | null = null;
+  onmessage: ((event: { readonly data: unknown }) => void) | null = null;
+  onclose: ((event: { readonly code: number }) => void) | null = null;
+  onerror: (() => void) | null = null;
+  closed = false;
+  readonly sent: Message[] = [];
+  #tokens: number[] = [];
+  #left = 0;
+
+  constructor(
+    readonly url: string,
+    readonly protocols: string[],
+  ) {
+    FakeSocket.sockets.push(this);
+    queueMicrotask(() => this.onopen?.());
+  }
+
+  send(text: string): void {
+    const message = JSON.parse(text) as Message;
+    this.sent.push(message);
+    queueMicrotask(() => {
+      this.answer(message);
+    });
+  }
+
+  close(): void {
+    this.closed = true;
+  }
+
+  protected answer(message: Message): void {
+    if (message.type === "open") {
+      if (message.tokenizer_sha256 !== "5ha") {
+        this.fail("tokenizer_differs", 400);
+        return;
+      }
+      this.#tokens = [...(message.prompt ?? [])];
+      this.#left = message.max_tokens ?? TOKENS;
+      this.say({ type: "opened", version: 1, context: 512, max_drafts: 8 });
+      return;
+    }
+    const accepted: number[] = [];
+    for (const draft of [...(message.tokens ?? []), null]) {
+      const token = nextToken(this.#tokens);
+      this.#tokens.push(token);
+      accepted.push(token);
+      if (token !== draft || accepted.length === this.#left) break;
+    }
+    this.#left -= accepted.length;
+    this.say({ type: "accepted", tokens: accepted, cached_tokens: 0, ...(this.#left === 0 ? { finish_reason: "length" } : {}) });
+  }
+
+  protected say(message: unknown): void {
+    this.onmessage?.({ data: typeof message === "string" ? message : JSON.stringify(message) });
+  }
+
+  protected fail(code: string, status: number): void {
+    this.say({ type: "error", error: { message: "no", type: "invalid_request_error", code } });
+    this.onclose?.({ code: 4000 + status });
+  }
+}
+
+/** Does what it is told instead of answering a message of this type. */
+function socketThat(type: string, does: (socket: { say: (message: unknown) => void; fail: (code: string, status: number) => void; drop: () => void }) => void): typeof FakeSocket {
+  return class extends FakeSocket {
+    protected override answer(message: Message): void {
+      if (message.type !== type) super.answer(message);
+      else does({ say: (said) => { this.say(said); }, fail: (code, status) => { this.fail(code, status); }, drop: () => this.onclose?.({ code: 1006 }) }); // prettier-ignore
+    }
+  };
+}
+
+function source(near: NearTokens, Socket: typeof FakeSocket = FakeSocket, tokenizerSha256 = "5ha", draftTokens = 4): WireSpeculation {
+  FakeSocket.sockets = [];
+  return new WireSpeculation(near, { baseURL: "http://far:8000/v1", apiKey: "sk-ключ", model: "m", tokenizerSha256, draftTokens, WebSocket: Socket });
+}
+
+async function said(from: WireSpeculation, request: Partial<TokenRequest> = {}): Promise<{ tokens: number[]; end: Completion }> {
+  const tokens: number[] = [];
+  const answer = from.generateTokens({ promptIds: PROMPT, maxTokens: TOKENS, ...request });
+  for (;;) {
+    const { done, value } = await answer.next();
+    if (done === true) return { tokens, end: value };
+    tokens.push(value.tokenId);
+  }
+}
+
+test.each([
+  ["right", new FakeNear()],
+  ["wrong now and then", new FakeNear((length) => length % 3 === 0)],
+  ["always wrong", new FakeNear(() => true)],
+  ["short of context", new FakeNear(() => false, PROMPT.length + 6)],
+  ["failing", new FakeNear(() => false, 512, 1)],
+])("a near model that is %s gives the far model's answer", async (_, near) => {
+  const from = source(near);
+  const { tokens, end } = await said(from);
+  expect(tokens).toEqual(answerOf(PROMPT, TOKENS));
+  expect(end).toEqual({ finishReason: "length", promptTokens: 3, cachedTokens: 0, completionTokens: TOKENS });
+  expect(from.counts.tokens).toBe(TOKENS);
+  expect(FakeSocket.sockets.map(({ closed }) => closed)).toEqual([true]);
+  expect(near.running).toBe(0);
+});
+
+test("right guesses take a round for five tokens, and none is made twice", async () => {
+  const near = new FakeNear();
+  const from = source(near);
+  await said(from);
+  expect(from.counts).toEqual({ rounds: 4, drafted: 16, accepted: 16, tokens: TOKENS });
+  expect(near.asked.map(({ promptIds, maxTokens }) => [promptIds.length - PROMPT.length, maxTokens])).toEqual([[0, 4], [4, 5], [9, 5], [14, 5]]); // prettier-ignore
+});
+
+test("the key is named among the protocols, in base64url", async () => {
+  await said(source(new FakeNear()));
+  const [socket] = FakeSocket.sockets;
+  expect(socket?.url).toBe("ws://far:8000/v1/nearfar/verify");
+  expect(socket?.protocols[0]).toBe("nearfar.verify");
+  const coded = socket?.protocols[1]?.replace(/^nearfar\.key\./, "") ?? "";
+  expect(Buffer.from(coded, "base64url").toString()).toBe("sk-ключ");
+});
+
+test("a stop token of the request ends the answer", async () => {
+  const expected = answerOf(PROMPT, TOKENS);
+  const stop = expected[7] ?? 0;
+  const { tokens, end } = await said(source(new FakeNear()), { stopTokenIds: [stop] });
+  expect(tokens).toEqual(expected.slice(0, expected.indexOf(stop)));
+  expect(end.finishReason).toBe("stop");
+});
+
+test.each([
+  ["another tokenizer", FakeSocket, "other", { code: "request_error", details: { code: "tokenizer_differs", status: 400 } }],
+  ["another version", socketThat("open", ({ say }) => { say({ type: "opened", version: 2, context: 1, max_drafts: 1 }); }), "5ha", { code: "request_error", details: { code: "verify_version" } }],
+  ["a wrong key", socketThat("open", ({ fail }) => { fail("invalid_api_key", 401); }), "5ha", { code: "request_error", details: { code: "wrong_key", param: "far.apiKey", status: 401 } }],
+  ["a full server", socketThat("open", ({ fail }) => { fail("queue_full", 429); }), "5ha", { code: "unavailable", details: { status: 429, retryable: true } }],
+  ["a failing device", socketThat("draft", ({ fail }) => { fail("device_error", 500); }), "5ha", { code: "unavailable", details: { status: 500, retryable: false } }],
+  ["a connection that breaks", socketThat("draft", ({ drop }) => { drop(); }), "5ha", { code: "unavailable", details: { retryable: true } }],
+  ["nonsense", socketThat("draft", ({ say }) => { say("{"); }), "5ha", { code: "unavailable", details: { retryable: false } }],
+  ["a message out of turn", socketThat("draft", ({ say }) => { say({ type: "opened", version: 1, context: 1, max_drafts: 1 }); }), "5ha", { code: "unavailable" }],
+])("%s is an error by its kind", async (_, Socket, sha256, error) => {
+  const near = new FakeNear();
+  await expect(said(source(near, Socket, sha256))).rejects.toMatchObject(error);
+  expect(near.running).toBe(0);
+}); // prettier-ignore
+
+test("a server that is not there is Unavailable", async () => {
+  class Refused extends FakeSocket {
+    constructor(url: string, protocols: string[]) {
+      super(url, protocols);
+      this.onopen = null;
+      Object.defineProperty(this, "onopen", { set: () => undefined, get: () => null });
+      setTimeout(() => this.onclose?.({ code: 1006 }), 0);
+    }
+  }
+  await expect(said(source(new FakeNear(), Refused))).rejects.toMatchObject({ code: "unavailable", details: { retryable: true } });
+});
+
+test("the signal, and leaving the loop, end both sides", async () => {
+  const near = new FakeNear();
+  const controller = new AbortController();
+  const silent = socketThat("draft", () => {
+    controller.abort(new Error("enough"));
+  });
+  await expect(said(source(near, silent), { signal: controller.signal })).rejects.toThrow("enough");
+  expect(FakeSocket.sockets[0]?.closed).toBe(true);
+  for await (const { tokenId } of source(near).generateTokens({ promptIds: PROMPT, maxTokens: TOKENS })) {
+    expect(tokenId).toBe(answerOf(PROMPT, 1)[0]);
+    break;
+  }
+  expect(FakeSocket.sockets[0]?.closed).toBe(true);
+  expect(near.running).toBe(0);
+});
+
+test("what drafts are not checked with is refused before anything is sent", async () => {
+  const from = source(new FakeNear());
+  for (const wrong of [{ sampling: { repetitionPenalty: 2 } }, { whenFull: { keep: 1 } }, { logprobs: 1 }]) {
+    await expect(said(from, wrong)).rejects.toMatchObject({ code: "request_error" });
+  }
+  expect(FakeSocket.sockets).toEqual([]);
+});
