@@ -70,9 +70,15 @@ class RecordingProxy:
         upstream: asyncio.StreamWriter | None = None
         try:
             answers, upstream = await asyncio.open_connection("127.0.0.1", self._upstream_port)
-            await asyncio.gather(self._asked(reader, upstream), self._answered(answers, writer))
+            pumps = [asyncio.create_task(self._asked(reader, upstream)), asyncio.create_task(self._answered(answers, writer))]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            # Either end is gone, or the proxy died: the other end learns it.
+            # The server is not there, or the proxy died.
             pass
         finally:
             self._connections.discard(task)
@@ -85,7 +91,6 @@ class RecordingProxy:
             self.received += data
             upstream.write(data)
             await upstream.drain()
-        raise ConnectionError
 
     async def _answered(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await answers.read(65536):
@@ -97,7 +102,6 @@ class RecordingProxy:
                     self._passed += 1
                 writer.write((EVENT if index > 0 else b"") + piece)
             await writer.drain()
-        raise ConnectionError
 
 
 @contextmanager

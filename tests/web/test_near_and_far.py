@@ -25,7 +25,7 @@ from nearfar.compiler.browser.page_server import PageServer
 
 TIMEOUT_MS = 180_000
 # What is served far.
-FAR_MODEL = "demo"
+FAR_MODEL = "demo-far"
 EASY, HARD, STORY = "what is 27 + 58?", "what is 12 + 30 + 7?", "tell me a story about a fox"
 # Three numbers are too many for near, says this predictor. What failed may be asked again at once, for the next test.
 POLICY: dict[str, Any] = {
@@ -187,7 +187,7 @@ def assert_goes_on(page: Page, before: str, side: str, reason: str) -> None:
     answer = ended(page)
     assert (answer["side"], answer["reason"]) == (side, reason)
     assert answer["text"].startswith(before)
-    assert answer["text"].count("Once upon a time") == 1
+    assert answer["text"].count("The end.") == 1
     assert answer["text"].endswith("The end.")
     assert page.locator(".answer .mark").count() == 1
     # Where the mark stands is where the other side begins.
