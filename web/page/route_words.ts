@@ -1,12 +1,13 @@
 // Why an answer came from where it came, in plain words. A route flows in, text flows out.
 
-import type { Reason } from "../src/router/decision.js";
+import type { DecisionReason } from "../src/router/decision.js";
+import type { SwitchReason } from "../src/router/events.js";
 import type { Route, Side } from "./model.js";
 
 const OTHER = { near: "far", far: "near" } as const;
 const NAMES = { near: "this device", far: "the server" } as const;
 /** What a reason says of the other side, or of the one that answers. A pin to a side that cannot answer is an error, not a route. */
-const WORDS: Readonly<Record<Exclude<Reason, `pinned_${string}`>, string | ((side: Side, other: string) => string)>> = {
+const WORDS: Readonly<Record<Exclude<DecisionReason, `pinned_${string}`> | SwitchReason, string | ((side: Side, other: string) => string)>> = {
   private: "private, so it stays here",
   mode: "the policy says so",
   pinned: "you chose it",
