@@ -50,17 +50,17 @@ def test_tokens_and_states_are_those_of_the_conformance_vectors(case: dict[str, 
     assert sampler.token_ids(fed).tolist() == case["tokens"]
 
 
-def greedy_batch(rows: int, *, alternatives: bool) -> Batch:
-    return make_batch([Chunk([0], 0, [row], [0]) for row in range(rows)], 1, alternatives=alternatives)
+def greedy_batch(rows: int, *, wanted: bool) -> Batch:
+    return make_batch([Chunk([0], 0, [row], [0]) for row in range(rows)], 1, alternatives=wanted, logprobs=wanted)
 
 
 def test_a_row_that_is_not_finite_has_no_token_and_alternatives_come_best_first() -> None:
     logits = np.array([[0, 2, 1], [0, np.nan, 1], [5, 2, -np.inf]], np.float32)
-    output = HostSampler(3, 1).choose(greedy_batch(3, alternatives=False), logits)
+    output = HostSampler(3, 1).choose(greedy_batch(3, wanted=False), logits)
     assert output.next_token_ids.tolist() == [1, -1, -1]
     assert output.token_logprobs[1:].tolist() == [0, 0]
     assert len(output.top_token_ids) == 0
-    best = HostSampler(3, 1).choose(greedy_batch(1, alternatives=True), logits[:1])
+    best = HostSampler(3, 1).choose(greedy_batch(1, wanted=True), logits[:1])
     assert best.top_token_ids.tolist() == [[1, 2, 0]]
     np.testing.assert_allclose(best.top_logprobs[0, 0], best.token_logprobs[0], rtol=1e-6)
 
