@@ -33,21 +33,22 @@ class HostSampler:
         return np.where(given < 0, self._sampled[np.maximum(-1 - given, 0)], given).astype(np.int32)
 
     def choose(self, batch: Batch, logits: FloatArray) -> Output:
-        """The next tokens of the sampled rows from their logits (R, V)."""
+        """The next tokens of the sampled rows from their logits (R, V), which the answer copies when somebody reads them."""
         rows, width = len(logits), min(ALTERNATIVES, logits.shape[1])
         tokens, logprobs = np.full(rows, -1, np.int32), np.zeros(rows, np.float32)
         settings, slots = batch.sample_settings.tolist(), batch.sample_slots.tolist()
         for row in range(rows):
-            largest = int(logits[row].argmax())
-            # Where anything is not a number, that is the largest and the least.
-            if isfinite(logits[row, largest]) and isfinite(logits[row].min()):
-                tokens[row] = token = self._choose_row(logits[row], largest, Settings(*settings[row]), *slots[row])
+            values = logits[row]
+            largest = int(values.argmax())
+            # What is not a number counts as the largest and as the least.
+            if isfinite(values[largest]) and isfinite(values[values.argmin()]):
+                tokens[row] = token = self._choose_row(values, largest, Settings(*settings[row]), *slots[row])
                 if batch.logprobs:
-                    logprobs[row] = log_probability(logits[row], token)
+                    logprobs[row] = log_probability(values, token)
         wanted = rows if batch.alternatives else 0
         top = {"ids": np.zeros((wanted, width), np.int32), "logprobs": np.zeros((wanted, width), np.float32)}
         top_logprobs({"logits": logits, **top}, {})
-        return Output(tokens, logprobs, top["ids"], top["logprobs"], lambda: logits)
+        return Output(tokens, logprobs, top["ids"], top["logprobs"], logits.copy)
 
     def _choose_row(self, logits: FloatArray, largest: int, settings: Settings, slot: int, flags: int) -> int:
         """As `ops.adjust_logits` and `ops.sample`, where the largest of the logits (V,) is known."""

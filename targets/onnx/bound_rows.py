@@ -1,7 +1,8 @@
 """A run of rows with a call's inputs and outputs bound to memory of ours, which ONNX Runtime reads and writes where it lies.
 
-Keys and values are bound once. So are the small inputs while their shapes stay as they are, as they do from step to step of a decode: then
-a call writes numbers and binds nothing but the logits.
+Keys and values are bound once. So are the small inputs while their shapes stay as they are, and logits while their place does, as from
+step to step of a decode: then a call writes numbers and binds nothing. Behind a pass through the weights, which leaves a core's caches with
+nothing else, to bind one array takes as long as to look through the logits of a large vocabulary.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class BoundRows:
     def __init__(self, session: InferenceSession, planes: Sequence[npt.NDArray[Any]], rows: range) -> None:
         self.binding = session.io_binding()
         self._inputs: dict[str, npt.NDArray[Any]] = {}
+        self._places: range | None = None
         for index, plane in enumerate(planes):
             values, name = plane[rows.start : rows.stop], f"{index // 2}.{('key', 'value')[index % 2]}"
             where = ("cpu", 0, values.dtype, values.shape, values.ctypes.data)
@@ -42,10 +44,12 @@ class BoundRows:
         self._write(TOTAL, max(last_positions) + 1, ())
         self._write(ROWS, wanted, (len(wanted),))
 
-    def read_into(self, logits: FloatArray) -> None:
-        """Those of the next run (wanted, vocab)."""
-        rows, columns = logits.shape
-        self.binding.bind_output("logits", "cpu", 0, np.float32, (rows, 1, columns), logits.ctypes.data)
+    def read_into(self, logits: FloatArray, places: range | None) -> None:
+        """Those of the next run (wanted, vocab). The same ``places`` are always the same memory, None is memory of this run alone."""
+        if places is None or places != self._places:
+            rows, columns = logits.shape
+            self.binding.bind_output("logits", "cpu", 0, np.float32, (rows, 1, columns), logits.ctypes.data)
+            self._places = places
 
     def _write(self, name: str, values: npt.ArrayLike, shape: tuple[int, ...]) -> None:
         held = self._inputs.get(name)

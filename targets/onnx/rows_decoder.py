@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.batch import FloatArray
 from nearfar.compiler.bundle import ExportBundle
 from nearfar.compiler.errors import DeviceError
 
@@ -21,10 +20,12 @@ KEPT_BINDINGS = 64
 
 
 class RowsDecoder:
-    """Raises what `open_session` raises."""
+    """``logits`` (most_rows, vocab) are what calls write, each to its places. Raises what `open_session` raises."""
 
-    def __init__(self, bundle: ExportBundle, threads: int) -> None:
+    def __init__(self, bundle: ExportBundle, threads: int, most_rows: int) -> None:
         self._session = open_session(bundle, threads)
+        # Memory that is never written is never taken.
+        self.logits = np.empty((most_rows, bundle.manifest.spec.vocab_size), np.float32)
         self._bound: OrderedDict[range, BoundRows] = OrderedDict()
 
     def run(
@@ -34,7 +35,6 @@ class RowsDecoder:
         token_ids: Sequence[Sequence[int]],
         last_positions: Sequence[int],
         samples: Mapping[int, int],
-        logits: FloatArray,
     ) -> None:
         """Compute new tokens (rows, n) that end at positions (rows,). ``samples``: which new token, row after row, by place in ``logits``.
 
@@ -42,15 +42,16 @@ class RowsDecoder:
         """
         bound, places = self._bind(planes, rows), list(samples)
         bound.write(token_ids, last_positions, list(samples.values()))
-        in_order = bool(places) and places == list(range(places[0], places[0] + len(places)))
-        result = logits[places[0] : places[-1] + 1] if in_order else np.empty((len(places), logits.shape[1]), np.float32)
-        bound.read_into(result)
+        together = range(places[0], places[0] + len(places)) if places else range(0)
+        in_order = places == list(together)
+        result = self.logits[together.start : together.stop] if in_order else np.empty((len(places), self.logits.shape[1]), np.float32)
+        bound.read_into(result, together if in_order else None)
         try:
             self._session.run_with_iobinding(bound.binding)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed: {error}") from error
-        if places and not in_order:
-            logits[places] = result
+        if not in_order:
+            self.logits[places] = result
 
     def close(self) -> None:
         self._bound.clear()

@@ -15,8 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-
 from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
 from nearfar.compiler.bundle import ExportBundle
 from nearfar.compiler.errors import DeviceError, RequestError
@@ -55,7 +53,7 @@ class OnnxRunner:
             "T": self._manifest.context, "N": limits.sequences, "A": limits.rows, "W": limits.rows, "M": 0, "G": 0,
         }  # fmt: skip
         self.threads = threads or default_threads()
-        self._decoder = RowsDecoder(bundle, self.threads)
+        self._decoder = RowsDecoder(bundle, self.threads, limits.rows)
         self._kv = self._allocate(bundle)
         self._sampler = HostSampler(self._manifest.spec.vocab_size, limits.sequences)
         self._worker = ThreadPoolExecutor(1, "nearfar-onnx")
@@ -118,15 +116,14 @@ class OnnxRunner:
     # --- work, on the worker's thread ------------------------------------------------------------------------------------------
 
     def _forward(self, batch: Batch) -> Output:
-        logits = np.empty((len(batch.sample_rows), self._manifest.spec.vocab_size), np.float32)
         sequences = self._sequences(batch)
         single = [each for each in sequences if len(each.token_ids) == 1]
         if single:
-            self._decode(single, logits)
+            self._decode(single)
         for each in sequences:
             if len(each.token_ids) > 1:
-                self._prefill(each, logits)
-        return self._sampler.choose(batch, logits)
+                self._prefill(each)
+        return self._sampler.choose(batch, self._decoder.logits[: len(batch.sample_rows)])
 
     def _sequences(self, batch: Batch) -> list[NewTokens]:
         # Python's own numbers: of arrays as short as a decode step's, each of numpy's calls takes longer than all of this.
@@ -141,7 +138,7 @@ class OnnxRunner:
             found[index].samples[place] = row - bounds[index]
         return found
 
-    def _decode(self, sequences: Sequence[NewTokens], logits: FloatArray) -> None:
+    def _decode(self, sequences: Sequence[NewTokens]) -> None:
         """One new token of each sequence, in one call."""
         kv = self._kv
         rows = kv.span([each.page for each in sequences])
@@ -152,12 +149,12 @@ class OnnxRunner:
             token_ids = [taken[row].token_ids if row in taken else [0] for row in rows]
             positions = [taken[row].start if row in taken else filled[row] for row in rows]
             samples = {place: kv.row(each.page) - rows.start for each in sequences for place in each.samples}
-            self._decoder.run(kv.planes, rows, token_ids, positions, samples, logits)
+            self._decoder.run(kv.planes, rows, token_ids, positions, samples)
         for row, each in taken.items():
             kv.wrote(row, each.start + 1)
 
-    def _prefill(self, sequence: NewTokens, logits: FloatArray) -> None:
+    def _prefill(self, sequence: NewTokens) -> None:
         """Several new tokens of one sequence."""
         row, end = self._kv.row(sequence.page), sequence.start + len(sequence.token_ids)
-        self._decoder.run(self._kv.planes, range(row, row + 1), [sequence.token_ids], [end - 1], sequence.samples, logits)
+        self._decoder.run(self._kv.planes, range(row, row + 1), [sequence.token_ids], [end - 1], sequence.samples)
         self._kv.wrote(row, end)
