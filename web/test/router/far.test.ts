@@ -50,7 +50,7 @@ test("what the server last told of its queue holds for 30 s", async () => {
   const side = new FarSide({ baseURL: FAR }, far.fetch, clock);
   const ask = async (queue?: string): Promise<number> => {
     far.headers = queue === undefined ? {} : { "X-Nearfar-Queue-Ms": queue };
-    for await (const chunk of side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL })) void chunk;
+    for await (const chunk of side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL })) expect(chunk.model).toBe("big");
     return side.queueSeconds;
   };
   far.headers = { "X-Nearfar-Queue-Ms": "250" };
