@@ -86,7 +86,7 @@ export class FarHttp {
       // No cookies: the key says who asks, and what the browser keeps for that origin is not ours to send.
       const response = await this.fetch(`${this.#root}${route}`, { ...init, headers, credentials: "omit" });
       const waitMs = response.headers.get(QUEUE_HEADER) ?? "";
-      if (/^\d+$/.test(waitMs)) this.#queue = { seconds: Number(waitMs) / 1000, toldAt: this.clock.now() };
+      if (/^\d{1,12}$/.test(waitMs)) this.#queue = { seconds: Number(waitMs) / 1000, toldAt: this.clock.now() };
       return response;
     } catch (error) {
       init.signal?.throwIfAborted();
