@@ -9,7 +9,6 @@ import { VOCAB, logprobsOf, nextToken } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
   readonly stepsInFlight = 8;
-  readonly samplesAnyRow = true;
   readonly batches: Batch[] = [];
   readonly calls: string[] = [];
   readonly counts = new Map<number, Int32Array>();
@@ -22,6 +21,7 @@ export class FakeRunner implements StepRunner {
   constructor(
     readonly limits: RunnerLimits,
     private readonly loseAfter = Infinity,
+    readonly samplesAnyRow = true,
   ) {
     this.#cells = new Int32Array(limits.pages * limits.pageSize).fill(-1);
     this.#sampled = new Int32Array(limits.sequences).fill(-1);

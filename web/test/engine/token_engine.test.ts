@@ -264,10 +264,7 @@ test("what a cache or a kept sequence holds of a prompt does not change its log-
 });
 
 test("an engine that samples a sequence's last row only tells no log-probabilities of prompts, and answers", async () => {
-  class LastRows extends FakeRunner {
-    override readonly samplesAnyRow = false;
-  }
-  const { news, ids } = await told(engineOn(new LastRows(LIMITS)), { promptLogprobs: 4 });
+  const { news, ids } = await told(engineOn(new FakeRunner(LIMITS, Infinity, false)), { promptLogprobs: 4 });
   expect([news, ids]).toEqual([[], answerOf(PROMPT, 6, 64).tokens]);
 });
 
