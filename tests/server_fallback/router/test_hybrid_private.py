@@ -25,7 +25,7 @@ EAGER = policy(
     "prefer-far",
     private={"labels": ["private"], "patterns": [r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b"]},
     escalation={"then": "restart", "min_mean_logprob": 0.0, "window_tokens": 1},
-    timeouts={"near_first_token_ms": 50},
+    timeouts={"near_first_token_ms": 300},
     retries=3,
 )
 IN_PARTS = [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]
@@ -119,7 +119,7 @@ def test_a_private_request_is_answered_near_and_nothing_is_sent(parameters: dict
     ],
 )
 def test_however_near_fails_a_private_answer_is_lost_before_it_leaves(near: FakeNear, hedge: int | None) -> None:
-    rules = EAGER if hedge is None else {**EAGER, "mode": "prefer-near", "timeouts": {"hedge_after_ms": hedge, "near_first_token_ms": 50}}
+    rules = EAGER if hedge is None else {**EAGER, "mode": "prefer-near", "timeouts": {"hedge_after_ms": hedge, "near_first_token_ms": 300}}
 
     async def work() -> None:
         async with recorded(near, rules) as (opened, _):
