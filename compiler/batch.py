@@ -37,11 +37,12 @@ class Batch:
     sample_settings: FloatArray
     # (S,): the place of each token's LoRA adapter, -1 for none.
     adapters: IntArray
-    # Whether the likeliest tokens of the sampled rows are wanted.
+    # Whether the likeliest tokens of the sampled rows are wanted, and whether the log-probabilities of the chosen ones are.
     alternatives: bool = False
+    logprobs: bool = False
 
     def arrays(self) -> dict[str, Array]:
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "alternatives"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("alternatives", "logprobs")}
 
     def dims(self, num_pages: int, num_slots: int = 1, num_adapters: int = 0) -> dict[str, int]:
         """The values of all dims for this batch, on a pool of ``num_pages`` and for ``num_slots`` sequence slots."""
@@ -87,7 +88,7 @@ class Chunk:
     adapter: int = -1
 
 
-def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False) -> Batch:
+def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
     """Lay chunks of several sequences one after the other. Raises RequestError for a chunk without a token."""
     lengths = [len(chunk.token_ids) for chunk in chunks]
     if 0 in lengths:
@@ -111,6 +112,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         sample_settings=np.array([chunk.settings for chunk in chunks for _ in chunk.sample], np.float32).reshape(-1, len(Settings._fields)),
         adapters=np.repeat(np.array([chunk.adapter for chunk in chunks], np.int32), lengths),
         alternatives=alternatives,
+        logprobs=logprobs,
     )
 
 
@@ -120,7 +122,10 @@ def join(parts: Sequence[Sequence[int] | npt.NDArray[np.int_]]) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """``next_token_ids`` (R,) and the log-probability of each; ``top_token_ids`` (W, up to 20), best first, and theirs."""
+    """``next_token_ids`` (R,) and the log-probability of each; ``top_token_ids`` (W, up to 20), best first, and theirs.
+
+    ``token_logprobs`` (R,) count where the batch asks for them; elsewhere a runner that chooses on the host leaves zeros.
+    """
 
     next_token_ids: IntArray
     token_logprobs: FloatArray

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 
 from .batch import Array, Batch, FloatArray, IntArray, Output
@@ -31,28 +33,32 @@ class HostSampler:
         return np.where(given < 0, self._sampled[np.maximum(-1 - given, 0)], given).astype(np.int32)
 
     def choose(self, batch: Batch, logits: FloatArray) -> Output:
-        """The next tokens of the sampled rows from their logits (R, V)."""
+        """The next tokens of the sampled rows from their logits (R, V), which the answer copies when somebody reads them."""
         rows, width = len(logits), min(ALTERNATIVES, logits.shape[1])
         tokens, logprobs = np.full(rows, -1, np.int32), np.zeros(rows, np.float32)
+        settings, slots = batch.sample_settings.tolist(), batch.sample_slots.tolist()
         for row in range(rows):
-            if np.isfinite(logits[row]).all():
-                tokens[row] = token = self._choose_row(batch, row, logits[row])
-                logprobs[row] = log_probability(logits[row], token)
+            values = logits[row]
+            largest = int(values.argmax())
+            # What is not a number counts as the largest and as the least.
+            if isfinite(values[largest]) and isfinite(values[values.argmin()]):
+                tokens[row] = token = self._choose_row(values, largest, Settings(*settings[row]), *slots[row])
+                if batch.logprobs:
+                    logprobs[row] = log_probability(values, token)
         wanted = rows if batch.alternatives else 0
         top = {"ids": np.zeros((wanted, width), np.int32), "logprobs": np.zeros((wanted, width), np.float32)}
         top_logprobs({"logits": logits, **top}, {})
-        return Output(tokens, logprobs, top["ids"], top["logprobs"], lambda: logits)
+        return Output(tokens, logprobs, top["ids"], top["logprobs"], logits.copy)
 
-    def _choose_row(self, batch: Batch, row: int, logits: FloatArray) -> int:
-        """As `ops.adjust_logits` and `ops.sample`."""
-        settings = Settings(*batch.sample_settings[row].tolist())
-        slot, flags = batch.sample_slots[row].tolist()
+    def _choose_row(self, logits: FloatArray, largest: int, settings: Settings, slot: int, flags: int) -> int:
+        """As `ops.adjust_logits` and `ops.sample`, where the largest of the logits (V,) is known."""
         counts = self._states["token_counts"]
         if flags:
             bias, mask = self._states["logit_bias"], self._states["token_mask"]
             logits = adjust_logits(logits, settings, flags, counts[slot], bias[slot], mask[slot])
-        token = quick_choice(logits, settings)
+        token = quick_choice(logits, settings) if flags or settings.temperature else largest
         if slot >= 0:
             self._sampled[slot] = token
-            counts[slot, token] += flags & COUNTS
+            if flags & COUNTS:
+                counts[slot, token] += 1
         return token

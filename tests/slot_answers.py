@@ -39,7 +39,7 @@ def slot_answers(runner: Runner) -> list[Output]:
             for slot in (1, 0)
         ]
         # All are on their way before the first answer is read, where the runner works by itself.
-        futures.append(runner.submit(make_batch(chunks, runner.manifest.page_size, alternatives=i == 3)))
+        futures.append(runner.submit(make_batch(chunks, runner.manifest.page_size, alternatives=i == 3, logprobs=True)))
     answers = [future.result() for future in futures]
     runner.close()
     return answers

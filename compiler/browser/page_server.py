@@ -1,4 +1,4 @@
-"""The page of the web package and one bundle, served on this machine: the page at /, the bundle at /bundle/."""
+"""The page of the web package and one bundle, served on this machine: the page at /, the bundle at /bundle/, a policy at /policy.json."""
 
 from __future__ import annotations
 
@@ -8,27 +8,45 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlencode
 
 from ..errors import RequestError, ToolError
 
 PAGE = Path(__file__).resolve().parents[2] / "web" / "dist" / "page"
+POLICY_PATH = "/policy.json"
 
 
 class PageServer:
-    """Serves on 127.0.0.1 while in a ``with`` block. ``port`` 0 takes a free one. Raises ToolError when the page has not been built."""
+    """Serves on 127.0.0.1 while in a ``with`` block. ``port`` 0 takes a free one. Raises ToolError when the page has not been built.
 
-    def __init__(self, bundle: Path, port: int = 0) -> None:
+    ``far``: the address of a server that is to answer as well, by the policy in the file ``policy`` or, where that is None, the page's own.
+    """
+
+    def __init__(self, bundle: Path, port: int = 0, *, far: str | None = None, policy: Path | None = None) -> None:
         if not (PAGE / "index.html").is_file():
             raise ToolError("the web page is not built; run 'make web' in a checkout (it needs Node.js 20 or newer)")
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, bundle=bundle.resolve()))
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, bundle=bundle.resolve(), policy=policy))
         except OSError as error:
             raise RequestError(f"--port {port}: {error.strerror}; choose another, or 0 for a free one") from error
+        given = {"far": far, "policy": None if policy is None else f".{POLICY_PATH}"}
+        self._query = urlencode({name: value for name, value in given.items() if value is not None}, safe=":/")
+        self.bundle = bundle
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://localhost:{self._server.server_port}/"
+        return f"{self.origin}/"
+
+    @property
+    def origin(self) -> str:
+        """What a server has to allow, for this page to ask it."""
+        return f"http://localhost:{self._server.server_port}"
+
+    @property
+    def chat_url(self) -> str:
+        """The chat page with what was given."""
+        return f"{self.url}?{self._query}" if self._query else self.url
 
     def __enter__(self) -> PageServer:
         self._thread.start()
@@ -43,12 +61,14 @@ class PageServer:
 class Handler(SimpleHTTPRequestHandler):
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript", ".wgsl": "text/plain"}  # noqa: RUF012
 
-    def __init__(self, *arguments: Any, bundle: Path) -> None:
-        self._bundle = bundle
+    def __init__(self, *arguments: Any, bundle: Path, policy: Path | None) -> None:
+        self._bundle, self._policy = bundle, policy
         super().__init__(*arguments, directory=str(PAGE))
 
     def translate_path(self, path: str) -> str:
-        """A file of the page, or below /bundle/ one of the bundle. The base class keeps both inside their folders."""
+        """A file of the page, below /bundle/ one of the bundle, or the policy. The base class keeps the first two inside their folders."""
+        if self._policy is not None and path == POLICY_PATH:
+            return str(self._policy)
         if path.startswith("/bundle/"):
             self.directory = str(self._bundle)
             return super().translate_path(path.removeprefix("/bundle"))

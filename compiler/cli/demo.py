@@ -20,6 +20,7 @@ from ..browser.page_server import PageServer
 from ..bundle import Bundle, open_bundle
 from ..compile import CompileOptions, compile_model
 from ..demo import CHECKPOINT
+from ..errors import RequestError
 from .compile import phases, progress_bars
 from .output import add_command, megabytes
 
@@ -38,16 +39,22 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="what to ask; may be given several times")
     parser.add_argument("--screenshot", type=Path, default=Path("nearfar-demo.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--serve", action="store_true", help="serve the page for your own browser until Ctrl-C")
+    parser.add_argument("--far", metavar="URL", help="a server that is to answer as well, where that pays: nearfar serve, or a gateway")
+    parser.add_argument("--policy", type=Path, metavar="FILE", help="with --far: when it is asked (default: the page's own policy)")
     parser.add_argument("--port", type=int, default=0, help="of the page's server on 127.0.0.1 (default: a free one)")
 
 
 def run(options: argparse.Namespace) -> None:
+    if options.policy is not None and options.far is None:
+        raise RequestError("--policy says when a server is asked; name that as --far URL")
+    if options.policy is not None and not options.policy.is_file():
+        raise RequestError(f"--policy {options.policy}: there is no such file")
     console = Console()
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         bundle = open_bundle(options.bundle) if options.bundle else compile_demo(Path(folder) / "demo", console)
-        with PageServer(bundle.path, options.port) as server:
+        with PageServer(bundle.path, options.port, far=options.far, policy=options.policy) as server:
             if options.serve:
-                serve(server, console)
+                serve(server, options.far, console)
             else:
                 show(server, tuple(options.prompt or PROMPTS), options.screenshot, console)
 
@@ -62,11 +69,12 @@ def compile_demo(output: Path, console: Console) -> Bundle:
     return bundle
 
 
-def serve(server: PageServer, console: Console) -> None:
-    console.print(
-        f"open [bold]{server.url}[/] in a browser with WebGPU (Chrome, Edge, Safari 26, Firefox 141 or newer); Ctrl-C ends", highlight=False
-    )
+def serve(server: PageServer, far: str | None, console: Console) -> None:
+    url, browsers = escape(server.chat_url), "Chrome, Edge, Safari 26, Firefox 141 or newer"
+    console.print(f"open [bold]{url}[/] in a browser with WebGPU ({browsers}); Ctrl-C ends", highlight=False, soft_wrap=True)
     console.print(f"[bold]{server.url}bench.html[/] measures the device", highlight=False)
+    if far is not None:
+        console.print(f"{escape(far)} must allow this page: start it with [bold]--cors-origin {server.origin}[/]", highlight=False)
     while True:
         time.sleep(3600)
 
@@ -74,7 +82,7 @@ def serve(server: PageServer, console: Console) -> None:
 def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console: Console) -> None:
     from ..browser.chromium import Page
 
-    with Page(server.url) as page:
+    with Page(server.chat_url) as page:
         device = page.wait_until_ready()
         console.print(f"loaded in headless Chromium on {escape(device)}\n", highlight=False)
         for prompt in prompts:

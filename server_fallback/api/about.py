@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from ..executors.abilities import TellsAbilities
 from ..executors.executor import Executor
 from ..schema.about import API_VERSION, About, ModelAbout
 from ..schema.models import ModelCard
+from .exchange import exchange_of
 from .route import EVERYWHERE, keyed_router
 from .service import Service
 
@@ -16,9 +17,10 @@ def about_router(service: Service) -> APIRouter:
     router = keyed_router()
 
     @router.get("/v1/nearfar/about", responses=EVERYWHERE)
-    async def about() -> About:
-        models = [model_about(card, await service.models.executor(card.id)) for card in service.models.cards()]
-        return About(api_version=API_VERSION, models=models)
+    async def about(request: Request) -> About:
+        executors = [(card, await service.models.executor(card.id)) for card in service.models.cards()]
+        service.tell_queue({card.id: executor.state() for card, executor in executors}, exchange_of(request))
+        return About(api_version=API_VERSION, models=[model_about(card, executor) for card, executor in executors])
 
     return router
 

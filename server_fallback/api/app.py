@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from nearfar.compiler.errors import NearfarError
 
 from ..executors.models import Models
+from ..schema.about import QUEUE_HEADER
 from .about import about_router
 from .config import ApiConfig
 from .drain import Drain
@@ -28,6 +29,7 @@ from .limiter import Limiter
 from .log import log_failure
 from .metrics import ROUTE_HEADER, Metrics
 from .model_routes import admin_router, models_router
+from .queue_waits import QueueWaits
 from .routed import routed_router
 from .service import Service
 from .texts import texts_router
@@ -38,6 +40,7 @@ EXPOSED_HEADERS = (
     "X-Request-Id",
     "Retry-After",
     ROUTE_HEADER,
+    QUEUE_HEADER,
     "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests",
@@ -50,7 +53,7 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
     ``routed``: its models are pairs of a near and a far side, and requests may say which of them may answer.
     """
     limiter = Limiter(config.max_concurrent_requests)
-    service = Service(models, config, limiter, Metrics(models), Drain(lambda: limiter.running > 0), traces)
+    service = Service(models, config, limiter, Metrics(models), QueueWaits(), Drain(lambda: limiter.running > 0), traces)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001

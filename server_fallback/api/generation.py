@@ -50,9 +50,11 @@ async def answer_chat(service: Service, body: ChatCompletionRequest, request: Re
     exchange = exchange_of(request)
     executor = await _begin(service, body, 1, exchange)
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
+    tell_queue = _telling_queue(service, executor, body.model, exchange)
     if body.stream:
-        return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain)
+        return EventStream(_events(chunks, body, chat_chunk_json, tell_queue), exchange, service.drain)
     answer = await service.drain.run(fold_chat(chunks), request.receive, exchange.deadline)
+    tell_queue()
     return Response(chat_json(answer), media_type=JSON)
 
 
@@ -60,9 +62,11 @@ async def answer_completion(service: Service, body: CompletionRequest, request: 
     exchange = exchange_of(request)
     executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
     chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
+    tell_queue = _telling_queue(service, executor, body.model, exchange)
     if body.stream:
-        return EventStream(_events(chunks, body, completion_chunk_json), exchange, service.drain)
+        return EventStream(_events(chunks, body, completion_chunk_json, tell_queue), exchange, service.drain)
     answer = await service.drain.run(fold_completion(chunks), request.receive, exchange.deadline)
+    tell_queue()
     return Response(completion_json(answer), media_type=JSON)
 
 
@@ -83,13 +87,24 @@ async def _begin(service: Service, body: GenerationRequest, num_prompts: int, ex
     return await service.models.executor(body.model)
 
 
+def _telling_queue(service: Service, executor: Executor, model: str, exchange: Exchange) -> Callable[[], None]:
+    """To be called when the answer's headers are about to leave: the queue is what it is then."""
+    return lambda: service.tell_queue({model: executor.state()}, exchange)
+
+
 def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call:
+    observe_metric = service.metrics.queue.labels(body.model).observe
+
+    def observe_queue(seconds: float) -> None:
+        observe_metric(seconds)
+        service.queue_waits.observe(body.model, seconds)
+
     return Call(
         request_id=exchange.request_id,
         priority=exchange.priority(body.priority),
         deadline=exchange.deadline,
         headers=exchange.passed_on,
-        observe_queue=service.metrics.queue.labels(body.model).observe,
+        observe_queue=observe_queue,
     )
 
 
@@ -98,7 +113,10 @@ def _num_prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> int:
 
 
 async def _events(
-    chunks: AsyncGenerator[Chunk, None], body: GenerationRequest, encode: Callable[[Chunk, bool], bytes | None]
+    chunks: AsyncGenerator[Chunk, None],
+    body: GenerationRequest,
+    encode: Callable[[Chunk, bool], bytes | None],
+    before_first: Callable[[], None],
 ) -> AsyncGenerator[bytes, None]:
     """Chunks as JSON. Those before the first that says something wait for it, so that a full queue can still be a 429."""
     include_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -109,7 +127,9 @@ async def _events(
             event = encode(chunk, include_usage)
             if event is not None:
                 held.append(event)
-            silent = silent and not any(says_something(choice) for choice in chunk.choices)
+            if silent and any(says_something(choice) for choice in chunk.choices):
+                silent = False
+                before_first()
             if not silent:
                 for waiting in held:
                     yield waiting

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
 
+from ..executors.executor import ExecutorState
 from ..executors.models import Models
+from ..schema.about import QUEUE_HEADER
 from .config import ApiConfig
 from .drain import Drain
+from .exchange import Exchange
 from .limiter import Limiter
 from .metrics import Metrics
+from .queue_waits import QueueWaits
 from .traces import Traces
 
 
@@ -20,8 +25,15 @@ class Service:
     config: ApiConfig
     limiter: Limiter
     metrics: Metrics
+    queue_waits: QueueWaits
     drain: Drain
     traces: Traces | None
+
+    def tell_queue(self, states: Mapping[str, ExecutorState], exchange: Exchange) -> None:
+        """In a header of the answer, where the models' executors tell how long answers wait."""
+        told_ms = self.queue_waits.told_ms(states)
+        if told_ms is not None:
+            exchange.answer_headers[QUEUE_HEADER] = str(told_ms)
 
 
 def service_of(request: Request) -> Service:

@@ -315,7 +315,7 @@ class EngineLoop:
     def _batch(self, step: Step) -> Batch:
         broken: list[tuple[Answer, Exception]] = []
         masked: set[Sequence] = set()
-        alternatives = False
+        alternatives = logprobs = False
         for row in step.rows:
             answer = self._answers[row.sequence]
             answer.start()
@@ -323,6 +323,7 @@ class EngineLoop:
             if not row.sample:
                 continue
             alternatives = alternatives or bool(answer.request.logprobs)
+            logprobs = logprobs or answer.request.logprobs is not None
             if answer.request.constraint is None:
                 continue
             try:
@@ -338,7 +339,7 @@ class EngineLoop:
             sampling = self._answers[sequence].sampling
             return sampling, sampling.flags | (MASK if sequence in masked else 0)
 
-        batch = step_batch(step, self._model.page_size, sampling_of, alternatives=alternatives)
+        batch = step_batch(step, self._model.page_size, sampling_of, alternatives=alternatives, logprobs=logprobs)
         # A constraint that fails takes its own answer with it, and no other; its rows go with the step all the same.
         for answer, failure in broken:
             self._end(answer, failure)

@@ -18,7 +18,7 @@ from .step import Step
 SamplingOf = Callable[[Sequence], tuple[ResolvedSampling, int]]
 
 
-def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternatives: bool) -> Batch:
+def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternatives: bool, logprobs: bool) -> Batch:
     """To be made before any later commit: a token that is not read yet is named by its slot.
 
     Rows that check drafts leave no token in their slot, for only the host knows which of theirs counts; nor do those that tell of a prompt.
@@ -69,6 +69,7 @@ def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternati
         sample_settings=floats(settings).reshape(-1, len(Settings._fields)),
         adapters=ints(adapters),
         alternatives=alternatives,
+        logprobs=logprobs,
     )
 
 

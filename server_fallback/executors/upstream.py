@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -35,13 +35,14 @@ T = TypeVar("T")
 @dataclass(eq=False)
 class Upstream:
     """``url`` is the server's root, without /v1. ``any_request_id``: it takes other request ids than UUIDs. ``outstanding`` counts the
-    requests of ours that it has."""
+    requests of ours that it has. ``observe_headers`` is told those of each of its answers, of errors too; it must not raise."""
 
     url: str
     client: httpx.AsyncClient = field(repr=False)
     any_request_id: bool = False
     circuit: Circuit = field(default_factory=Circuit)
     outstanding: int = 0
+    observe_headers: Callable[[Mapping[str, str]], None] | None = field(default=None, repr=False)
 
     async def stream(self, path: str, body: Mapping[str, Any], call: Call) -> AsyncGenerator[dict[str, Any]]:
         """The objects of a streamed answer, up to "[DONE]".
@@ -98,6 +99,8 @@ class Upstream:
         response: httpx.Response | None = None
         try:
             response = await before(call.deadline, self.client.send(request, stream=True))
+            if self.observe_headers is not None:
+                self.observe_headers(response.headers)
             if not response.is_success:
                 raise refusal(self.url, response, (await before(call.deadline, response.aread())).decode(errors="replace"))
             self.circuit.succeeded()

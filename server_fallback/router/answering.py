@@ -19,9 +19,10 @@ from typing import Generic
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, QueueFull, RequestError, Unavailable
 
 from ..executors.executor import Call
-from ..schema.chat import ChatCompletionRequest
+from ..schema.chat import ChatCompletionRequest, ToolCallDelta
 from ..schema.common import TokenLogprob, Usage
 from ..schema.completions import CompletionRequest
+from ..schema.fold import fold_calls
 from ..schema.route import Route, Side
 from .answer_machine import State, begin, step
 from .attempt import Attempt, retry_seconds
@@ -57,6 +58,7 @@ from .said import Said
 from .sides import LACKS, Sides, lacking
 from .signals import SIGNAL_TOKENS, near_signals
 from .situation import Situation
+from .texts import conversation_of, with_calls
 from .watch import Repetition, Watch, WatchRules
 
 # Alternatives of a token, whose log-probabilities make its entropy.
@@ -82,6 +84,7 @@ class _Shown:
     """What of the answer stands. ``tokens``: how many of it each attempt wrote. ``route`` is the last that was told."""
 
     text: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
     tokens: dict[Attempt, int] = field(default_factory=dict)
     route: Route | None = None
 
@@ -388,6 +391,7 @@ class Answering(Generic[ChunkT]):
         chunks = list(self._form.piece(said, len(shown.text), None if route == shown.route else route, first=first))
         shown.route = route
         shown.text += said.text
+        shown.calls += said.tool_calls or ()
         shown.tokens[attempt] = shown.tokens.get(attempt, 0) + said.num_tokens
         return chunks
 
@@ -404,6 +408,8 @@ class Answering(Generic[ChunkT]):
         elif len(self._attempts) == 1 and attempt.first_token_seconds is not None:
             total_seconds = monotonic() - attempt.began
             self._sides.finished(finish.side, usage, attempt.first_token_seconds, total_seconds, attempt.queue_seconds)
+        conversation = conversation_of(self._request, self._asked.messages)
+        self._sides.answered(finish.side, conversation, with_calls(shown.text, fold_calls(shown.calls)))
         route = self._route(finish.side, finish.reason, finish.switched_at)
         return list(self._form.ending(finish.finish_reason, usage, route, first=shown.route is None))
 

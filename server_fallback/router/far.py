@@ -23,6 +23,7 @@ from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import TokenizeRequest, TokenizeResponse
+from .far_queue import FarQueue
 from .said import Said, said_in_chat, said_in_completion
 
 
@@ -56,12 +57,19 @@ class FarSide:
         self.far = far
         self.known: FarModel | None = None
         self._upstream: Upstream = make_upstream(far.base_url, far.api_key, any_request_id=far.dialect != "openai")
+        self._queue = FarQueue()
+        self._upstream.observe_headers = lambda headers: self._queue.hear(headers, monotonic())
         self._opening = asyncio.Lock()
 
     @property
     def running(self) -> int:
         """Requests under way."""
         return self._upstream.outstanding
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long a request waits for the server's device, as far as it told lately."""
+        return self._queue.seconds(monotonic())
 
     async def opened(self, call: Call | None = None) -> FarModel:
         """What the server says of the model, asked for once.

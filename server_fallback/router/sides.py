@@ -1,10 +1,12 @@
-"""Sides: near and far, and what all of their answers share: the policy, circuits, measured speeds and what was spent today."""
+"""Sides: near and far, and what all of their answers share: the policy, circuits, speeds, the last conversations, what was spent today."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
 
@@ -21,8 +23,11 @@ from .continued import structured
 from .far import FarSide
 from .near import NearSide
 from .policy import Policy
+from .prefix_memory import PrefixMemory
 from .situation import CircuitState, FarState, NearState, Situation, Thermal
+from .situation import Message as WrittenMessage
 from .speed import Finished, Speed
+from .texts import conversation_of
 
 # One message, whose tokens show whether both sides write chats alike.
 PROBE = [Message(role="user", content="a")]
@@ -55,6 +60,7 @@ class Sides:
             side: Circuit(failures=policy.breaker.failures, first_wait_seconds=wait, longest_wait_seconds=wait) for side in ("near", "far")
         }
         self._speeds: dict[Side, Speed] = {"near": Speed(), "far": Speed()}
+        self._answered: dict[Side, PrefixMemory] = {"near": PrefixMemory(), "far": PrefixMemory()}
         self._near_queue_seconds = 0.0
         # Between looking at what is left of the budget and taking from it.
         self.spending = asyncio.Lock()
@@ -84,8 +90,12 @@ class Sides:
         """``asked`` with what is known of both sides now. Nothing is sent to the far side."""
         ids = await self.near.prompt_ids(request) if self.near is not None else None
         near, far = self._near_state(ids), await self.far_state()
+        if ids is None:
+            return replace(asked, near=near, far=far)
+        cached = self._cached_tokens(conversation_of(request, asked.messages), len(ids))
         # Of other tokens than near's the number is much the same.
-        return replace(asked, near=near, far=replace(far, prompt_tokens=None if ids is None else len(ids)))
+        far = replace(far, prompt_tokens=len(ids), cached_tokens=cached["far"])
+        return replace(asked, near=replace(near, cached_tokens=cached["near"]), far=far)
 
     async def far_state(self) -> FarState:
         spent = await self._spent()
@@ -98,6 +108,7 @@ class Sides:
             tools=known is None or known.tools,
             prefill_tokens_per_second=speed.prefill_tokens_per_second,
             decode_tokens_per_second=speed.decode_tokens_per_second,
+            queue_seconds=self.far.queue_seconds,
             round_trip_seconds=speed.round_trip_seconds,
             circuit=self._circuit_state("far"),
             spent_usd_today=spent.usd,
@@ -159,6 +170,10 @@ class Sides:
         if side == "near":
             self._near_queue_seconds = queue_seconds
 
+    def answered(self, side: Side, conversation: Sequence[WrittenMessage], answer: str) -> None:
+        """Whoever wrote the end of an answer has computed all of it."""
+        self._answered[side].remember(conversation, answer, monotonic())
+
     async def close(self) -> None:
         if self.far is not None:
             await self.far.close()
@@ -183,6 +198,10 @@ class Sides:
             charging=hints.charging,
             thermal=hints.thermal,
         )
+
+    def _cached_tokens(self, conversation: Sequence[WrittenMessage], prompt_tokens: int) -> dict[Side, int]:
+        now = monotonic()
+        return {side: math.floor(prompt_tokens * memory.cached_share(conversation, now)) for side, memory in self._answered.items()}
 
     def _circuit_state(self, side: Side) -> CircuitState:
         circuit = self.circuits[side]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..schema.chat import ChatCompletionRequest
+from ..schema.chat import AnswerToolCall, ChatCompletionRequest, ToolCall
 from ..schema.common import GenerationRequest
 from .continued import text_of
 from .situation import Message
@@ -14,6 +15,19 @@ from .situation import Message
 
 def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
     return tuple(Message(each.role, text_of(each), tuple(getattr(each, "labels", None) or ())) for each in request.messages)
+
+
+def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """``messages``, which are those of the request, as a `PrefixMemory` compares them: with their tool calls."""
+    if not isinstance(request, ChatCompletionRequest):
+        return tuple(messages)
+    pairs = zip(messages, request.messages, strict=True)
+    return tuple(replace(message, content=with_calls(message.content, each.tool_calls or ())) for message, each in pairs)
+
+
+def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
+    """A message's text and, as JSON, its tool calls."""
+    return text + json.dumps([call.model_dump() for call in calls], ensure_ascii=False, separators=(",", ":")) if calls else text
 
 
 def other_texts(request: GenerationRequest) -> tuple[str, ...]:

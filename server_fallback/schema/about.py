@@ -6,6 +6,8 @@ from .common import Answer
 
 # Raised where an older client would misread what /v1/nearfar routes or our extensions say.
 API_VERSION = 1
+# On this answer and on generated ones: what a request would wait for the device now, in whole milliseconds.
+QUEUE_HEADER = "X-Nearfar-Queue-Ms"
 
 
 class ModelAbout(Answer):

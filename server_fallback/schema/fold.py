@@ -5,7 +5,7 @@ The last chunk must have the usage, as `executors.executor.Executor` promises.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nearfar.compiler.errors import Unavailable
@@ -67,6 +67,17 @@ def withdraws(before: Route | None, now: Route | None) -> bool:
     return before is not None and now not in (None, before) and now.switched_at == 0
 
 
+def fold_calls(deltas: Iterable[ToolCallDelta]) -> list[AnswerToolCall]:
+    """The tool calls that the parts of one answer add up to."""
+    calls: dict[int, _CallParts] = {}
+    for delta in deltas:
+        calls.setdefault(delta.index, _CallParts()).add(delta)
+    return [
+        AnswerToolCall(id=call.id, function=AnswerFunction(name=call.name, arguments="".join(call.arguments)))
+        for _, call in sorted(calls.items())
+    ]
+
+
 @dataclass(slots=True)
 class _CallParts:
     id: str = ""
@@ -83,14 +94,13 @@ class _CallParts:
 @dataclass(slots=True)
 class _ChatParts:
     texts: list[str] = field(default_factory=list)
-    calls: dict[int, _CallParts] = field(default_factory=dict)
+    calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
 
     def add(self, choice: ChunkChoice) -> None:
         self.texts.append(choice.delta.content or "")
-        for call in choice.delta.tool_calls or ():
-            self.calls.setdefault(call.index, _CallParts()).add(call)
+        self.calls += choice.delta.tool_calls or ()
         if choice.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += choice.logprobs.content or ()
@@ -100,10 +110,7 @@ class _ChatParts:
         if self.finish_reason is None:
             raise _cut_off()
         text = "".join(self.texts)
-        calls = [
-            AnswerToolCall(id=call.id, function=AnswerFunction(name=call.name, arguments="".join(call.arguments)))
-            for _, call in sorted(self.calls.items())
-        ]
+        calls = fold_calls(self.calls)
         return ChatChoice(
             index=index,
             # A message of calls alone has no content.

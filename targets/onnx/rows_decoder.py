@@ -4,75 +4,62 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.batch import FloatArray
 from nearfar.compiler.bundle import ExportBundle
 from nearfar.compiler.errors import DeviceError
 
-from .rows_graph import LENGTHS, ROWS, TOTAL
+from .bound_rows import BoundRows
 from .session import open_session
 
-if TYPE_CHECKING:
-    from onnxruntime import IOBinding
-
-# Bindings of keys and values that are kept, by rows: to bind all layers takes longer than the rest of a call's preparation.
+# Runs of rows that are kept: to bind all layers' keys and values takes longer than the rest of a call's preparation.
 KEPT_BINDINGS = 64
 
 
 class RowsDecoder:
-    """Raises what `open_session` raises."""
+    """``logits`` (most_rows, vocab) are what calls write, each to its places. Raises what `open_session` raises."""
 
-    def __init__(self, bundle: ExportBundle, threads: int) -> None:
+    def __init__(self, bundle: ExportBundle, threads: int, most_rows: int) -> None:
         self._session = open_session(bundle, threads)
-        self._bindings: OrderedDict[range, IOBinding] = OrderedDict()
+        # Memory that is never written is never taken.
+        self.logits = np.empty((most_rows, bundle.manifest.spec.vocab_size), np.float32)
+        self._bound: OrderedDict[range, BoundRows] = OrderedDict()
 
     def run(
         self,
         planes: Sequence[npt.NDArray[Any]],
         rows: range,
-        token_ids: npt.NDArray[np.int64],
-        last_positions: npt.NDArray[np.int32],
+        token_ids: Sequence[Sequence[int]],
+        last_positions: Sequence[int],
         samples: Mapping[int, int],
-        logits: FloatArray,
     ) -> None:
         """Compute new tokens (rows, n) that end at positions (rows,). ``samples``: which new token, row after row, by place in ``logits``.
 
         Raises DeviceError.
         """
-        binding = self._binding(planes, rows)
-        wanted, places = np.array(list(samples.values()), np.int64), list(samples)
-        in_order = places == list(range(places[0], places[0] + len(places))) if places else False
-        result = logits[places[0] : places[-1] + 1] if in_order else np.empty((len(wanted), logits.shape[1]), np.float32)
-        total = np.array(int(last_positions.max()) + 1, np.int32)
-        for name, values in (("input_ids", token_ids), (LENGTHS, last_positions), (TOTAL, total), (ROWS, wanted)):
-            binding.bind_input(name, "cpu", 0, values.dtype, values.shape, values.ctypes.data)
-        binding.bind_output("logits", "cpu", 0, np.float32, (len(wanted), 1, logits.shape[1]), result.ctypes.data)
+        bound, places = self._bind(planes, rows), list(samples)
+        bound.write(token_ids, last_positions, list(samples.values()))
+        together = range(places[0], places[0] + len(places)) if places else range(0)
+        in_order = places == list(together)
+        result = self.logits[together.start : together.stop] if in_order else np.empty((len(places), self.logits.shape[1]), np.float32)
+        bound.read_into(result, together if in_order else None)
         try:
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(bound.binding)
         except Exception as error:
             raise DeviceError(f"ONNX Runtime failed: {error}") from error
-        if places and not in_order:
-            logits[places] = result
+        if not in_order:
+            self.logits[places] = result
 
     def close(self) -> None:
-        self._bindings.clear()
+        self._bound.clear()
         del self._session
 
-    def _binding(self, planes: Sequence[npt.NDArray[Any]], rows: range) -> IOBinding:
-        """With past and present of the rows bound to the same memory."""
-        binding = self._bindings.pop(rows, None)
-        if binding is None:
-            binding = self._session.io_binding()
-            for index, plane in enumerate(planes):
-                values, name = plane[rows.start : rows.stop], f"{index // 2}.{('key', 'value')[index % 2]}"
-                where = ("cpu", 0, values.dtype, values.shape, values.ctypes.data)
-                binding.bind_input(f"past_key_values.{name}", *where)
-                binding.bind_output(f"present.{name}", *where)
-        self._bindings[rows] = binding
-        if len(self._bindings) > KEPT_BINDINGS:
-            self._bindings.popitem(last=False)
-        return binding
+    def _bind(self, planes: Sequence[npt.NDArray[Any]], rows: range) -> BoundRows:
+        bound = self._bound.pop(rows, None) or BoundRows(self._session, planes, rows)
+        self._bound[rows] = bound
+        if len(self._bound) > KEPT_BINDINGS:
+            self._bound.popitem(last=False)
+        return bound

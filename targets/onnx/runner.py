@@ -9,13 +9,11 @@ A worker thread takes what is asked for in order, so that the thread that asks c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
-
-import numpy as np
-import numpy.typing as npt
 
 from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
 from nearfar.compiler.bundle import ExportBundle
@@ -37,7 +35,7 @@ class NewTokens:
     """Of one sequence: its page, the tokens, the position of the first, and by their places among the batch's sampled rows those rows."""
 
     page: int
-    token_ids: npt.NDArray[np.int32]
+    token_ids: list[int]
     start: int
     samples: dict[int, int]
 
@@ -55,7 +53,7 @@ class OnnxRunner:
             "T": self._manifest.context, "N": limits.sequences, "A": limits.rows, "W": limits.rows, "M": 0, "G": 0,
         }  # fmt: skip
         self.threads = threads or default_threads()
-        self._decoder = RowsDecoder(bundle, self.threads)
+        self._decoder = RowsDecoder(bundle, self.threads, limits.rows)
         self._kv = self._allocate(bundle)
         self._sampler = HostSampler(self._manifest.spec.vocab_size, limits.sequences)
         self._worker = ThreadPoolExecutor(1, "nearfar-onnx")
@@ -78,9 +76,10 @@ class OnnxRunner:
 
     def submit(self, batch: Batch) -> Future[Output]:
         """As `forward`, on the worker; a batch beyond the limits is refused at once."""
-        if (batch.adapters >= 0).any():
+        dims = batch.dims(self._num_pages, self._most["N"])
+        if dims["G"]:
             raise RequestError("ONNX bundles take no LoRA adapters; compile with --target cpu or cuda and --lora-rank")
-        require_within(batch.dims(self._num_pages, self._most["N"]), self._most)
+        require_within(dims, self._most)
         return self._worker.submit(self._forward, batch)
 
     def embed(self, batch: Batch) -> FloatArray:  # noqa: ARG002
@@ -117,47 +116,45 @@ class OnnxRunner:
     # --- work, on the worker's thread ------------------------------------------------------------------------------------------
 
     def _forward(self, batch: Batch) -> Output:
-        logits = np.empty((len(batch.sample_rows), self._manifest.spec.vocab_size), np.float32)
         sequences = self._sequences(batch)
         single = [each for each in sequences if len(each.token_ids) == 1]
         if single:
-            self._decode(single, logits)
+            self._decode(single)
         for each in sequences:
             if len(each.token_ids) > 1:
-                self._prefill(each, logits)
-        return self._sampler.choose(batch, logits)
+                self._prefill(each)
+        return self._sampler.choose(batch, self._decoder.logits[: len(batch.sample_rows)])
 
     def _sequences(self, batch: Batch) -> list[NewTokens]:
-        token_ids, samples = self._sampler.token_ids(batch), batch.sample_rows
-        found = []
-        for index, (start, stop) in enumerate(pairwise(batch.seq_starts.tolist())):
-            page = int(batch.page_ids[batch.page_indptr[index]])
-            places = np.flatnonzero((samples >= start) & (samples < stop))
-            rows = {int(place): int(samples[place]) - start for place in places}
-            found.append(NewTokens(page, token_ids[start:stop], int(batch.positions[start]), rows))
+        # Python's own numbers: of arrays as short as a decode step's, each of numpy's calls takes longer than all of this.
+        token_ids, bounds = self._sampler.token_ids(batch).tolist(), batch.seq_starts.tolist()
+        pages, starts = batch.page_ids[batch.page_indptr[:-1]].tolist(), batch.positions[batch.seq_starts[:-1]].tolist()
+        found = [
+            NewTokens(page, token_ids[begin:end], start, {})
+            for page, start, (begin, end) in zip(pages, starts, pairwise(bounds), strict=True)
+        ]
+        for place, row in enumerate(batch.sample_rows.tolist()):
+            index = bisect_right(bounds, row) - 1
+            found[index].samples[place] = row - bounds[index]
         return found
 
-    def _decode(self, sequences: Sequence[NewTokens], logits: FloatArray) -> None:
+    def _decode(self, sequences: Sequence[NewTokens]) -> None:
         """One new token of each sequence, in one call."""
         kv = self._kv
         rows = kv.span([each.page for each in sequences])
-        token_ids, positions = np.zeros((len(rows), 1), np.int64), np.zeros(len(rows), np.int32)
-        samples: dict[int, int] = {}
-        for each in sequences:
-            index = kv.row(each.page) - rows.start
-            token_ids[index], positions[index] = each.token_ids, each.start
-            samples |= dict.fromkeys(each.samples, index)
-        taken = {kv.row(each.page) for each in sequences}
+        taken = {kv.row(each.page): each for each in sequences}
         others = [row for row in rows if row not in taken]
         with kv.fillers(others) as places:
-            positions[np.array(others, np.intp) - rows.start] = places
-            self._decoder.run(kv.planes, rows, token_ids, positions, samples, logits)
-        for each in sequences:
-            kv.wrote(kv.row(each.page), each.start + 1)
+            filled = dict(zip(others, places, strict=True))
+            token_ids = [taken[row].token_ids if row in taken else [0] for row in rows]
+            positions = [taken[row].start if row in taken else filled[row] for row in rows]
+            samples = {place: kv.row(each.page) - rows.start for each in sequences for place in each.samples}
+            self._decoder.run(kv.planes, rows, token_ids, positions, samples)
+        for row, each in taken.items():
+            kv.wrote(row, each.start + 1)
 
-    def _prefill(self, sequence: NewTokens, logits: FloatArray) -> None:
+    def _prefill(self, sequence: NewTokens) -> None:
         """Several new tokens of one sequence."""
-        row, count = self._kv.row(sequence.page), len(sequence.token_ids)
-        token_ids, last = sequence.token_ids.astype(np.int64)[None], np.array([sequence.start + count - 1], np.int32)
-        self._decoder.run(self._kv.planes, range(row, row + 1), token_ids, last, sequence.samples, logits)
-        self._kv.wrote(row, sequence.start + count)
+        row, end = self._kv.row(sequence.page), sequence.start + len(sequence.token_ids)
+        self._decoder.run(self._kv.planes, range(row, row + 1), [sequence.token_ids], [end - 1], sequence.samples)
+        self._kv.wrote(row, end)

@@ -50,17 +50,18 @@ def test_tokens_and_states_are_those_of_the_conformance_vectors(case: dict[str, 
     assert sampler.token_ids(fed).tolist() == case["tokens"]
 
 
-def greedy_batch(rows: int, *, alternatives: bool) -> Batch:
-    return make_batch([Chunk([0], 0, [row], [0]) for row in range(rows)], 1, alternatives=alternatives)
+def greedy_batch(rows: int, *, alternatives: bool, logprobs: bool) -> Batch:
+    return make_batch([Chunk([0], 0, [row], [0]) for row in range(rows)], 1, alternatives=alternatives, logprobs=logprobs)
 
 
 def test_a_row_that_is_not_finite_has_no_token_and_alternatives_come_best_first() -> None:
-    logits = np.array([[0, 2, 1], [0, np.nan, 1], [5, 2, -np.inf]], np.float32)
-    output = HostSampler(3, 1).choose(greedy_batch(3, alternatives=False), logits)
-    assert output.next_token_ids.tolist() == [1, -1, -1]
-    assert output.token_logprobs[1:].tolist() == [0, 0]
-    assert len(output.top_token_ids) == 0
-    best = HostSampler(3, 1).choose(greedy_batch(1, alternatives=True), logits[:1])
+    logits = np.array([[0, 2, 1], [0, np.nan, 1], [5, 2, -np.inf], [np.inf, 2, 0], [np.nan, np.inf, -np.inf]], np.float32)
+    for wanted in (False, True):
+        output = HostSampler(3, 1).choose(greedy_batch(5, alternatives=False, logprobs=wanted), logits)
+        assert output.next_token_ids.tolist() == [1, -1, -1, -1, -1]
+        assert (output.token_logprobs != 0).tolist() == [wanted, False, False, False, False]
+        assert len(output.top_token_ids) == 0
+    best = HostSampler(3, 1).choose(greedy_batch(1, alternatives=True, logprobs=True), logits[:1])
     assert best.top_token_ids.tolist() == [[1, 2, 0]]
     np.testing.assert_allclose(best.top_logprobs[0, 0], best.token_logprobs[0], rtol=1e-6)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.compiler.cli import main
+
 
 @pytest.mark.usefixtures("chromium")
 def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path: Path) -> None:
@@ -18,3 +20,11 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
     assert "tokens/s" in printed
     assert "--serve" in printed
     assert screenshot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [(["--policy", "policy.json"], "--far URL"), (["--far", "x", "--policy", "nowhere.json"], "no such file")]
+)
+def test_a_policy_needs_its_file_and_a_far_side(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *given]) != 0
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -1,9 +1,11 @@
-// One question with its answer as it grows. Text, the end and errors flow in; clicks flow out through `AnswerActions`.
+// One question with its answer as it grows. Text, routes, the end and errors flow in; clicks flow out through `AnswerActions`.
 
-import { factList, iconButton, make, makeSvg } from "./elements.js";
+import { AnswerText } from "./answer_text.js";
+import { badge, routeFacts } from "./badge.js";
+import { factList, icon, iconButton, make, makeSvg } from "./elements.js";
 import { explain } from "./explain.js";
 import { formatCount, formatDispatches, formatMs, formatSpeed, plural } from "./format.js";
-import type { AnswerEnd, EngineInfo, Settings } from "./model.js";
+import type { AnswerEnd, EngineInfo, Route, Settings } from "./model.js";
 import { describeSelfTest } from "./model_card.js";
 import { DeviceError } from "../src/index.js";
 
@@ -14,44 +16,77 @@ export interface AnswerActions {
   readonly announce: (text: string) => void;
 }
 
+/** ``private`` where it, or one before it, is to stay on this device. */
+export interface Question {
+  readonly text: string;
+  readonly private: boolean;
+}
+
 export class AnswerView {
   readonly question: HTMLElement;
   readonly answer = make("article", "answer");
-  readonly #text = make("p", "text");
+  readonly #text = new AnswerText();
   readonly #tools = make("div", "tools");
+  readonly #badge = make("p", "timings");
+  /** Null where the engine answers alone. */
+  #route: Route | null = null;
 
+  /** ``far`` is the far side's name; null where there is none. */
   constructor(
-    question: string,
+    question: Question,
     private readonly info: EngineInfo,
+    private readonly far: string | null,
     private readonly actions: AnswerActions,
   ) {
-    this.question = make("p", "question", make("span", "unseen", "You: "), question);
+    const spoken = question.private ? "You, privately: " : "You: ";
+    this.question = make("p", "question", make("span", "unseen", spoken), ...(question.private ? [icon("lock")] : []), question.text);
     this.answer.setAttribute("aria-label", "Answer");
     this.start();
   }
 
   /** An empty answer, from which text grows. */
   start(): void {
-    this.#text.replaceChildren();
+    this.#text.clear();
+    this.#route = null;
+    this.#badge.replaceChildren();
     this.#tools.replaceChildren();
-    this.answer.replaceChildren(this.#text);
+    this.answer.replaceChildren(this.#text.element);
     this.answer.dataset.state = "streaming";
     this.answer.setAttribute("aria-busy", "true");
     delete this.answer.dataset.ttftMs;
     delete this.answer.dataset.tokensPerSecond;
+    delete this.answer.dataset.side;
+    delete this.answer.dataset.reason;
+  }
+
+  get text(): string {
+    return this.#text.plain;
   }
 
   append(text: string): void {
     this.#text.append(text);
   }
 
+  /** Who answers from here on. */
+  follow(route: Route): void {
+    this.#text.follow(route);
+    this.#route = route;
+    this.answer.dataset.side = route.side;
+    this.answer.dataset.reason = route.reason;
+    this.#badge.replaceChildren(badge(route, this.#text.sides, null));
+    this.answer.append(this.#badge);
+  }
+
   finish(end: AnswerEnd, settings: Settings): void {
     this.answer.dataset.ttftMs = end.timeToFirstTokenMs.toFixed(1);
     this.answer.dataset.tokensPerSecond = end.tokensPerSecond?.toFixed(1) ?? "";
     const chevron = makeSvg("svg", { class: "chevron", viewBox: "0 0 20 20", "aria-hidden": "true" }, makeSvg("path", { d: "m7 5 5 5-5 5" }));
-    const details = make("details", "ran", make("summary", "timings", chevron, ...summary(end)), ran(end, settings, this.info));
-    this.end(details);
-    this.actions.announce(this.#text.textContent);
+    const route = this.#route;
+    const line = route === null ? summary(end) : [badge(route, this.#text.sides, end.totalMs)];
+    const routed = route === null ? [] : routeFacts(route, this.far ?? "");
+    const facts = factList([...routed, ...ran(end, settings, route?.side === "far" ? null : this.info)]);
+    this.end(make("details", "ran", make("summary", "timings", chevron, ...line), facts));
+    this.actions.announce(this.#text.plain);
   }
 
   stopped(): void {
@@ -81,6 +116,7 @@ export class AnswerView {
   }
 
   private end(note: HTMLElement | null): void {
+    this.#badge.remove();
     this.answer.dataset.state = "done";
     this.answer.removeAttribute("aria-busy");
     if (note === null) return;
@@ -92,7 +128,7 @@ export class AnswerView {
 
   private copyButton(): HTMLButtonElement {
     const button = iconButton("copy", "Copy", () => {
-      navigator.clipboard.writeText(this.#text.textContent).then(
+      navigator.clipboard.writeText(this.#text.plain).then(
         () => {
           button.querySelector("use")?.setAttribute("href", "#icon-done");
           this.actions.announce("Copied");
@@ -111,20 +147,22 @@ export class AnswerView {
 /** The timings in one line, whose end a narrow page leaves to the details. */
 function summary({ timeToFirstTokenMs, tokensPerSecond, completionTokens }: AnswerEnd): readonly HTMLElement[] {
   const speed = tokensPerSecond === null ? "" : ` · ${formatSpeed(tokensPerSecond)} tokens/s`;
-  return [make("span", "", `first token ${formatMs(timeToFirstTokenMs)}${speed}`), make("span", "wide", `· ${plural(completionTokens, "token")}`)];
+  const tokens = completionTokens === null ? [] : [make("span", "wide", `· ${plural(completionTokens, "token")}`)];
+  return [make("span", "", `first token ${formatMs(timeToFirstTokenMs)}${speed}`), ...tokens];
 }
 
-/** What ran, and where. */
-function ran(end: AnswerEnd, { temperature, seed }: Settings, info: EngineInfo): HTMLElement {
+/** What ran, and where; ``info`` is null where that was not here. */
+function ran(end: AnswerEnd, { temperature, seed }: Settings, info: EngineInfo | null): readonly (readonly [string, string | null])[] {
   const cached = end.cachedTokens === 0 ? "" : `, ${formatCount(end.cachedTokens)} of them cached`;
   const drawn = seed === null ? `temperature ${temperature}` : `temperature ${temperature}, seed ${seed}`;
-  return factList([
-    ["Prompt", `${plural(end.promptTokens, "token")}${cached}`],
-    ["Answer", plural(end.completionTokens, "token")],
+  return [
+    ["Prompt", end.promptTokens === null ? null : `${plural(end.promptTokens, "token")}${cached}`],
+    ["Answer", end.completionTokens === null ? null : plural(end.completionTokens, "token")],
+    ["First token", formatMs(end.timeToFirstTokenMs)],
     ["Ended", end.finishReason === "stop" ? "by the model" : "at the longest answer"],
     ["Chosen", temperature === 0 ? "the likeliest token each time" : drawn],
-    ["Ran on", `${info.adapter}, ${info.activation}`],
-    ["Per token", formatDispatches(info.dispatchesPerToken)],
-    ["Self-test", describeSelfTest(info.selfTest)],
-  ]);
+    ["Ran on", info === null ? null : `${info.adapter}, ${info.activation}`],
+    ["Per token", info === null ? null : formatDispatches(info.dispatchesPerToken)],
+    ["Self-test", info === null ? null : describeSelfTest(info.selfTest)],
+  ];
 }

@@ -22,10 +22,14 @@ export function makeSvg(tag: string, attributes: Readonly<Record<string, string 
   return node;
 }
 
+/** One of the page's symbols. */
+export function icon(symbol: string): SVGElement {
+  return makeSvg("svg", { class: "icon", "aria-hidden": "true" }, makeSvg("use", { href: `#icon-${symbol}` }));
+}
+
 /** A button that shows one of the page's symbols; ``label`` is its name for everyone who cannot see it. */
 export function iconButton(symbol: string, label: string, onClick: () => void): HTMLButtonElement {
-  const use = makeSvg("use", { href: `#icon-${symbol}` });
-  const button = make("button", "round", makeSvg("svg", { class: "icon", "aria-hidden": "true" }, use));
+  const button = make("button", "round", icon(symbol));
   button.type = "button";
   button.setAttribute("aria-label", label);
   button.title = label;

@@ -1,9 +1,13 @@
 // The pages' one way to the engine. A bundle's address flows in; what is known of the model, its answers and its tokens flow out.
 
-import type { EngineInfo, FinishReason, LoadOptions, LoadProgress, Message, Source } from "../src/index.js";
+import type { EngineInfo, LoadOptions, LoadProgress, Source } from "../src/index.js";
+import type { Route } from "../src/router/index.js";
 import { BundleError, Engine, httpSource } from "../src/index.js";
 
-export type { EngineInfo, LoadProgress, Message, SelfTestInfo } from "../src/index.js";
+export type { Route } from "../src/router/index.js";
+export type { EngineInfo, LoadProgress, SelfTestInfo } from "../src/index.js";
+
+export type Side = Route["side"];
 
 export interface Settings {
   readonly temperature: number;
@@ -13,21 +17,36 @@ export interface Settings {
   readonly seed: number | null;
 }
 
-/** ``cachedTokens`` of the prompt's were there already. ``tokensPerSecond`` counts from the first token on. */
+/** A message as the page has it; a private one is answered on this device alone. */
+export interface ChatMessage {
+  readonly role: "user" | "assistant";
+  readonly content: string;
+  readonly private: boolean;
+}
+
+/** Text of an answer, or where what follows comes from. */
+export type Piece = { readonly type: "text"; readonly text: string } | { readonly type: "route"; readonly route: Route };
+
+/** ``cachedTokens`` of the prompt's were there already. ``tokensPerSecond`` counts from the first token on. Null is what the far side did not tell. */
 export interface AnswerEnd {
-  readonly finishReason: FinishReason;
-  readonly promptTokens: number;
+  readonly finishReason: string;
+  readonly promptTokens: number | null;
   readonly cachedTokens: number;
-  readonly completionTokens: number;
+  readonly completionTokens: number | null;
   readonly timeToFirstTokenMs: number;
+  readonly totalMs: number;
   readonly tokensPerSecond: number | null;
 }
 
-export interface Model {
+/** What answers a chat: the engine alone, or both sides. */
+export interface Answerer {
+  /** Yields text as it comes, and routes where there are two sides. Throws RequestError, DeviceError, or the signal's reason. */
+  answer(messages: readonly ChatMessage[], settings: Settings, signal: AbortSignal): AsyncGenerator<Piece, AnswerEnd, undefined>;
+}
+
+export interface Model extends Answerer {
   readonly engine: Engine;
   readonly info: EngineInfo;
-  /** Yields text as it comes. Throws RequestError, DeviceError, or the signal's reason. */
-  answer(messages: readonly Message[], settings: Settings, signal: AbortSignal): AsyncGenerator<string, AnswerEnd, undefined>;
   /** Continues token ids greedily. Yields new ids; fewer than ``maxTokens`` where the model ends its answer. */
   continueTokens(promptIds: readonly number[], maxTokens: number, signal: AbortSignal): AsyncGenerator<number, unknown, undefined>;
   close(): void;
@@ -49,9 +68,11 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
     info: engine.info,
     async *answer(messages, { temperature, maxTokens, seed }, signal) {
       const given = { maxTokens: maxTokens ?? undefined, seed: seed ?? undefined };
-      for await (const event of engine.generate(messages, { temperature, ...given, signal })) {
-        yield event.text;
-        if (event.type === "done") return { finishReason: event.finishReason, ...event.timings };
+      const start = performance.now();
+      const said = messages.map(({ role, content }) => ({ role, content }));
+      for await (const event of engine.generate(said, { temperature, ...given, signal })) {
+        yield { type: "text", text: event.text };
+        if (event.type === "done") return { finishReason: event.finishReason, totalMs: performance.now() - start, ...event.timings };
       }
       throw new Error("an answer ended without its last event");
     },

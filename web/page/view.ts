@@ -1,5 +1,6 @@
 // The chat page's elements. What happened flows in, the document shows it; clicks and keys flow out through `Handlers`.
 
+import type { Question } from "./answer_view.js";
 import { AnswerView } from "./answer_view.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import { element, make } from "./elements.js";
@@ -15,12 +16,21 @@ export interface Handlers {
   readonly regenerate: () => void;
 }
 
+const DEMO = "nearfar-demo";
 const DEMO_EXAMPLES = [
   "dim the kitchen lights to 30 percent",
   "what is 27 + 58?",
   "sort pear apple fig",
   "find the email in: write to ana@example.com today",
   "tell me a story about a fox",
+];
+// Half of them is what the larger model is for.
+const DEMO_EXAMPLES_OF_BOTH = [
+  "what is 27 + 58?",
+  "dim the kitchen lights to 30 percent",
+  "what is 12 + 30 + 7?",
+  "Ana has 12 apples, buys 5 more and eats 3. how many are left?",
+  "dim the kitchen lights to 30 percent and lock the front door",
 ];
 const EXAMPLES = ["Why is the sky blue? Two sentences.", "A haiku about rain on a tin roof", "What is the difference between a bug and a feature?"];
 
@@ -60,14 +70,21 @@ export class View {
     element("device", HTMLElement).textContent = [info.adapter, info.activation, ...(dispatches === null ? [] : [`${dispatches} a token`])].join(" · ");
     element("model-card", HTMLElement).replaceChildren(...modelCard(info, facts));
     element("max-tokens", HTMLInputElement).max = String(info.context);
-    const examples = info.model === "nearfar-demo" ? DEMO_EXAMPLES : EXAMPLES;
-    element("examples", HTMLElement).replaceChildren(...examples.map((example) => this.example(example)));
+    this.offer(info.model === DEMO ? DEMO_EXAMPLES : EXAMPLES);
     document.body.dataset.state = "ready";
     element("loading", HTMLElement).hidden = true;
     element("open-panel", HTMLElement).hidden = false;
     element("composer", HTMLElement).hidden = false;
     this.announce(`${info.model} is ready`);
     this.clear();
+  }
+
+  /** There is a far side as well. */
+  bothSides(info: EngineInfo, far: string): void {
+    element("welcome-title", HTMLElement).textContent = "Near where it can, far where it pays.";
+    element("welcome-line", HTMLElement).textContent = `The model in this page answers what it can; the larger one at ${far} does the rest. What you mark private never leaves this device.`;
+    element("model", HTMLElement).replaceChildren(...modelLine(info), make("span", "wide", ` · far: ${far}`));
+    if (info.model === DEMO) this.offer(DEMO_EXAMPLES_OF_BOTH);
   }
 
   /** Back to an empty conversation. */
@@ -80,10 +97,10 @@ export class View {
   }
 
   /** Show a question, and the place of its answer. */
-  ask(question: string, info: EngineInfo): AnswerView {
+  ask(question: Question, info: EngineInfo, far: string | null): AnswerView {
     this.show("conversation");
     this.#prompt.value = "";
-    const view = new AnswerView(question, info, {
+    const view = new AnswerView(question, info, far, {
       regenerate: this.handlers.regenerate,
       announce: (text) => {
         this.announce(text);
@@ -148,6 +165,10 @@ export class View {
   private show(section: "welcome" | "conversation"): void {
     for (const id of ["welcome", "conversation"]) element(id, HTMLElement).hidden = id !== section;
     element("new-chat", HTMLElement).hidden = section !== "conversation";
+  }
+
+  private offer(examples: readonly string[]): void {
+    element("examples", HTMLElement).replaceChildren(...examples.map((example) => this.example(example)));
   }
 
   private example(text: string): HTMLElement {

@@ -119,7 +119,7 @@ class HashRunner:
         count = len(token_ids) if batch.alternatives else 0
         return Output(
             next_token_ids=token_ids,
-            token_logprobs=-token_ids.astype(np.float32),
+            token_logprobs=-token_ids.astype(np.float32) * batch.logprobs,
             top_token_ids=np.tile(np.arange(VOCAB, dtype=np.int32), (count, 1)),
             top_logprobs=np.zeros((count, VOCAB), np.float32),
             read_logits=lambda: np.zeros((len(token_ids), VOCAB), np.float32),

@@ -462,8 +462,10 @@ def test_penalties_and_biases_reach_the_slot_and_log_probabilities_come_back() -
             assert tokens[0].logprob == -tokens[0].token_id
             assert [entry.token_id for entry in tokens[0].alternatives] == [0, 1]
             plain, _ = await collect(engine, logprobs=0, max_tokens=1)
-            assert plain[0].logprob is not None
+            assert plain[0].logprob == -plain[0].token_id
             assert plain[0].alternatives == ()
+            await collect(engine, max_tokens=1)
+            assert not runner.batches[-1].logprobs
 
     run(work())
 

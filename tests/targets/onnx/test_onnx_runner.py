@@ -139,6 +139,25 @@ def test_what_lies_between_the_sequences_of_a_step_is_left_as_it_was(compiled: C
     runner.close()
 
 
+def test_logits_come_to_the_places_that_a_batch_has_for_them_whatever_the_one_before_had(compiled: Compile) -> None:
+    exported, planned = compiled("qwen3", "f32")
+    right = whole_and_in_chunks(reference(planned), PROMPT, 75)
+    runner = OnnxRunner(exported, limits=LIMITS)
+    at = dict.fromkeys(range(3), 20)
+    runner.forward(make_batch([Chunk(PROMPT[:20], 0, [page]) for page in at], CONTEXT))
+    found = []
+    # By page how many tokens: pages 0 and 1 are one call, at places 0 and 2, 0 and 1, 1 and 2, in the other order, and again.
+    for batch in ({0: 1, 2: 3, 1: 1}, {0: 1, 1: 1}, {2: 2, 0: 1, 1: 1}, {1: 1, 0: 1}, {0: 1, 1: 1}):
+        chunks = [Chunk(PROMPT[at[page] : at[page] + count], at[page], [page], [count - 1]) for page, count in batch.items()]
+        at |= {page: at[page] + count for page, count in batch.items()}
+        found.append((runner.forward(make_batch(chunks, CONTEXT)).logits, right[[at[page] - 1 for page in batch]]))
+    # What was read stays as it was read.
+    for logits, expected in found:
+        for mine, wanted in zip(logits, expected, strict=True):
+            assert relative_rms(mine, wanted) < ONNX_F32
+    runner.close()
+
+
 def test_gaps_close_once_they_have_cost_more_than_a_move() -> None:
     rows = KvRows(planes=2, pages=4, kv_heads=1, context=200, head_dim=2, dtype="float32")
     for page, length in enumerate((100, 50, 0, 200)):

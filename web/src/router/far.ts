@@ -50,7 +50,7 @@ export class FarSide implements Side {
     private readonly clock: Clock,
   ) {
     if (!DIALECTS.includes(dialect)) throw new RequestError(`far.dialect is '${dialect}', it must be one of ${DIALECTS.join(", ")}`, { param: "far.dialect" });
-    this.#http = new FarHttp(baseURL, apiKey ?? null, fetch);
+    this.#http = new FarHttp(baseURL, apiKey ?? null, fetch, clock);
     this.#wanted = model ?? null;
     this.dialect = dialect;
     this.vision = vision;
@@ -64,6 +64,11 @@ export class FarSide implements Side {
   /** What the question of what it serves took; null before it was answered. */
   get roundTripSeconds(): number | null {
     return this.#roundTripSeconds;
+  }
+
+  /** How long an answer waits over there, as the server told lately; else 0. */
+  get queueSeconds(): number {
+    return this.#http.queueSeconds;
   }
 
   /**

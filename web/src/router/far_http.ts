@@ -2,6 +2,7 @@
 // did not answer (``retryable`` where the same request may be answered in a moment), RequestError where it blames the request or the key.
 
 import { NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
+import type { Clock } from "./clock.js";
 import { events } from "./sse.js";
 
 export type Fetch = (url: string, init: RequestInit) => Promise<Response>;
@@ -14,19 +15,32 @@ const NOT_NOW: readonly number[] = [408, 429, 502, 503, 504, 529];
 /** In the middle of a stream an error has no status; OpenAI's types of errors stand for one. */
 const STATUS_OF_TYPE: Readonly<Record<string, number>> = { invalid_request_error: 400, rate_limit_error: 429, timeout_error: 503 };
 
+/** How long an answer waits for the server's device, as it sees it; an integer, in milliseconds. */
+const QUEUE_HEADER = "X-Nearfar-Queue-Ms";
+/** So long a queue is taken for what it was. */
+const QUEUE_KNOWN_MS = 30_000;
+
 export class FarHttp {
   readonly #root: string;
+  #queue = { seconds: 0, toldAt: -Infinity };
 
   /** ``baseURL`` with or without /v1 at its end, as OpenAI's clients write it. Throws RequestError for one that is none. */
   constructor(
     baseURL: string,
     private readonly apiKey: string | null,
     private readonly fetch: Fetch,
+    private readonly clock: Clock,
   ) {
     const page = (globalThis as { readonly location?: { readonly href: string } }).location?.href;
     const parsed = URL.canParse(baseURL, page) ? new URL(baseURL, page) : null;
     if (parsed === null || !/^https?:$/.test(parsed.protocol)) throw new RequestError(`far.baseURL '${baseURL}' is no URL of a server; write http://host:port/v1`, { param: "far.baseURL" });
     this.#root = parsed.href.replace(/\/+$/, "").replace(/\/v1$/, "");
+  }
+
+  /** What the server last told of its queue; 0 where that is too long ago, and where it tells nothing. */
+  get queueSeconds(): number {
+    const { seconds, toldAt } = this.#queue;
+    return this.clock.now() - toldAt <= QUEUE_KNOWN_MS ? seconds : 0;
   }
 
   /** The object at a route such as "/v1/models", null where there is no such route. */
@@ -70,7 +84,10 @@ export class FarHttp {
     const headers = { ...(init.headers as Record<string, string> | undefined), ...(this.apiKey === null ? {} : { Authorization: `Bearer ${this.apiKey}` }) };
     try {
       // No cookies: the key says who asks, and what the browser keeps for that origin is not ours to send.
-      return await this.fetch(`${this.#root}${route}`, { ...init, headers, credentials: "omit" });
+      const response = await this.fetch(`${this.#root}${route}`, { ...init, headers, credentials: "omit" });
+      const waitMs = response.headers.get(QUEUE_HEADER) ?? "";
+      if (/^\d{1,12}$/.test(waitMs)) this.#queue = { seconds: Number(waitMs) / 1000, toldAt: this.clock.now() };
+      return response;
     } catch (error) {
       init.signal?.throwIfAborted();
       throw this.broken(`no connection could be made (${messageOf(error)})`, error);

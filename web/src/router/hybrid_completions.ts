@@ -17,6 +17,7 @@ import { HeldAnswer } from "./held_answer.js";
 import type { NearSide } from "./near.js";
 import { whyNoEngine } from "./near.js";
 import type { Policy } from "./policy.js";
+import type { PrefixMessage } from "./prefix_memory.js";
 import { PrivateCheck } from "./privacy.js";
 import { refusal } from "./refusal.js";
 import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
@@ -101,7 +102,7 @@ export class HybridCompletions {
     if (held !== null && decision.side === "far") held.drop();
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
     const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(far) };
-    yield* runAnswer({
+    const items = runAnswer({
       params: request.params,
       decision,
       standby,
@@ -115,6 +116,24 @@ export class HybridCompletions {
       observer: this.observer(choice, held !== null),
       signal,
     });
+    yield* this.remembered(request, items);
+  }
+
+  /** The items as they are. Once the answer is whole, the side that ended it is taken to have the conversation in its cache. */
+  private async *remembered(request: HybridRequest, items: AsyncIterable<AnswerItem>): AsyncGenerator<AnswerItem, void, undefined> {
+    const chunks: ChatCompletionChunk[] = [];
+    for await (const item of items) {
+      if (item.type === "withdraw") chunks.length = 0;
+      else {
+        const { route, choices } = item.chunk;
+        chunks.push(item.chunk);
+        if (route !== undefined && choices.some(({ finish_reason: end }) => end !== null)) {
+          const [choice] = (await foldChat(chunks)).choices;
+          this.#records[route.side].memory.remember(conversationOf(request), textWithCalls(choice?.message.content ?? "", choice?.message.tool_calls), this.seconds());
+        }
+      }
+      yield item;
+    }
   }
 
   private async choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
@@ -134,6 +153,8 @@ export class HybridCompletions {
     const promptTokens = counted ?? estimatedTokens(request);
     const spent = ledger.today();
     const { near: nearRecord, far: farRecord } = this.#records;
+    const conversation = conversationOf(request);
+    const cached = ({ memory }: SideRecord): number => Math.floor(promptTokens * memory.cachedShare(conversation, this.seconds()));
     return situationOf(request, {
       near: {
         ...UNKNOWN_SIDE,
@@ -142,6 +163,7 @@ export class HybridCompletions {
         context: near.info?.context ?? null,
         tools: near.info?.tools ?? true,
         prompt_tokens: promptTokens,
+        cached_tokens: cached(nearRecord),
         circuit: nearRecord.circuitState,
       },
       far: {
@@ -151,6 +173,8 @@ export class HybridCompletions {
         tools: far?.model?.tools ?? true,
         vision: far?.vision ?? false,
         prompt_tokens: promptTokens,
+        cached_tokens: cached(farRecord),
+        queue_seconds: far?.queueSeconds ?? 0,
         circuit: farRecord.circuitState,
         round_trip_seconds: farRecord.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
         spent_usd_today: spent.usd,
@@ -224,6 +248,10 @@ export class HybridCompletions {
     return sha256 !== null && sha256 === far?.model?.tokenizerSha256;
   }
 
+  private seconds(): number {
+    return this.wiring.clock.now() / 1000;
+  }
+
   private observer({ situation }: Choice, wasHeld: boolean): Observer {
     const { ledger, policy, far } = this.wiring;
     return {
@@ -261,6 +289,14 @@ function heldFirst(held: HeldAnswer, near: NearSide): Answering {
       return held.chunks(request.signal);
     },
   };
+}
+
+function conversationOf({ facts, params }: HybridRequest): readonly PrefixMessage[] {
+  return facts.messages.map(({ role, content }, index) => ({ role, content: textWithCalls(content, params.messages[index]?.tool_calls) }));
+}
+
+function textWithCalls(text: string, calls: readonly unknown[] = []): string {
+  return calls.length === 0 ? text : `${text}${JSON.stringify(calls)}`;
 }
 
 function estimatedTokens({ facts }: HybridRequest): number {

@@ -1,12 +1,14 @@
-// What was seen of a side over its answers: whether it is well, and how fast it is. Parts of answers flow in; a situation is told of it.
+// What was seen of a side over its answers: whether it is well, how fast it is, and what it has likely kept of them. Parts of answers flow in; a situation is told of it.
 
 import type { Circuit } from "./circuit.js";
+import { PrefixMemory } from "./prefix_memory.js";
 import type { Part } from "./running_answer.js";
 import type { CircuitState, NearState } from "./situation.js";
 import type { Speed } from "./speed.js";
 import { UNKNOWN_SPEED, speedAfter } from "./speed.js";
 
 export class SideRecord {
+  readonly memory = new PrefixMemory();
   #speed: Speed = UNKNOWN_SPEED;
 
   constructor(readonly circuit: Circuit) {}

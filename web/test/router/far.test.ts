@@ -44,6 +44,26 @@ test("what other servers write otherwise comes in OpenAI's form", async () => {
   expect(chunks[3]?.usage).toEqual({ prompt_tokens: 3, completion_tokens: 1, total_tokens: 4, prompt_tokens_details: { cached_tokens: 2 } });
 });
 
+test("what the server last told of its queue holds for 30 s", async () => {
+  const far = new FakeFar();
+  const clock = new FakeClock();
+  const side = new FarSide({ baseURL: FAR }, far.fetch, clock);
+  const ask = async (queue?: string): Promise<number> => {
+    far.headers = queue === undefined ? {} : { "X-Nearfar-Queue-Ms": queue };
+    for await (const chunk of side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL })) expect(chunk.model).toBe("big");
+    return side.queueSeconds;
+  };
+  far.headers = { "X-Nearfar-Queue-Ms": "250" };
+  await side.reach(SIGNAL);
+  expect(side.queueSeconds).toBe(0.25);
+  expect([await ask("1500"), await ask(), await ask("soon"), await ask("-1"), await ask("9".repeat(400))]).toEqual([1.5, 1.5, 1.5, 1.5, 1.5]);
+  await clock.pass(30_000);
+  expect(side.queueSeconds).toBe(1.5);
+  await clock.pass(1);
+  expect(side.queueSeconds).toBe(0);
+  expect([await ask("40"), await ask("0")]).toEqual([0.04, 0]);
+});
+
 test("an error in the middle of a stream is one of ours", async () => {
   const far = new FakeFar();
   const fetch = (url: string, init: RequestInit): Promise<Response> =>

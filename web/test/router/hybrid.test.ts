@@ -2,7 +2,7 @@
 
 import { describe, expect, test } from "vitest";
 
-import type { ChatCompletionChunk, Route } from "../../src/api/types.js";
+import type { ChatCompletionChunk, ChatCompletionMessageParam, Route } from "../../src/api/types.js";
 import { DeviceError } from "../../src/errors.js";
 import type { DeviceHints } from "../../src/router/device_hints.js";
 import type { HybridOptions } from "../../src/router/hybrid.js";
@@ -112,14 +112,46 @@ describe("who answers", () => {
 
   test("what was measured of earlier answers is in the scores", async () => {
     const { nf, clock } = await setUp({ policy: { mode: "prefer-far" } });
-    const ask = async (): Promise<Route["scores"] | undefined> => (await nf.chat.completions.create({ messages: MESSAGES, max_tokens: 10 })).route?.scores;
+    const ask = async (content: string): Promise<Route["scores"] | undefined> => (await nf.chat.completions.create({ messages: [{ role: "user", content }], max_tokens: 10 })).route?.scores;
     clock.stride = 1000;
-    expect((await ask())?.far_total_seconds).toBeNull();
-    const { far_first_token_seconds: first, far_total_seconds: total, near_total_seconds: unknown } = (await ask()) ?? {};
+    expect((await ask("what is 27 + 58?"))?.far_total_seconds).toBeNull();
+    const { far_first_token_seconds: first, far_total_seconds: total, near_total_seconds: unknown } = (await ask("what is 1 + 1?")) ?? {};
     expect(first).toBeGreaterThan(0);
     // Each of the ten tokens takes at least the second of one look at the clock.
     expect((total ?? 0) - (first ?? 0)).toBeGreaterThanOrEqual(10);
     expect(unknown).toBeNull();
+  });
+
+  test.each(["near", "far"] as const)("what %s answered of a chat lately takes no time again, calls of tools too", async (side) => {
+    const call = { tool_calls: [{ index: 0, id: "call_1", type: "function", function: { name: "add", arguments: '{"a":1}' } }] };
+    const { nf, clock } = await setUp({ policy: { mode: `prefer-${side}` }, far: [{ deltas: [call], finish: "tool_calls" }] });
+    const ask = (messages: readonly ChatCompletionMessageParam[]) => nf.chat.completions.create({ messages });
+    clock.stride = 1000;
+    const answer = JSON.stringify((await ask(MESSAGES)).choices[0]?.message);
+    clock.stride = 0;
+    const firstSeconds = async (said: string): Promise<number> => {
+      const { route } = await ask([QUESTION, JSON.parse(said) as ChatCompletionMessageParam, { role: "user", content: "and 1 more?" }]);
+      expect(route?.side).toBe(side);
+      return route?.scores[`${side}_first_token_seconds`] ?? NaN;
+    };
+    const changed = await firstSeconds(answer.replace("near by", "near to").replace("call_1", "call_2"));
+    const goesOn = await firstSeconds(answer);
+    const again = await firstSeconds(answer);
+    await clock.pass(300_001);
+    const late = await firstSeconds(answer);
+    expect([again < goesOn, goesOn < changed, changed < late]).toEqual([true, true, true]);
+  });
+
+  test("the server's queue is in far's seconds", async () => {
+    const { nf, clock, far } = await setUp({ policy: { mode: "prefer-far" } });
+    const firstSeconds = async () => (await nf.chat.completions.create({ messages: MESSAGES })).route?.scores.far_first_token_seconds ?? NaN;
+    clock.stride = 1000;
+    await firstSeconds();
+    clock.stride = 0;
+    const before = await firstSeconds();
+    far.headers = { "X-Nearfar-Queue-Ms": "1500" };
+    await firstSeconds();
+    expect((await firstSeconds()) - before).toBeCloseTo(1.5, 9);
   });
 
   test("tools go to the side that knows them, and count as part of the prompt", async () => {

@@ -1,0 +1,59 @@
+"""A run of rows with a call's inputs and outputs bound to memory of ours, which ONNX Runtime reads and writes where it lies.
+
+Keys and values are bound once. So are the small inputs while their shapes stay as they are, and logits while their place does, as from
+step to step of a decode: then a call writes numbers and binds nothing. Behind a pass through the weights, which leaves a core's caches with
+nothing else, to bind one array takes as long as to look through the logits of a large vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.batch import FloatArray
+
+from .rows_graph import LENGTHS, ROWS, TOTAL
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+TOKENS = "input_ids"
+DTYPES = {TOKENS: np.int64, LENGTHS: np.int32, TOTAL: np.int32, ROWS: np.int64}
+
+
+class BoundRows:
+    """``binding`` is what a session runs. ``planes`` are those of `KvRows`."""
+
+    def __init__(self, session: InferenceSession, planes: Sequence[npt.NDArray[Any]], rows: range) -> None:
+        self.binding = session.io_binding()
+        self._inputs: dict[str, npt.NDArray[Any]] = {}
+        self._places: range | None = None
+        for index, plane in enumerate(planes):
+            values, name = plane[rows.start : rows.stop], f"{index // 2}.{('key', 'value')[index % 2]}"
+            where = ("cpu", 0, values.dtype, values.shape, values.ctypes.data)
+            self.binding.bind_input(f"past_key_values.{name}", *where)
+            self.binding.bind_output(f"present.{name}", *where)
+
+    def write(self, token_ids: Sequence[Sequence[int]], last_positions: Sequence[int], wanted: Sequence[int]) -> None:
+        """New tokens (rows, n), the position of each row's last, and which of the tokens' logits are wanted, counted row after row."""
+        self._write(TOKENS, token_ids, (len(token_ids), len(token_ids[0])))
+        self._write(LENGTHS, last_positions, (len(last_positions),))
+        self._write(TOTAL, max(last_positions) + 1, ())
+        self._write(ROWS, wanted, (len(wanted),))
+
+    def read_into(self, logits: FloatArray, places: range | None) -> None:
+        """Those of the next run (wanted, vocab). The same ``places`` are always the same memory, None is memory of this run alone."""
+        if places is None or places != self._places:
+            rows, columns = logits.shape
+            self.binding.bind_output("logits", "cpu", 0, np.float32, (rows, 1, columns), logits.ctypes.data)
+            self._places = places
+
+    def _write(self, name: str, values: npt.ArrayLike, shape: tuple[int, ...]) -> None:
+        held = self._inputs.get(name)
+        if held is None or held.shape != shape:
+            held = self._inputs[name] = np.empty(shape, DTYPES[name])
+            self.binding.bind_input(name, "cpu", 0, held.dtype, held.shape, held.ctypes.data)
+        held[...] = values

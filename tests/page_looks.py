@@ -1,0 +1,62 @@
+"""How a page looks, for tests of pages: sizes of windows, and whether all text can be read and all controls have names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conftest import ROOT
+from playwright.sync_api import Page
+
+SCREENSHOTS = ROOT / "build" / "screenshots"
+DESK, PHONE, NARROW = (1280, 800), (390, 780), (360, 640)
+# The least contrast of text to what is behind it (W3C, WCAG 2.2, 1.4.3), over all text in sight.
+LEAST_CONTRAST = """() => {
+    const parse = (text) => {
+        const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+        return text.startsWith("color") ? [255 * r, 255 * g, 255 * b, a] : [r, g, b, a];
+    };
+    const over = ([r, g, b, a], under) => [r, g, b].map((value, index) => a * value + (1 - a) * under[index]);
+    const behind = (node) => {
+        const above = node.parentElement === null ? [255, 255, 255] : behind(node.parentElement);
+        return over(parse(getComputedStyle(node).backgroundColor), above);
+    };
+    const luminance = (colour) => {
+        const linear = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = colour.map((value) => linear(value / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const found = [];
+    for (const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT); walker.nextNode();) {
+        const node = walker.currentNode.parentElement;
+        if (walker.currentNode.data.trim() === "" || !node.checkVisibility() || node.closest(".unseen, :disabled")) continue;
+        const under = behind(node);
+        const [low, high] = [luminance(under), luminance(over(parse(getComputedStyle(node).color), under))].sort((a, b) => a - b);
+        found.push([(high + 0.05) / (low + 0.05), walker.currentNode.data]);
+    }
+    return found.sort((a, b) => a[0] - b[0])[0];
+}"""
+NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, a, [role=progressbar], [role=img]")]
+    .filter((node) => node.checkVisibility() && !node.getAttribute("aria-label") && !node.labels?.length && node.textContent.trim() === "")
+    .map((node) => node.outerHTML)"""
+OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def look(page: Page) -> Iterator[str]:
+    """A page in light and dark, on a desk and on a phone, for pictures; what must hold is checked there and on a narrow phone as well."""
+    page.emulate_media(reduced_motion="reduce")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for size, (width, height) in (("desk", DESK), ("phone", PHONE), ("narrow", NARROW)):
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate(OVERFLOW) <= 0, (scheme, size)
+            contrast, text = page.evaluate(LEAST_CONTRAST)
+            assert contrast >= 4.5, (scheme, size, contrast, text)
+            if size != "narrow":
+                page.evaluate("() => scrollTo(0, 0)")
+                yield f"{size}-{scheme}"
+
+
+def fact(page: Page, answer: int, term: str) -> str:
+    """What the answer's details say."""
+    found = page.locator(".answer").nth(answer).locator(".facts > div", has=page.locator(f"dt:text-is('{term}')")).locator("dd")
+    return found.text_content() or ""

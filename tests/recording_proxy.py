@@ -1,0 +1,119 @@
+"""A TCP proxy before a server: it keeps every byte that clients send, holds answers in their middle, and dies as a killed server does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# A stream's events begin so.
+EVENT = b"data: "
+
+
+class RecordingProxy:
+    """Its methods are for other threads than its own. ``received``: every byte of every client, as it came."""
+
+    def __init__(self, upstream_port: int) -> None:
+        self.received = bytearray()
+        self.port = 0
+        self._upstream_port = upstream_port
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._events: int | None = None
+        self._passed = 0
+        self._go_on = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def hold(self, events: int) -> None:
+        """After so many events from now on nothing more comes, until `release`."""
+        self._events, self._passed = events, 0
+        self._go_on.clear()
+
+    def release(self) -> None:
+        self._events = None
+        self._loop.call_soon_threadsafe(self._go_on.set)
+
+    def die(self) -> None:
+        """As kill -9: nobody listens any more, and every connection breaks."""
+        self._do(self._die())
+
+    def come_back(self) -> None:
+        self.release()
+        if self._server is None:
+            self._do(self._listen())
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _die(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        upstream: asyncio.StreamWriter | None = None
+        try:
+            answers, upstream = await asyncio.open_connection("127.0.0.1", self._upstream_port)
+            pumps = [asyncio.create_task(self._asked(reader, upstream)), asyncio.create_task(self._answered(answers, writer))]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
+        except (OSError, asyncio.CancelledError):
+            # The server is not there, or the proxy died.
+            pass
+        finally:
+            self._connections.discard(task)
+            for end in (writer, upstream):
+                if end is not None:
+                    end.transport.abort()
+
+    async def _asked(self, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            self.received += data
+            upstream.write(data)
+            await upstream.drain()
+
+    async def _answered(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await answers.read(65536):
+            for index, piece in enumerate(data.split(EVENT)):
+                if index > 0:
+                    if self._events is not None and self._passed >= self._events:
+                        await writer.drain()
+                        await self._go_on.wait()
+                    self._passed += 1
+                writer.write((EVENT if index > 0 else b"") + piece)
+            await writer.drain()
+
+
+@contextmanager
+def recording_proxy(upstream_port: int) -> Iterator[RecordingProxy]:
+    proxy = RecordingProxy(upstream_port)
+    thread = threading.Thread(target=proxy._loop.run_forever)
+    thread.start()
+    try:
+        proxy.come_back()
+        yield proxy
+    finally:
+        proxy.die()
+        proxy._loop.call_soon_threadsafe(proxy._loop.stop)
+        thread.join()
+        proxy._loop.close()

@@ -1,0 +1,63 @@
+"""X-Nearfar-Queue-Ms: how long a request would wait for the device now."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+import httpx
+import pytest
+from asgi import HI, ask_app, run
+from fake_models import FakeExecutor, FakeModels
+
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.queue_waits import QueueWaits
+from nearfar.server_fallback.executors.executor import Call, ExecutorState
+from nearfar.server_fallback.schema.about import QUEUE_HEADER
+from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
+
+ABOUT, CHAT, COMPLETIONS = "/v1/nearfar/about", "/v1/chat/completions", "/v1/completions"
+IDLE, BUSY = ExecutorState(True, ""), ExecutorState(True, "", waiting=1)
+
+
+@dataclass
+class SilentExecutor(FakeExecutor):
+    """Tells nothing of its queue, as other servers."""
+
+    def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+        return super().chat(request, replace(call, observe_queue=None))
+
+
+def test_the_last_16_waits_count_where_somebody_waits_and_of_several_models_the_longest() -> None:
+    waits = QueueWaits()
+    assert waits.told_ms({"a": BUSY}) is None
+    for seconds in (100.0, *[0.1] * 8, *[0.3] * 8):
+        waits.observe("a", seconds)
+    waits.observe("b", 0.0506)
+    assert waits.told_ms({"a": BUSY}) == 200
+    assert waits.told_ms({"a": IDLE}) == 0
+    assert waits.told_ms({"a": IDLE, "b": BUSY}) == 51
+    assert waits.told_ms({"a": BUSY, "b": BUSY, "silent": BUSY}) == 200
+
+
+@pytest.mark.parametrize(("state", "told"), [(BUSY, "250"), (IDLE, "0")])
+def test_answers_tell_the_queue_and_pages_may_read_it(state: ExecutorState, told: str) -> None:
+    async def work() -> list[httpx.Response]:
+        app = create_app(FakeModels(FakeExecutor(current=state)), ApiConfig(cors_origins=("https://example.org",)))
+        asked = [(CHAT, HI), (CHAT, {**HI, "stream": True}), (COMPLETIONS, {"model": "fake", "prompt": "x", "stream": True}), (ABOUT, None)]
+        return [await ask_app(app, "POST" if body else "GET", path, body, origin="https://example.org") for path, body in asked]
+
+    for response in run(work()):
+        assert response.headers[QUEUE_HEADER] == told
+        assert QUEUE_HEADER in response.headers["access-control-expose-headers"]
+
+
+def test_where_no_executor_knows_its_queue_nothing_is_told() -> None:
+    async def work() -> list[httpx.Response]:
+        app = create_app(FakeModels(SilentExecutor(current=BUSY)), ApiConfig())
+        return [await ask_app(app, "POST", CHAT, HI), await ask_app(app, "GET", ABOUT)]
+
+    for response in run(work()):
+        assert response.is_success
+        assert QUEUE_HEADER not in response.headers

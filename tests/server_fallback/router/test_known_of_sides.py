@@ -1,0 +1,117 @@
+"""What is known of both sides before a decision: the far side's queue, and how much of a prompt each has computed before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_openai import Reply, said
+from hybrid_sides import ABOUT, FAR_USAGE, FakeFar, FakeNear, hybrid, policy, run
+
+from nearfar.compiler.errors import DeviceError
+from nearfar.server_fallback.router.far_queue import FarQueue
+from nearfar.server_fallback.router.hybrid import Hybrid, read_request
+from nearfar.server_fallback.router.hybrid_executor import asked_by
+from nearfar.server_fallback.router.situation import Situation
+from nearfar.server_fallback.router.texts import messages_of
+from nearfar.server_fallback.schema.chat import ChatCompletion
+
+QUEUE = "x-nearfar-queue-ms"
+FIRST = [{"role": "user", "content": "sixteen letters."}]
+WEATHER = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def situation(opened: Hybrid, messages: list[Any]) -> Situation:
+    request = read_request({"model": "hybrid", "messages": messages})
+    return await opened.executor.sides.situation(asked_by(request, messages_of(request), ()), request)
+
+
+async def cached(opened: Hybrid, messages: list[Any]) -> tuple[int, int]:
+    now = await situation(opened, messages)
+    return now.near.cached_tokens, now.far.cached_tokens
+
+
+def answered(text: str) -> list[dict[str, str]]:
+    return [*FIRST, {"role": "assistant", "content": text}, {"role": "user", "content": "And now?"}]
+
+
+def test_who_answered_has_the_conversation_and_the_other_side_has_not() -> None:
+    async def work() -> None:
+        async with hybrid(FakeNear("near"), FakeFar(), policy("prefer-near")) as opened:
+            assert await cached(opened, FIRST) == (0, 0)
+            await opened.chat.completions.create(messages=FIRST)
+            # 18 tokens in all; then 34 of 16 + 4 + 8 characters, of which 20 are known.
+            assert await cached(opened, FIRST) == (18, 0)
+            assert await cached(opened, answered("near")) == (34 * 20 // 28, 0)
+            await opened.chat.completions.create(messages=answered("near"), pin="far")
+            assert await cached(opened, answered("near")) == (34 * 20 // 28, 34)
+
+    run(work())
+
+
+def test_a_private_conversation_is_remembered_by_near_alone() -> None:
+    async def work() -> tuple[int, int]:
+        async with hybrid(FakeNear("near"), FakeFar(), policy("prefer-far")) as opened:
+            await opened.chat.completions.create(messages=FIRST, labels=["private"])
+            return await cached(opened, FIRST)
+
+    assert run(work()) == (18, 0)
+
+
+def test_an_answer_that_far_went_on_with_is_far_s_and_whole() -> None:
+    near = FakeNear("near", error=DeviceError("gone"), error_at=2)
+    far = FakeFar(lambda _: Reply(chunks=said("xt", usage=FAR_USAGE)))
+
+    async def work() -> tuple[int, int]:
+        # Another tokenizer, so that it goes on from the text.
+        far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "tokenizer_sha256": "other"}]})
+        async with hybrid(near, far, policy("prefer-near")) as opened:
+            answer: ChatCompletion = await opened.chat.completions.create(messages=FIRST)
+            assert answer.choices[0].message.content == "next"
+            return await cached(opened, answered("next"))
+
+    assert run(work()) == (0, 34 * 20 // 28)
+
+
+def test_a_tool_call_is_part_of_what_is_remembered() -> None:
+    async def work() -> tuple[int, int]:
+        async with hybrid(FakeNear("{}", calls=True), None, policy("near-only")) as opened:
+            answer: ChatCompletion = await opened.chat.completions.create(messages=FIRST, tools=[WEATHER])
+            message = answer.choices[0].message
+            same = await cached(opened, [*FIRST, message])
+            assert message.tool_calls is not None
+            message.tool_calls[0].function.arguments = '{"a":1}'
+            return same[0], (await cached(opened, [*FIRST, message]))[0]
+
+    whole, changed = run(work())
+    # All 18 and the 6 of a message without a content.
+    assert whole == 24
+    assert 0 < changed < whole
+
+
+def test_the_far_queue_is_what_the_server_told_last() -> None:
+    told = iter(["1500", "40"])
+
+    def reply(_: object) -> Reply:
+        return Reply(chunks=said("hi", usage=FAR_USAGE), headers={QUEUE: next(told)})
+
+    async def work() -> list[float]:
+        far = FakeFar(reply)
+        far.about = Reply(value=far.about.value, headers={QUEUE: "250"})
+        async with hybrid(FakeNear(), far, policy("prefer-far")) as opened:
+            seconds = [(await situation(opened, FIRST)).far.queue_seconds]
+            for _ in range(2):
+                await opened.chat.completions.create(messages=FIRST)
+                seconds.append((await situation(opened, FIRST)).far.queue_seconds)
+            return seconds
+
+    assert run(work()) == [0.25, 1.5, 0.04]
+
+
+@pytest.mark.parametrize("told", ["", "-5", "1.5", "1e3", "soon", "٣", "9" * 13])
+def test_a_queue_that_is_no_number_of_milliseconds_is_not_heard(told: str) -> None:
+    queue = FarQueue()
+    queue.hear({"X-Nearfar-Queue-Ms": "700"}, 0.0)
+    queue.hear({"X-Nearfar-Queue-Ms": told}, 1.0)
+    assert queue.seconds(30.0) == 0.7
+    assert queue.seconds(30.5) == 0.0

@@ -1,0 +1,40 @@
+// Who wrote an answer, why, and how long it took: the line below it, and the facts that it opens to. A route flows in, elements flow out.
+
+import { make } from "./elements.js";
+import { formatMs } from "./format.js";
+import type { Route, Side } from "./model.js";
+import { reasonWords, sidesWords } from "./route_words.js";
+
+/** ``totalMs`` is null while the answer grows. */
+export function badge(route: Route, sides: readonly Side[], totalMs: number | null): HTMLElement {
+  const dots = sides.map((side) => {
+    const dot = make("span", "dot");
+    dot.dataset.side = side;
+    return dot;
+  });
+  const time = totalMs === null ? [] : [make("span", "number", formatMs(totalMs))];
+  return make("span", "sided", make("span", "badge", ...dots, sidesWords(sides)), ...time, make("span", "reason", reasonWords(route)));
+}
+
+/** What the router knew when it decided. */
+export function routeFacts(route: Route, host: string): readonly (readonly [string, string | null])[] {
+  const { near_right: near, far_right: far, near_total_seconds: nearSeconds, far_total_seconds: farSeconds, far_usd: usd } = route.scores;
+  return [
+    ["Answered", route.side === "near" ? "on this device" : `by ${host}`],
+    ["Why", reasonWords(route)],
+    ["Changed sides", changed(route)],
+    ["Expected right", both(near, far, (share) => `${(100 * share).toFixed(0)}%`)],
+    ["Expected time", both(nearSeconds, farSeconds, (seconds) => formatMs(1000 * seconds))],
+    ["Expected price", usd === null || usd === undefined || usd === 0 ? null : `$${usd.toPrecision(2)}`],
+  ];
+}
+
+function changed({ switched_at: switchedAt }: Route): string | null {
+  if (switchedAt === null) return null;
+  return switchedAt === 0 ? "at its start" : `after ${switchedAt} characters`;
+}
+
+function both(near: number | null | undefined, far: number | null | undefined, format: (value: number) => string): string | null {
+  if (typeof near !== "number" || typeof far !== "number") return null;
+  return `near ${format(near)}, far ${format(far)}`;
+}
