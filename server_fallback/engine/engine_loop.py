@@ -319,7 +319,8 @@ class EngineLoop:
         for row in step.rows:
             answer = self._answers[row.sequence]
             answer.start()
-            alternatives = alternatives or row.told > 0
+            if row.told > 0:
+                alternatives = logprobs = True
             if not row.sample:
                 continue
             alternatives = alternatives or bool(answer.request.logprobs)

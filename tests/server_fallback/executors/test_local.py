@@ -137,7 +137,7 @@ def test_a_call_is_told_its_tokens_and_others_what_the_model_can(tmp_path: Path)
     assert [request.prompt_logprobs for request in source.requests] == [0, 32]
     can = local.abilities()
     assert can.tokenizer_sha256 == sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
-    assert (can.tools, can.embeds, can.verify) == (True, False, False)
+    assert (can.tools, can.embeds, can.verify) == (True, False, True)
 
 
 def test_a_stop_string_ends_generation_and_no_character_of_it_is_streamed(tmp_path: Path) -> None:
