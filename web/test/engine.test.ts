@@ -102,6 +102,15 @@ withEngine("a prompt of several chunks gives the same answer as its end alone", 
   expect(ids).toEqual([1, 4]);
 });
 
+withEngine("several rows of a prompt tell its log-probabilities, and the answer is the same", async () => {
+  const told: (readonly number[])[] = [];
+  const ids: number[] = [];
+  // 7 follows 2, 6 follows 7, and neither of the last two follows the one before it.
+  const request = { promptIds: [3, 2, 7, 6, 2, 0], promptLogprobs: 4, onPromptLogprobs: (values: readonly number[]) => told.push(values) };
+  for await (const { tokenId } of engine.generateTokens(request)) ids.push(tokenId);
+  expect([told, ids]).toEqual([[[10, 10, 0, 0]], [1, 4]]);
+});
+
 withEngine("a low temperature draws what the argmax takes", async () => {
   const events = await collect(engine.generate("a", { temperature: 0.1, seed: 5 }));
   expect(events.map((event) => event.text).join("")).toBe("be");

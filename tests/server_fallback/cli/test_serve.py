@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -135,10 +136,15 @@ def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: 
     try:
         assert f"routing by prefer-far: near is demo, far is demo at {replicas[0].url}" in gateway.printed
         line = gateway.printed.splitlines()[-1]
-        assert ANSWER in subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
+        answer = json.loads(subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout)
+        # The line asks for no temperature, so what is said is drawn.
+        assert answer["choices"][0]["message"]["content"]
+        assert (answer["route"]["side"], answer["route"]["reason"]) == ("far", "prefer")
         with gateway.client as client:
             messages = [{"role": "user", "content": QUESTION}]
-            raw = client.chat.completions.with_raw_response.create(model="demo", messages=messages, extra_body={"labels": ["private"]})  # type: ignore[arg-type]
+            raw = client.chat.completions.with_raw_response.create(
+                model="demo", messages=messages, temperature=0, extra_body={"labels": ["private"]}
+            )  # type: ignore[arg-type]
             assert raw.headers["x-nearfar-route"] == "near"
             assert raw.parse().choices[0].message.content == ANSWER
         gateway.process.send_signal(signal.SIGTERM)

@@ -127,7 +127,7 @@ def test_how_likely_near_finds_the_prompt_decides_where_the_predictor_looks_at_i
     ],
 )
 def test_near_is_not_waited_for_longer_than_its_first_token_may_take(near: FakeNear, outcome: tuple[object, ...]) -> None:
-    rules = policy("auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 20})
+    rules = policy("auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 20, "between_tokens_ms": 1000})
     far = FakeFar(lambda asked: Reply(chunks=completion("far") if "prompt" in (asked.body or {}) else said("far", usage=FAR_USAGE)))
 
     assert told(ask(near, far, rules)) == outcome

@@ -62,13 +62,16 @@ export class ChatCompletions {
     (await constrain())?.dispose();
     const logprobs = given.logprobs === true ? (given.top_logprobs ?? 0) : undefined;
     const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs });
+    const { promptLogprobs } = options;
 
     return async function* (left, withUsage) {
       const signal = anySignal(options.signal, given.signal, left);
       const requests: TokenRequest[] = [];
       try {
         for (const request of requestsNow) {
-          requests.push({ ...request, constraint: await constrain() });
+          // All answers have the same prompt, so the first of them speaks for it.
+          const told = requests.length === 0 ? { promptLogprobs: promptLogprobs?.tokens, onPromptLogprobs: promptLogprobs?.tell } : {};
+          requests.push({ ...request, ...told, constraint: await constrain() });
         }
       } catch (error) {
         for (const { constraint } of requests) constraint?.dispose();

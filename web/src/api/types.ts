@@ -33,6 +33,14 @@ export interface RequestOptions {
   readonly signal?: AbortSignal | null | undefined;
   /** Extension: ends the answers where they are, as if the model had stopped there; what they cost is still told. */
   readonly interrupt?: AbortSignal | null | undefined;
+  /** Extension, of chats: told the log-probabilities of the prompt's last tokens before the first token. Not told by engines that cannot. */
+  readonly promptLogprobs?: PromptLogprobsOption | undefined;
+}
+
+/** ``tokens`` from 0 to 32; ``tell`` gets the log-probabilities in nats, in the prompt's order. See `TokenRequest.onPromptLogprobs`. */
+export interface PromptLogprobsOption {
+  readonly tokens: number;
+  readonly tell: (logprobs: readonly number[]) => void;
 }
 
 export interface CompletionUsage {

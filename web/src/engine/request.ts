@@ -41,6 +41,13 @@ export interface TokenRequest {
   readonly sampling?: SamplingOptions | undefined;
   /** Log-probabilities of the chosen tokens and of this many alternatives, 0 to 20; none where it is not given. */
   readonly logprobs?: number | undefined;
+  /** Log-probabilities of so many last tokens of the prompt, 0 to 32; none where it is not given. The first token has none. */
+  readonly promptLogprobs?: number | undefined;
+  /**
+   * Told these before the first token, in nats, in the prompt's order: of each token after all before it. A token that is none of the 20 likeliest counts
+   * as one of equals that share what these leave, at least as -30. Not told by an engine that cannot.
+   */
+  readonly onPromptLogprobs?: ((logprobs: readonly number[]) => void) | undefined;
   /** Ends the answer like the model's own end tokens. */
   readonly stopTokenIds?: readonly number[] | undefined;
   readonly constraint?: Constraint | undefined;

@@ -22,11 +22,15 @@ export interface SchedulerConfig {
   readonly context: number;
 }
 
-/** ``count`` positions of a sequence from ``start`` on; with ``sample``, the token after the last of them is wanted. */
+/**
+ * ``count`` positions of a sequence from ``start`` on; with ``sample``, the token after the last of them is wanted. After the ``told`` positions before
+ * that one, or without ``sample`` the last ``told``, the log-probability of the prompt's own next token is. All these are sampled rows of the step.
+ */
 export interface Row {
   readonly sequence: Sequence;
   readonly start: number;
   readonly count: number;
+  readonly told: number;
   readonly sample: boolean;
 }
 
@@ -40,6 +44,14 @@ export interface Step {
 }
 
 export type SchedulerEvent =
+  | {
+      readonly type: "told";
+      readonly sequence: Sequence;
+      /** The prompt's tokens whose log-probabilities are there. */
+      readonly tokenIds: readonly number[];
+      /** Of the first of them, among the step's sampled rows. */
+      readonly sample: number;
+    }
   | { readonly type: "token"; readonly sequence: Sequence; readonly tokenId: number; /** Among the step's sampled rows. */ readonly sample: number }
   | { readonly type: "finished"; readonly sequence: Sequence };
 
@@ -47,6 +59,8 @@ interface OpenStep {
   readonly rows: Row[];
   readonly copies: [number, number][];
   budget: number;
+  /** Rows that may be sampled beside one of each running sequence. */
+  spare: number;
 }
 
 /** Where a sequence can start: positions that are computed already, in pages of the cache, or in those that were kept. */
@@ -89,6 +103,7 @@ export class Scheduler {
   /** Queue a sequence. Its tokens must fit the context, unless it says what makes way. */
   add(sequence: Sequence): void {
     this.makeRoom(sequence);
+    sequence.untold = Math.min(sequence.request.promptLogprobs, sequence.tokens.length - 1);
     this.enqueue(sequence);
   }
 
@@ -118,11 +133,12 @@ export class Scheduler {
   next(): Step | null {
     if (this.#draining && this.#openSteps > 0) return null;
     this.#draining = false;
-    const step: OpenStep = { rows: [], copies: [], budget: this.config.maxTokens };
+    const step: OpenStep = { rows: [], copies: [], budget: this.config.maxTokens, spare: 0 };
     for (const sequence of this.#running) this.makeRoom(sequence);
     const running = [...this.#running].sort(byRank);
     for (const sequence of running.filter(({ missing }) => missing === 1)) this.hand(step, sequence);
     while (this.admit(step));
+    step.spare = this.config.maxSequences - this.#running.length;
     const decoding = new Set(step.rows.map(({ sequence }) => sequence));
     for (const sequence of this.#running.filter((other) => !decoding.has(other)).sort(byTurn)) this.hand(step, sequence);
     if (step.rows.length === 0) return null;
@@ -131,20 +147,32 @@ export class Scheduler {
     return { number: this.#stepNumber++, rows: step.rows, copies: step.copies, admitted, preempted: this.#preempted.splice(0) };
   }
 
-  /** A step is done: ``tokenIds`` are those of its sampled rows. Steps are committed in the order in which they were handed out. */
+  /**
+   * A step is done: ``tokenIds`` are those of its sampled rows, and those of told ones count for nothing. Steps are committed in the order in which they
+   * were handed out.
+   */
   commit(step: Step, tokenIds: ArrayLike<number>): readonly SchedulerEvent[] {
     this.#openSteps--;
     const events: SchedulerEvent[] = [];
-    const sampled = step.rows.filter((row) => row.sample);
-    sampled.forEach(({ sequence }, sample) => {
+    let next = 0;
+    for (const { sequence, start, count, told, sample: isSampled } of step.rows) {
+      const first = next;
+      next += told + (isSampled ? 1 : 0);
       // A sequence that ended has rows on their way still.
-      if (sequence.state === "finished") return;
+      if (sequence.state === "finished") continue;
+      if (told > 0) {
+        const end = start + count + (isSampled ? 0 : 1);
+        events.push({ type: "told", sequence, tokenIds: sequence.tokens.slice(end - told, end), sample: first });
+        sequence.untold -= told;
+      }
+      if (!isSampled) continue;
+      const sample = next - 1;
       const tokenId = tokenIds[sample] ?? -1;
       sequence.inFlight--;
       if (sequence.request.stopTokenIds.has(tokenId)) {
         this.finish(sequence, "stop");
         events.push({ type: "finished", sequence });
-        return;
+        continue;
       }
       sequence.tokens.push(tokenId);
       sequence.generated++;
@@ -154,7 +182,7 @@ export class Scheduler {
         this.finish(sequence, "length");
         events.push({ type: "finished", sequence });
       }
-    });
+    }
     return events;
   }
 
@@ -190,11 +218,16 @@ export class Scheduler {
     if (sequence.missing > 1) this.adopt(sequence);
     this.unshare(step, sequence);
     const start = sequence.computed;
-    const count = Math.min(sequence.missing, step.budget, this.config.context - start);
+    // From the first position whose logits are wanted on, every row is a sampled one.
+    const firstWanted = Math.max(start, sequence.firstWanted);
+    const count = Math.min(sequence.missing, step.budget, this.config.context - start, firstWanted + 1 + step.spare - start);
     if (count <= 0 || !this.reserve(step, sequence, start + count)) return;
     const sample = start + count === sequence.length;
-    step.rows.push({ sequence, start, count, sample });
+    const wanted = Math.max(0, start + count - firstWanted);
+    const told = wanted - (sample ? 1 : 0);
+    step.rows.push({ sequence, start, count, told, sample });
     step.budget -= count;
+    step.spare -= Math.max(0, wanted - 1);
     sequence.computed += count;
     sequence.lastStep = this.#stepNumber;
     if (sample) sequence.inFlight++;
@@ -267,9 +300,8 @@ export class Scheduler {
     this.#admitted.push(sequence);
   }
 
-  /** What is there of a sequence's tokens. The last one is always computed, for its logits are wanted. */
-  private beginning({ tokens, request }: Sequence): Beginning {
-    const most = tokens.length - 1;
+  /** What is there of a sequence's tokens. Positions whose logits are wanted are always computed, as that of the last one. */
+  private beginning({ tokens, request, firstWanted: most }: Sequence): Beginning {
     const pages = this.cache.match(tokens, Math.floor(most / this.config.pageSize));
     const inCache = pages.length * this.config.pageSize;
     const inKept = Math.min(commonLength(tokens, request.kept?.tokens ?? []), most);
@@ -282,7 +314,7 @@ export class Scheduler {
     const { pageSize } = this.config;
     const { pages, tokens, computed } = sequence;
     if (computed !== pages.length * pageSize) return;
-    const cached = this.cache.match(tokens, Math.floor((tokens.length - 1) / pageSize)).slice(pages.length);
+    const cached = this.cache.match(tokens, Math.floor(sequence.firstWanted / pageSize)).slice(pages.length);
     for (const page of cached) this.pool.share(page);
     pages.push(...cached);
     sequence.computed += cached.length * pageSize;

@@ -10,6 +10,8 @@ export type SequenceRequest = Pick<TokenRequest, "promptIds" | "maxTokens" | "pr
   readonly stopTokenIds: ReadonlySet<number>;
   /** Whether each token must be read before the next can be asked for, as a constraint's mask depends on it. */
   readonly stepwise: boolean;
+  /** Of how many last tokens of the prompt the log-probabilities are told. */
+  readonly promptLogprobs: number;
   /** Where the sequence goes on from, and leaves its pages when it ends. */
   readonly kept: KeptSequence | null;
 };
@@ -27,6 +29,8 @@ export class Sequence {
   inFlight = 0;
   /** Tokens of the answer that came back. */
   generated = 0;
+  /** Of the prompt's last tokens, those whose log-probabilities did not come back yet. */
+  untold = 0;
   /** Of the prompt, the tokens whose keys and values were there at the start. */
   cachedTokens = 0;
   /** Its place among the running ones, which names its sampled token and its penalties on the device. -1 while it does not run. */
@@ -54,6 +58,11 @@ export class Sequence {
   /** Positions that the next token waits for; 1 while it decodes. */
   get missing(): number {
     return this.length - this.computed;
+  }
+
+  /** The first position whose logits are wanted, for the log-probability of the token behind it or, as of the last position, for the next token. */
+  get firstWanted(): number {
+    return this.tokens.length - 1 - this.untold;
   }
 }
 

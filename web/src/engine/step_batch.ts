@@ -19,7 +19,7 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     token_ids: [] as number[], positions: [] as number[], slots: [] as number[], seq_starts: [0], page_indptr: [0], page_ids: [] as number[],
     sample_rows: [] as number[], sample_slots: [] as number[], sample_settings: [] as number[],
   }; // prettier-ignore
-  for (const { sequence, start, count, sample } of step.rows) {
+  for (const { sequence, start, count, told, sample } of step.rows) {
     const { tokens, pages, slot } = sequence;
     for (let position = start; position < start + count; position++) {
       batch.token_ids.push(tokens[position] ?? -1 - slot);
@@ -29,6 +29,13 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     batch.seq_starts.push(batch.token_ids.length);
     batch.page_ids.push(...pages);
     batch.page_indptr.push(batch.page_ids.length);
+    const toldEnd = batch.token_ids.length - (sample ? 1 : 0);
+    for (let row = toldEnd - told; row < toldEnd; row++) {
+      batch.sample_rows.push(row);
+      // The likeliest token, which without a slot leaves no trace.
+      batch.sample_slots.push(-1, 0);
+      batch.sample_settings.push(...settingsRow({}));
+    }
     if (!sample) continue;
     const { sampling, masked } = samplingOf(sequence);
     const { counts, bias, mask } = SAMPLE_FLAGS;

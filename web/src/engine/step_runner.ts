@@ -6,4 +6,6 @@ export interface StepRunner
   extends Pick<Runner, "limits" | "submit" | "setTokenCounts" | "setLogitBias" | "setTokenMask" | "copyPages" | "readPages" | "writePages"> {
   /** Steps that are worth handing over before the first of them is read; 1 where a step waits for nothing but the one before it. */
   readonly stepsInFlight: number;
+  /** Whether any rows of a sequence may be sampled; else the last of each only. */
+  readonly samplesAnyRow: boolean;
 }

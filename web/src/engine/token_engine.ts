@@ -8,6 +8,7 @@ import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import type { KeptSequence } from "./kept_sequence.js";
 import { Lookahead } from "./lookahead.js";
+import { promptLogprob } from "./prompt_logprob.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { resolveSampling } from "./resolved_sampling.js";
@@ -92,7 +93,8 @@ export class TokenEngine implements TokenSource {
     const stopTokenIds = new Set([...this.model.endTokenIds, ...(request.stopTokenIds ?? [])]);
     const { promptIds, maxTokens, priority, whenFull } = request;
     const stepwise = request.constraint !== undefined;
-    const sequence = new Sequence({ promptIds, maxTokens, priority, whenFull, stopTokenIds, stepwise, kept }, this.#nextId++);
+    const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
+    const sequence = new Sequence({ promptIds, maxTokens, priority, whenFull, stopTokenIds, stepwise, promptLogprobs, kept }, this.#nextId++);
     const answer = new Answer(sequence, request, this.model.vocabSize);
     const abort = (): void => {
       this.end(answer, () => {
@@ -104,7 +106,9 @@ export class TokenEngine implements TokenSource {
     this.#scheduler.add(sequence);
     this.start();
     try {
-      for (let token = await answer.next(); token !== null; token = await answer.next()) yield token;
+      let token = await answer.next();
+      if (promptLogprobs > 0) request.onPromptLogprobs?.(answer.promptLogprobs);
+      for (; token !== null; token = await answer.next()) yield token;
       return answer.completion();
     } finally {
       request.signal?.removeEventListener("abort", abort);
@@ -236,7 +240,7 @@ export class TokenEngine implements TokenSource {
     this.#counts.preemptions += step.preempted.length;
     this.#counts.computedTokens += batch.token_ids.length;
     const logprobs = sampled.some(({ request }) => request.logprobs !== undefined);
-    const alternatives = sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
+    const alternatives = step.rows.some(({ told }) => told > 0) || sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
     return runner.submit(batch, { logprobs, alternatives });
   }
 
@@ -275,13 +279,19 @@ export class TokenEngine implements TokenSource {
     }
   }
 
-  private publish(event: SchedulerEvent, { tokenIds, logprobs, alternatives }: StepResult): void {
+  private publish(event: SchedulerEvent, result: StepResult): void {
+    const { tokenIds, logprobs, alternatives } = result;
     const answer = this.#answers.get(event.sequence);
     if (answer === undefined) return;
     if (event.type === "finished") {
       this.end(answer, () => {
         answer.finish();
       });
+      return;
+    }
+    if (event.type === "told") {
+      const { tokenIds: told, sample } = event;
+      answer.promptLogprobs.push(...told.map((tokenId, index) => promptLogprob(result, sample + index, tokenId, this.model.vocabSize)));
       return;
     }
     const { tokenId, sample } = event;
@@ -333,6 +343,8 @@ class Answer {
   readonly sampling: Sampling;
   /** All tokens of the answer so far. */
   readonly tokenIds: number[] = [];
+  /** Of the prompt's last tokens, all that were asked for once the first token is there. */
+  readonly promptLogprobs: number[] = [];
   readonly #tokens: GeneratedToken[] = [];
   #ended = false;
   #error: unknown = null;

@@ -27,6 +27,7 @@ const PREFILL_CHUNK = 128;
 export class OnnxRunner implements StepRunner {
   readonly limits: RunnerLimits;
   readonly stepsInFlight = 1;
+  readonly samplesAnyRow = false;
   readonly #planes: readonly Plane[];
   readonly #pages: SequencePages;
   readonly #sampler: HostSampler;

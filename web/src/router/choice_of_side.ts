@@ -49,6 +49,11 @@ export function wantsSignals({ quality: { predictor } }: Policy, { decision, sta
   return standby && (decision.reason === "quality" || decision.reason === "cost") && predictor?.features.some((feature) => SIGNALS.includes(feature)) === true;
 }
 
+/** Whether near is asked for the log-probabilities of the prompt's tokens too, which its engine must then compute anew. */
+export function wantsPromptLogprobs({ quality: { predictor } }: Policy): boolean {
+  return predictor?.features.includes("prompt_mean_logprob") === true;
+}
+
 /** Whether near could answer if its model were there. */
 export function waitsForNear(policy: Policy, { decision, situation }: Choice): boolean {
   return decision.side === null && !situation.near.available && decide(policy, { ...situation, near: { ...situation.near, available: true } }).side === "near";

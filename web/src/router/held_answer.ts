@@ -1,26 +1,32 @@
 // A near answer that has begun before it is known whether near shall answer: its first tokens say how sure the model is. They are held, and are the
 // answer's beginning where near answers, so that nothing is computed twice.
 
-import type { ChatCompletionChunk } from "../api/types.js";
+import type { ChatCompletionChunk, PromptLogprobsOption } from "../api/types.js";
 import type { NearSignals } from "./situation.js";
 import { entropy } from "./watch.js";
 
 /** A sure model's first tokens tell as much as more of them, and the user waits for them. */
 const TOKENS = 4;
+/** Of the prompt: its end says most of what is to come. */
+const PROMPT_TOKENS = 32;
 
 export class HeldAnswer {
   readonly #chunks: ChatCompletionChunk[] = [];
   readonly #iterator: AsyncIterator<ChatCompletionChunk, void, undefined>;
   #failure: { readonly error: unknown } | null = null;
+  #promptLogprobs: readonly number[] = [];
   /** Null where no token came. A failure is told to whoever reads the answer. */
   readonly signals: Promise<NearSignals | null>;
 
-  /** ``chunks`` must end when ``controller`` aborts. */
+  /** The chunks that ``ask`` gives must end when ``controller`` aborts; it may ask for the prompt's log-probabilities by what it is given. */
   constructor(
-    chunks: AsyncGenerator<ChatCompletionChunk, void, undefined>,
+    ask: (promptLogprobs: PromptLogprobsOption) => AsyncGenerator<ChatCompletionChunk, void, undefined>,
     private readonly controller: AbortController,
   ) {
-    this.#iterator = chunks[Symbol.asyncIterator]();
+    const tell = (logprobs: readonly number[]): void => {
+      this.#promptLogprobs = logprobs;
+    };
+    this.#iterator = ask({ tokens: PROMPT_TOKENS, tell })[Symbol.asyncIterator]();
     this.signals = this.readFirst();
   }
 
@@ -68,7 +74,11 @@ export class HeldAnswer {
       this.#failure = { error };
     }
     if (logprobs.length === 0) return null;
-    return { prompt_mean_logprob: null, first_entropy: mean(entropies.slice(0, TOKENS)), first_mean_logprob: mean(logprobs.slice(0, TOKENS)) };
+    return {
+      prompt_mean_logprob: this.#promptLogprobs.length === 0 ? null : mean(this.#promptLogprobs),
+      first_entropy: mean(entropies.slice(0, TOKENS)),
+      first_mean_logprob: mean(logprobs.slice(0, TOKENS)),
+    };
   }
 }
 

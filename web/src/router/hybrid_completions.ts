@@ -7,7 +7,7 @@ import { RequestError, Unavailable } from "../errors.js";
 import type { Rules } from "./answer_machine.js";
 import type { Ledger } from "./budget.js";
 import type { Choice } from "./choice_of_side.js";
-import { choose, situationOf, waitsForNear, wantsSignals } from "./choice_of_side.js";
+import { choose, situationOf, waitsForNear, wantsPromptLogprobs, wantsSignals } from "./choice_of_side.js";
 import { Circuit } from "./circuit.js";
 import type { Clock } from "./clock.js";
 import type { DeviceSource } from "./device_hints.js";
@@ -208,7 +208,9 @@ export class HybridCompletions {
   private hold({ params }: HybridRequest, logprobs: number | null, signal: AbortSignal): HeldAnswer {
     const controller = new AbortController();
     const until = anySignal(signal, controller.signal);
-    return new HeldAnswer(this.wiring.near.ask({ params, from: null, logprobs, signal: until }), controller);
+    const { policy, near } = this.wiring;
+    const wantsPrompt = wantsPromptLogprobs(policy);
+    return new HeldAnswer((option) => near.ask({ params, from: null, logprobs, signal: until }, wantsPrompt ? option : undefined), controller);
   }
 
   /** What each side is asked for: what the caller wants to see, and of near what the watch or the predictor reads. */

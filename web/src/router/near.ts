@@ -1,7 +1,7 @@
 // The near side: an engine on this device, given as it is or loaded from a bundle meanwhile. While it is not there, it answers nothing and says why.
 
 import type { EngineApi } from "../api/engine_api.js";
-import type { ChatCompletionChunk, FunctionTool } from "../api/types.js";
+import type { ChatCompletionChunk, FunctionTool, PromptLogprobsOption } from "../api/types.js";
 import { Unavailable, messageOf } from "../errors.js";
 import type { BundleAddress, LoadOptions, LoadProgress } from "../load.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
@@ -59,12 +59,13 @@ export class NearSide implements Side {
     return (await this.#engine?.countTokens(messages, options).catch(() => null)) ?? null;
   }
 
-  async *ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  /** See `Side.ask`. An engine that cannot tell a prompt's log-probabilities answers all the same. */
+  async *ask(request: SideRequest, promptLogprobs?: PromptLogprobsOption): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
     if (this.#engine === null) throw new Unavailable("There is no model on this device", { retryable: false });
     const wanted = logprobs === null ? {} : { logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
     const params = { ...goingOn(request), ...wanted, stream: true as const, stream_options: { include_usage: true } };
-    yield* await this.#engine.chat.completions.create(params, { signal });
+    yield* await this.#engine.chat.completions.create(params, { signal, ...(promptLogprobs === undefined ? {} : { promptLogprobs }) });
   }
 
   /** Ends a load; frees the engine where it was loaded here. */

@@ -102,6 +102,7 @@ export class Runner {
   readonly info: RunnerInfo;
   readonly limits: RunnerLimits;
   readonly stepsInFlight = STEPS_IN_FLIGHT;
+  readonly samplesAnyRow = true;
   /** Resolves when the device is gone, `destroy` included. */
   readonly lost: Promise<DeviceError>;
   readonly #steps: Staging;

@@ -161,6 +161,17 @@ test.each(["options", "params"])("a signal in the %s ends the answer with its re
   expect(source.running).toBe(0);
 });
 
+test("a prompt's log-probabilities are told once for all answers, before the first token", async () => {
+  const { model, source } = fakeModel("ab");
+  const told: (readonly number[])[] = [];
+  const promptLogprobs = { tokens: 2, tell: (values: readonly number[]) => told.push(values) };
+  for await (const { choices } of await new ChatCompletions(model).create({ messages, n: 2, stream: true }, { promptLogprobs })) {
+    // "t]", the end of the template.
+    if (choices[0]?.delta.content !== undefined) expect(told).toEqual([[-116, -93]]);
+  }
+  expect(source.requests.map((request) => request.promptLogprobs)).toEqual([2, undefined]);
+});
+
 test("an interrupt ends the answer where it is, with its text and what it cost", async () => {
   const { model, source } = fakeModel("hello");
   const interrupt = new AbortController();

@@ -41,6 +41,7 @@ export class FakeSource implements TokenSource {
       completionTokens,
     });
     try {
+      if (request.promptLogprobs !== undefined) request.onPromptLogprobs?.(promptIds.slice(-request.promptLogprobs).map((id) => -id));
       for (const tokenId of ids) {
         // As on a device, a token takes a turn of the event loop.
         await new Promise((resolve) => setTimeout(resolve, 0));

@@ -5,7 +5,19 @@ export const VOCAB = 16;
 export const STOP = 0;
 
 export function nextToken(tokens: readonly number[]): number {
-  return tokens.reduce((hash, token) => (hash * 31 + token + 1) % 65_521, 0) % VOCAB;
+  return hashOf(tokens) % VOCAB;
+}
+
+function hashOf(tokens: readonly number[]): number {
+  return tokens.reduce((hash, token) => (hash * 31 + token + 1) % 65_521, 0);
+}
+
+/** The log-probability of each token of the vocabulary, that of `nextToken` the largest. */
+export function logprobsOf(tokens: readonly number[]): readonly number[] {
+  const hash = hashOf(tokens);
+  const logits = Array.from({ length: VOCAB }, (_, id) => (id === hash % VOCAB ? 5 : ((hash * (id + 3)) % 97) / 20));
+  const sum = Math.log(logits.reduce((total, logit) => total + Math.exp(logit), 0));
+  return logits.map((logit) => logit - sum);
 }
 
 /** What one request alone is answered with. */

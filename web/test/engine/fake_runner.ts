@@ -5,7 +5,7 @@ import { DeviceError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
 import { SAMPLE_FLAGS } from "../../src/runtime/batch.js";
 import type { RunnerLimits, StepResult, Wanted } from "../../src/runtime/runner.js";
-import { VOCAB, nextToken } from "./fake_model.js";
+import { VOCAB, logprobsOf, nextToken } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
   readonly stepsInFlight = 8;
@@ -21,6 +21,7 @@ export class FakeRunner implements StepRunner {
   constructor(
     readonly limits: RunnerLimits,
     private readonly loseAfter = Infinity,
+    readonly samplesAnyRow = true,
   ) {
     this.#cells = new Int32Array(limits.pages * limits.pageSize).fill(-1);
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
@@ -29,16 +30,14 @@ export class FakeRunner implements StepRunner {
   async submit(batch: Batch, { logprobs = false, alternatives = false }: Wanted = {}): Promise<StepResult> {
     this.batches.push(batch);
     if (this.batches.length > this.loseAfter) this.#lost = true;
-    const tokenIds = this.compute(batch);
+    const { tokenIds, rows } = this.compute(batch);
     await Promise.resolve();
     if (this.#lost) throw new DeviceError("the fake device is lost");
-    const rows = tokenIds.length;
+    const ranked = rows.map((row) => row.map((logprob, id) => ({ id, logprob })).sort((a, b) => b.logprob - a.logprob)).flat();
     return {
       tokenIds,
-      logprobs: logprobs ? Float32Array.from(tokenIds, (id) => -id) : null,
-      alternatives: alternatives
-        ? { ids: Int32Array.from({ length: rows * VOCAB }, (_, index) => index % VOCAB), logprobs: new Float32Array(rows * VOCAB) }
-        : null,
+      logprobs: logprobs ? Float32Array.from(tokenIds, (id, row) => rows[row]?.[id] ?? NaN) : null,
+      alternatives: alternatives ? { ids: Int32Array.from(ranked, ({ id }) => id), logprobs: Float32Array.from(ranked, ({ logprob }) => logprob) } : null,
     };
   }
 
@@ -74,11 +73,13 @@ export class FakeRunner implements StepRunner {
     });
   }
 
-  private compute(batch: Batch): Int32Array<ArrayBuffer> {
+  /** Of each sampled row the token, and the log-probabilities (V,) of all. */
+  private compute(batch: Batch): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
     batch.slots.forEach((slot, row) => {
       this.#cells[slot] = ids[row] ?? -1;
     });
+    const rows: (readonly number[])[] = [];
     const sampled = batch.sample_rows.map((row, sample) => {
       const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
       const pages = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
@@ -86,16 +87,17 @@ export class FakeRunner implements StepRunner {
       const tokens = Array.from({ length: (batch.positions[row] ?? 0) + 1 }, (_, position) => {
         return this.#cells[(pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize)] ?? -1;
       });
+      rows.push(logprobsOf(tokens));
       const slot = batch.sample_slots[2 * sample] ?? -1;
       const masked = ((batch.sample_slots[2 * sample + 1] ?? 0) & SAMPLE_FLAGS.mask) !== 0;
       const token = allowed(nextToken(tokens), masked ? this.#masks.get(slot) : undefined);
       // With a temperature, the draw takes part.
       const settings = batch.sample_settings.slice(sample * 8, sample * 8 + 8);
       const chosen = settings[0] === 0 ? token : (token + Math.floor((settings[4] ?? 0) * VOCAB)) % VOCAB;
-      this.#sampled[slot] = chosen;
+      if (slot >= 0) this.#sampled[slot] = chosen;
       return chosen;
     });
-    return Int32Array.from(sampled);
+    return { tokenIds: Int32Array.from(sampled), rows };
   }
 }
 

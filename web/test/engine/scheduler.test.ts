@@ -15,6 +15,7 @@ interface TraceRequest {
   readonly prompt: readonly number[];
   readonly max_tokens: number;
   readonly priority?: number | undefined;
+  readonly prompt_logprobs?: number | undefined;
   /** The tick at which it is aborted. */
   readonly abort?: number | undefined;
 }
@@ -49,7 +50,7 @@ interface Trace {
 const file = new URL("../../../tests/conformance/scheduler.json", import.meta.url);
 const { about, traces } = JSON.parse(readFileSync(file, "utf8")) as { about: string; traces: readonly Trace[] };
 
-const PLAIN: Omit<SequenceRequest, "promptIds"> = { stopTokenIds: new Set([STOP]), stepwise: false, kept: null };
+const PLAIN: Omit<SequenceRequest, "promptIds"> = { stopTokenIds: new Set([STOP]), stepwise: false, promptLogprobs: 0, kept: null };
 
 function schedulerOf(config: TraceConfig): Scheduler {
   const { page_size, pages, max_tokens, max_sequences, context } = config;
@@ -70,15 +71,17 @@ class Pages {
     for (const [from, to] of step.copies) {
       for (let index = 0; index < page_size; index++) this.cells[to * page_size + index] = this.cells[from * page_size + index] ?? -1;
     }
-    return step.rows.flatMap(({ sequence, start, count, sample }) => {
+    return step.rows.flatMap(({ sequence, start, count, told, sample }) => {
       const pages = pagesOf.get(sequence) ?? [];
       const cell = (position: number): number => (pages[Math.floor(position / page_size)] ?? -1) * page_size + (position % page_size);
       const known = knownAt.get(step)?.get(sequence) ?? [];
       for (let position = start; position < start + count; position++) this.cells[cell(position)] = known[position] ?? sampled.get(sequence) ?? -1;
-      if (!sample) return [];
+      // Whoever took what a told row samples for a token of the answer would say so.
+      const thrownAway = new Array<number>(told).fill(-1);
+      if (!sample) return thrownAway;
       const token = nextToken(Array.from({ length: start + count }, (_, position) => this.cells[cell(position)] ?? -1));
       sampled.set(sequence, token);
-      return [token];
+      return [...thrownAway, token];
     });
   }
 }
@@ -89,7 +92,10 @@ const knownAt = new WeakMap<Step, Map<Sequence, readonly number[]>>();
 function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (scheduler: Scheduler) => void = () => undefined): Pick<Trace, "steps" | "outputs"> {
   const scheduler = schedulerOf(config);
   const pages = new Pages(config);
-  const sequences = requests.map(({ prompt, max_tokens, priority }, id) => new Sequence({ ...PLAIN, promptIds: prompt, maxTokens: max_tokens, priority }, id));
+  const sequences = requests.map(
+    ({ prompt, max_tokens, priority, prompt_logprobs = 0 }, id) => new Sequence({ ...PLAIN, promptIds: prompt, maxTokens: max_tokens, priority, promptLogprobs: prompt_logprobs }, id),
+  );
+  const told = new Map(sequences.map((sequence) => [sequence, [] as number[]]));
   const open: { step: Step; pagesOf: Map<Sequence, readonly number[]> }[] = [];
   const steps: StepRecord[] = [];
   const sampled = new Map<Sequence, number>();
@@ -104,6 +110,7 @@ function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (s
     while (open.length < config.depth) {
       const step = scheduler.next();
       if (step === null) break;
+      expect(step.rows.reduce((sum, row) => sum + row.told + (row.sample ? 1 : 0), 0)).toBeLessThanOrEqual(config.max_sequences);
       const pagesOf = new Map(step.rows.map(({ sequence }) => [sequence, [...sequence.pages]]));
       knownAt.set(step, new Map(step.rows.map(({ sequence }) => [sequence, [...sequence.tokens]])));
       open.push({ step, pagesOf });
@@ -116,12 +123,23 @@ function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (s
       check(scheduler);
     }
     const first = open.shift();
-    if (first !== undefined) scheduler.commit(first.step, pages.run(first.step, first.pagesOf, sampled));
+    if (first !== undefined) {
+      for (const event of scheduler.commit(first.step, pages.run(first.step, first.pagesOf, sampled))) {
+        if (event.type === "told") told.get(event.sequence)?.push(...event.tokenIds);
+        // All that was asked for is told before the first token.
+        if (event.type === "token" && event.sequence.generated === 1) expect(told.get(event.sequence)).toEqual(toldOf(event.sequence.request));
+      }
+    }
     check(scheduler);
     if (tick > 10_000) throw new Error("the trace does not end");
   }
   const outputs = sequences.map(({ tokens, request, finishReason }) => ({ tokens: tokens.slice(request.promptIds.length), finish: finishReason ?? "none" }));
   return { steps, outputs };
+}
+
+/** The prompt's tokens whose log-probabilities are told. */
+function toldOf({ promptIds, promptLogprobs }: SequenceRequest): readonly number[] {
+  return promptIds.slice(promptIds.length - Math.min(promptLogprobs, promptIds.length - 1));
 }
 
 // WRITE_TRACES=1 takes down what the scheduler does now, for a reader to judge.
@@ -157,6 +175,7 @@ const request = fc.record({
   prompt,
   max_tokens: fc.integer({ min: 1, max: 12 }),
   priority: fc.integer({ min: 0, max: 2 }),
+  prompt_logprobs: fc.oneof(fc.constant(0), fc.integer({ min: 0, max: 9 })),
   abort: fc.option(fc.integer({ min: 1, max: 30 }), { nil: undefined }),
 });
 const trace = fc

@@ -1,6 +1,7 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
+import type { KeptSequence } from "../../src/engine/kept_sequence.js";
 import type { Completion, Constraint, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { Gate } from "../../src/engine/gate.js";
@@ -8,7 +9,7 @@ import { mulberry32 } from "./mulberry32.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import type { RunnerLimits } from "../../src/runtime/runner.js";
-import { STOP, VOCAB, answerOf } from "./fake_model.js";
+import { STOP, VOCAB, answerOf, logprobsOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 
 const LIMITS: RunnerLimits = { tokens: 8, sequences: 4, pages: 16, pageSize: 4, context: 64, vocabSize: VOCAB };
@@ -211,8 +212,78 @@ test("penalties and biases reach the slot, log-probabilities come back", async (
   expect(runner.counts.get(0)?.[PROMPT[0] ?? 0]).toBe(1 << 16);
   expect(runner.biases.get(0)?.[3]).toBe(2.5);
   expect(runner.batches.at(-1)?.sample_slots).toEqual([0, 3]);
-  expect(tokens[0]?.logprob).toBe(-(tokens[0]?.tokenId ?? NaN));
-  expect(tokens[0]?.alternatives.map(({ tokenId }) => tokenId)).toEqual([0, 1]);
+  const exact = logprobsOf(PROMPT);
+  expect(tokens[0]?.logprob).toBeCloseTo(exact[tokens[0]?.tokenId ?? -1] ?? NaN, 5);
+  const second = exact.indexOf([...exact].sort((a, b) => b - a)[1] ?? NaN);
+  expect(tokens[0]?.alternatives.map(({ tokenId }) => tokenId)).toEqual([tokens[0]?.tokenId, second]);
+});
+
+/** An answer beside the log-probabilities that it is told of its prompt. */
+async function told(engine: TokenEngine, request: Partial<TokenRequest>, kept: KeptSequence | null = null) {
+  const news: (readonly number[])[] = [];
+  const tokens = engine.generateTokens({ promptIds: PROMPT, maxTokens: 6, ...request, onPromptLogprobs: (values) => news.push(values) }, kept);
+  const first = await tokens.next();
+  const before = news.length;
+  const { ids, completion } = await collect(tokens);
+  return { ids: first.done === true ? ids : [first.value.tokenId, ...ids], completion, news, before };
+}
+
+function expectExact(news: readonly (readonly number[])[], promptIds: readonly number[], count: number): void {
+  const exact = promptIds.map((id, index) => logprobsOf(promptIds.slice(0, index))[id] ?? NaN).slice(promptIds.length - Math.min(count, promptIds.length - 1));
+  expect(news).toEqual([exact.map((value) => expect.closeTo(value, 4) as number)]);
+}
+
+test("a prompt's log-probabilities are told before the first token, alone and beside others, and the answer is the same", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const alone = await told(engineOn(runner), { promptLogprobs: 5 });
+  expectExact(alone.news, PROMPT, 5);
+  expect([alone.before, alone.ids]).toEqual([1, answerOf(PROMPT, 6, 64).tokens]);
+  // As many as may be sampled at once, and none of these rows leaves a trace in a slot.
+  expect(runner.batches.slice(0, 2).map(({ sample_slots }) => sample_slots)).toEqual([[-1, 0, -1, 0, -1, 0, -1, 0], [-1, 0, 0, 0]]);
+  const engine = engineOn(new FakeRunner(LIMITS));
+  const prompts = [PROMPT, ...OTHERS, [7]];
+  const sampling = { temperature: 1, seed: 5, presencePenalty: 1, logitBias: new Map([[3, 1]]) };
+  const all = await Promise.all(prompts.map((promptIds) => told(engine, { promptIds, sampling, promptLogprobs: 32 })));
+  for (const [index, { news, before, ids, completion }] of all.entries()) {
+    const promptIds = prompts[index] ?? [];
+    expectExact(news, promptIds, 32);
+    const plain = await answer(engineOn(new FakeRunner(LIMITS)), { promptIds, sampling });
+    expect([before, ids, completion]).toEqual([1, plain.ids, plain.completion]);
+  }
+});
+
+test("what a cache or a kept sequence holds of a prompt does not change its log-probabilities", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS));
+  const kept = engine.keep();
+  await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 3 }, kept));
+  for (const [place, cached] of [[null, 4], [kept, 5]] as const) {
+    const { news, completion } = await told(engine, { promptLogprobs: 4 }, place);
+    expectExact(news, PROMPT, 4);
+    expect(completion.cachedTokens).toBe(cached);
+  }
+});
+
+test("an engine that samples a sequence's last row only tells no log-probabilities of prompts, and answers", async () => {
+  const { news, ids } = await told(engineOn(new FakeRunner(LIMITS, Infinity, false)), { promptLogprobs: 4 });
+  expect([news, ids]).toEqual([[], answerOf(PROMPT, 6, 64).tokens]);
+});
+
+test("random prompts under want of pages and on a device that is lost are told as each alone", async () => {
+  const one = fc.record({ promptIds: fc.array(fc.integer({ min: 1, max: 15 }), { minLength: 1, maxLength: 20 }), promptLogprobs: fc.integer({ min: 0, max: 32 }), priority: fc.integer({ min: 0, max: 1 }) });
+  await fc.assert(
+    fc.asyncProperty(fc.array(one, { minLength: 1, maxLength: 6 }), fc.integer({ min: 1, max: 4 }), fc.integer({ min: 1, max: 12 }), async (requests, sequences, loseAfter) => {
+      const limits = { tokens: 7, sequences, pages: 7, pageSize: 4, context: 28, vocabSize: VOCAB };
+      const engine = engineOn(new FakeRunner(limits, loseAfter), () => Promise.resolve(new FakeRunner(limits)));
+      const answers = await Promise.all(requests.map((request) => told(engine, request)));
+      answers.forEach(({ news, ids }, index) => {
+        const { promptIds, promptLogprobs } = requests[index] ?? { promptIds: [], promptLogprobs: 0 };
+        expect(ids).toEqual(answerOf(promptIds, 6, limits.context).tokens);
+        if (promptLogprobs === 0) expect(news).toEqual([]);
+        else expectExact(news, promptIds, promptLogprobs);
+      });
+    }),
+    { numRuns: 150 },
+  );
 });
 
 test.each([
@@ -220,6 +291,7 @@ test.each([
   [{ promptIds: [VOCAB] }, "promptIds"],
   [{ maxTokens: 0 }, "maxTokens"],
   [{ logprobs: 21 }, "logprobs"],
+  [{ promptLogprobs: 33 }, "promptLogprobs"],
   [{ sampling: { temperature: -1 } }, "temperature"],
   [{ sampling: { topP: 0 } }, "topP"],
   [{ sampling: { seed: -1 } }, "seed"],

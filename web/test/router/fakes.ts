@@ -149,6 +149,8 @@ export interface NearScript {
   readonly text: string;
   /** Of each byte's token, the last one for all that follow; -0.1 where it is not given. */
   readonly logprobs?: readonly number[];
+  /** What is told of the prompt where it is asked for; nothing where it is not given. */
+  readonly promptLogprobs?: readonly number[];
   readonly then?: "end" | "hang" | Error;
 }
 
@@ -159,13 +161,14 @@ export class ScriptedSource implements TokenSource {
   constructor(private readonly scripts: readonly NearScript[]) {}
 
   async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
-    const { text, logprobs = [-0.1], then = "end" } = this.scripts[Math.min(this.requests.length, this.scripts.length - 1)] ?? { text: "" };
+    const { text, logprobs = [-0.1], promptLogprobs, then = "end" } = this.scripts[Math.min(this.requests.length, this.scripts.length - 1)] ?? { text: "" };
     this.requests.push(request);
     this.running++;
     const ids = new TextEncoder().encode(text);
     const { signal, promptIds, maxTokens = Infinity } = request;
     let completionTokens = 0;
     try {
+      if (promptLogprobs !== undefined) request.onPromptLogprobs?.(promptLogprobs);
       for (const [index, tokenId] of ids.entries()) {
         await new Promise((resolve) => setImmediate(resolve));
         signal?.throwIfAborted();

@@ -186,6 +186,21 @@ describe("who answers", () => {
     expect([shown(chunks), chunks[0]?.route?.reason]).toEqual(["far away", "quality"]);
     await turns();
     expect([lost.source.requests.length, lost.source.running]).toEqual([1, 0]);
+    expect(lost.source.requests[0]?.promptLogprobs).toBeUndefined();
+  });
+
+  test.each([
+    ["likely to near", { ...SURE, promptLogprobs: [-0.5, -1.5] }, "near by"],
+    ["unlikely to near", { ...SURE, promptLogprobs: [-3, -5] }, "far away"],
+    ["of which near tells nothing", SURE, "far away"],
+  ])("a prompt %s is answered as the predictor says of its mean log-probability", async (_, script, text) => {
+    const predictor = {
+      version: 1, features: ["prompt_mean_logprob"], buckets: 0, mean: [-4], scale: [1], near: { weights: [2], bias: 0 }, far: { weights: [0], bias: 2 },
+      calibration: { near: [1, 0], far: [1, 0] },
+    }; // prettier-ignore
+    const { nf, source } = await setUp({ policy: { mode: "auto", quality: { predictor, threshold: 0.1 } }, scripts: [script] });
+    expect(shown(await read(nf))).toBe(text);
+    expect(source.requests.map(({ promptLogprobs }) => promptLogprobs)).toEqual([32]);
   });
 });
 

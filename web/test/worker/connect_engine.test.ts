@@ -52,8 +52,10 @@ test("an engine in a worker answers as one here, whole and streamed, with progre
   const whole = await engine.chat.completions.create({ messages, stop: "l" });
   expect(whole.choices[0]?.message.content).toBe("he");
   let text = "";
-  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true })) text += choices[0]?.delta.content ?? "";
-  expect(text).toBe("hello");
+  const told: (readonly number[])[] = [];
+  const promptLogprobs = { tokens: 1, tell: (values: readonly number[]) => told.push(values) };
+  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true }, { promptLogprobs })) text += choices[0]?.delta.content ?? "";
+  expect([text, told]).toEqual(["hello", [[-93]]]);
   expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("hello");
   expect(await engine.countTokens("abc")).toBe(4);
   await expect(engine.embeddings.create({ input: "x" })).rejects.toMatchObject({ name: "RequestError", message: expect.stringContaining("makes no embeddings") as string });
