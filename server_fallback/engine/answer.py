@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
+
+import numpy as np
 
 from nearfar.compiler.batch import Output
 
 from .adapters import Adapter
-from .request import Completion, GeneratedToken, TokenLogprob, TokenRequest
+from .request import Completion, GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
 from .resolved_sampling import ResolvedSampling
 from .sequence import Sequence
 from .step import Event
 
-# What is told of an answer: its tokens, then how it ended, or why it could not.
-News = GeneratedToken | Completion | BaseException
+# What is told of an answer: how likely its prompt is, its tokens, then how it ended, or why it could not.
+News = PromptLogprobs | GeneratedToken | Completion | BaseException
+# That of a token that can hardly come.
+LEAST_LOGPROB = -30.0
 
 
 class Answer:
@@ -32,6 +37,8 @@ class Answer:
         self.adapter: Adapter | None = None
         # All tokens of the answer so far.
         self.token_ids: list[int] = []
+        # Of the prompt's tokens that are told of, as far as they are.
+        self.prompt_logprobs: list[float] = []
         self.ended = False
         self._arrived = time.monotonic()
         self._started: float | None = None
@@ -48,6 +55,11 @@ class Answer:
         if self._first_token is None:
             self._first_token = time.monotonic()
         self.token_ids.append(token_id)
+
+    @property
+    def num_told(self) -> int:
+        """How many of the prompt's tokens are told of: none is before the first."""
+        return min(self.request.prompt_logprobs, len(self.request.prompt_ids) - 1)
 
     def completion(self) -> Completion:
         """How it ended, to be asked when its sequence has."""
@@ -69,7 +81,7 @@ class Answer:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def next(self) -> GeneratedToken | Completion:
+    async def next(self) -> PromptLogprobs | GeneratedToken | Completion:
         """The next of the news. Raises the error that the answer failed with."""
         while not self._news:
             self._waiter = self.loop.create_future()
@@ -119,3 +131,15 @@ def token_of(event: Event, output: Output, logprobs: int | None) -> GeneratedTok
         # A small vocabulary has fewer than could be asked for.
         alternatives = tuple(TokenLogprob(token_id, logprob) for token_id, logprob in list(pairs)[:logprobs])
     return GeneratedToken(event.token_id, float(output.token_logprobs[event.sample]), alternatives)
+
+
+def prompt_logprob_of(event: Event, output: Output, vocab_size: int) -> float:
+    """The log-probability of a prompt's token in its place, by the alternatives of the row before it."""
+    token_ids, logprobs = output.top_token_ids[event.sample], output.top_logprobs[event.sample]
+    found = np.flatnonzero(token_ids == event.token_id)
+    if len(found):
+        return float(logprobs[found[0]])
+    if output.next_token_ids[event.sample] == event.token_id:
+        return float(output.token_logprobs[event.sample])
+    left, others = 1 - float(np.exp(logprobs.astype(np.float64)).sum()), vocab_size - len(token_ids)
+    return max(math.log(left / others), LEAST_LOGPROB) if left > 0 and others > 0 else LEAST_LOGPROB

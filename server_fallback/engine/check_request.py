@@ -12,7 +12,7 @@ from nearfar.compiler.sampling import ALTERNATIVES, WORD
 
 from .adapters import not_loaded
 from .model import TokenModel
-from .request import TokenRequest
+from .request import MAX_PROMPT_LOGPROBS, TokenRequest
 
 Holds = Callable[[float], bool]
 
@@ -37,6 +37,7 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
             "when_full", request.when_full, whole(0, model.context // 2), f"an integer from 0 to half of the context, {model.context // 2}"
         )
     check_drafts(request, model)
+    check_prompt_logprobs(request)
     sampling = request.sampling
     check("temperature", sampling.temperature, lambda value: 0 <= value < math.inf, "0 or more")
     check("top_k", sampling.top_k, whole(0), "an integer of at least 0")
@@ -77,6 +78,15 @@ def check_drafts(request: TokenRequest, model: TokenModel) -> None:
         raise RequestError(
             "drafts cannot be checked together with penalties, a logit bias, a constraint or old tokens that make way; leave these out",
             param="drafts",
+        )
+
+
+def check_prompt_logprobs(request: TokenRequest) -> None:
+    most = MAX_PROMPT_LOGPROBS
+    check("prompt_logprobs", request.prompt_logprobs, whole(0, most), f"an integer from 0 to {most}")
+    if request.prompt_logprobs > 0 and (request.drafts is not None or request.when_full != "stop"):
+        raise RequestError(
+            "prompt_logprobs cannot be told together with drafts or old tokens that make way; leave these out", param="prompt_logprobs"
         )
 
 

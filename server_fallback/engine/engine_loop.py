@@ -22,11 +22,12 @@ from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError,
 from nearfar.compiler.sampling import BIAS, COUNTS, MASK
 
 from .adapters import Adapter, Adapters
-from .answer import Answer, News, Outbox, token_of
+from .answer import Answer, News, Outbox, prompt_logprob_of, token_of
 from .config import EngineConfig, SchedulerConfig
 from .embedder import Embedder, EmbedJob, matrix
 from .inbox import Inbox
 from .model import TokenModel
+from .request import PromptLogprobs
 from .resolved_sampling import ResolvedSampling, token_counts
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
@@ -147,6 +148,7 @@ class EngineLoop:
             keep=None if request.when_full == "stop" else request.when_full,
             stepwise=request.constraint is not None or request.drafts is not None or self._speculates(answer),
             once=request.drafts is not None,
+            untold=answer.num_told,
             part=request.arrival is not None,
             adapter=answer.adapter.key if answer.adapter else None,
             adapter_place=answer.adapter.place if answer.adapter else -1,
@@ -317,6 +319,8 @@ class EngineLoop:
         for row in step.rows:
             answer = self._answers[row.sequence]
             answer.start()
+            if row.told > 0:
+                alternatives = logprobs = True
             if not row.sample:
                 continue
             alternatives = alternatives or bool(answer.request.logprobs)
@@ -360,6 +364,11 @@ class EngineLoop:
         answer = self._answers.get(event.sequence)
         # A row that checked drafts may have more tokens than its answer, which a constraint or a failure has ended.
         if answer is None:
+            return
+        if event.kind == "prompt":
+            answer.prompt_logprobs.append(prompt_logprob_of(event, output, self._model.vocab_size))
+            if len(answer.prompt_logprobs) == answer.num_told:
+                self._outbox.add(answer, PromptLogprobs(tuple(answer.prompt_logprobs)))
             return
         if not answer.token_ids:
             self._counts.prefix_queries += len(answer.request.prompt_ids)

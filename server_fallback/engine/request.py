@@ -9,6 +9,9 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+# The prompt's last tokens that may be told of.
+MAX_PROMPT_LOGPROBS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -55,6 +58,10 @@ class TokenRequest:
     answer ends ("length", unless it stopped). None guesses nothing. The last ``answered`` of the prompt's tokens are of the answer already:
     random numbers go on behind them. ``arrival``, of `TokenEngine.arrive`, makes it one of several parts of an answer: all have that place
     in the queue, and each finds the last, unfilled page of the one before.
+
+    ``prompt_logprobs``: of so many of the prompt's last tokens, 0 to 32, the log-probability is told before the answer; of all but the
+    first where the prompt is no longer. Their rows are computed anew where a cache has them, so what is told does not depend on what was
+    asked before. Not together with drafts, or where the oldest tokens make way.
     """
 
     prompt_ids: Sequence[int]
@@ -70,6 +77,7 @@ class TokenRequest:
     drafts: Sequence[int] | None = None
     answered: int = 0
     arrival: int | None = None
+    prompt_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,16 @@ class GeneratedToken:
     token_id: int
     logprob: float | None = None
     alternatives: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The log-probability of each of the prompt's last tokens, given all before it, in their order; none where nothing is before one.
+
+    That of a token which is not among the 20 likeliest in its place is an equal share of what those leave, and at least -30.
+    """
+
+    values: tuple[float, ...]
 
 
 # "stop": the model ended its answer. "length": max_tokens are there, or the context is full, or the drafts are checked.
@@ -110,8 +128,8 @@ class Completion:
 class TokenSource(Protocol):
     """Where tokens come from: the engine, or in tests something like it."""
 
-    def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
-        """Yield each new token (a stop token is not yielded), and last the Completion.
+    def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
+        """Yield each new token (a stop token is not yielded), and last the Completion; first PromptLogprobs, where they are asked for.
 
         Closing the generator early ends the answer and frees its pages at the next step.
 

@@ -110,12 +110,12 @@ class Scheduler:
         events: list[Event] = []
         sample = 0
         for row in step.rows:
-            if not row.sample:
+            if row.num_sampled == 0:
                 continue
-            first, sample = sample, sample + 1 + len(row.drafts)
+            first, sample = sample, sample + row.num_sampled
             # A sequence that ended has rows on their way still.
-            if row.sequence.state == RUNNING:
-                self._commit_row(row, token_ids[first:sample], first, events)
+            if row.sequence.state == RUNNING and self._commit_told(row, token_ids[first : first + row.told], first, events) and row.sample:
+                self._commit_row(row, token_ids[first + row.told : sample], first + row.told, events)
         return events
 
     def finish(self, sequence: Sequence, reason: FinishReason | None) -> None:
@@ -150,12 +150,17 @@ class Scheduler:
         self._unshare(step, sequence)
         start, missing = sequence.computed, sequence.missing
         count = min(missing, step.budget, self.config.context - start)
+        count, told = self._tell(step, sequence, count) if sequence.untold else (count, 0)
         if count <= 0 or not self._reserve(step, sequence, start + count):
             return
         sample = count == missing
+        if told:
+            sequence.untold -= told
+            sequence.telling += told
+            step.spare = max(0, min(step.spare, self._free_rows(step) - told))
         drafts = self._draft(step, sequence, count) if sequence.drafts and sample else ()
         count += len(drafts)
-        step.rows.append(Row(sequence, start, count, sample, drafts))
+        step.rows.append(Row(sequence, start, count, sample, drafts, told))
         step.budget -= count
         sequence.computed = start + count
         sequence.last_step = sequence.waits_since = self._step_number
@@ -168,6 +173,24 @@ class Scheduler:
         if sequence.max_tokens is not None and sequence.generated + sequence.in_flight >= sequence.max_tokens:
             return False
         return sequence.computed < self.config.context and not (sequence.stepwise and sequence.in_flight > 0)
+
+    def _tell(self, step: OpenStep, sequence: Sequence, count: int) -> tuple[int, int]:
+        """Of the next ``count`` positions, as many as the step has sampled rows for, and how many of them tell of the prompt."""
+        before = sequence.missing - 1 - sequence.untold
+        told = min(count - before, sequence.untold)
+        if told <= 0:
+            return count, 0
+        # The row that is kept for its next token serves as well where that does not come yet.
+        free = self._free_rows(step) + 1
+        if told + (count == sequence.missing) <= free:
+            return count, told
+        told = min(told, free)
+        return before + told, told
+
+    def _free_rows(self, step: OpenStep) -> int:
+        """Rows that may be sampled beside those in the step, and one for each other running sequence."""
+        most = self.config.max_rows or self.config.max_sequences
+        return most - sum(row.num_sampled for row in step.rows) - (len(self.running) - len(step.rows))
 
     def _draft(self, step: OpenStep, sequence: Sequence, known: int) -> tuple[int, ...]:
         """Those of a sequence's drafts that are checked behind the ``known`` tokens of its row, in free pages.
@@ -217,8 +240,8 @@ class Scheduler:
         return needed <= self.pool.free + self.cache.evictable
 
     def _beginning(self, sequence: Sequence) -> Beginning:
-        """What is there of a sequence's tokens. The last one is always computed, for its logits are wanted."""
-        most, leader = len(sequence.tokens) - 1, sequence.leader
+        """What is there of a sequence's tokens, but for those whose logits are wanted, as always the last one's are."""
+        most, leader = sequence.most_cached, sequence.leader
         pages, computed = self.cache.longest(sequence.tokens, most, sequence.adapter, part=sequence.part)
         if leader is not None and leader.state == RUNNING and leader.keep is None and sequence.generated == 0:
             # Of the leader's rows in this very step all are behind its prompt, so what is shared was computed before.
@@ -247,7 +270,7 @@ class Scheduler:
         page_size, held = self.config.page_size, len(sequence.pages)
         if sequence.computed != held * page_size:
             return
-        pages = self.cache.match(sequence.tokens, (len(sequence.tokens) - 1) // page_size, sequence.adapter)[held:]
+        pages = self.cache.match(sequence.tokens, sequence.most_cached // page_size, sequence.adapter)[held:]
         for page in pages:
             self.pool.share(page)
             sequence.pages.append(page)
@@ -305,7 +328,8 @@ class Scheduler:
     def _suspend(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._leave(sequence)
-        sequence.computed = sequence.in_flight = 0
+        sequence.untold += sequence.telling
+        sequence.computed = sequence.in_flight = sequence.telling = 0
         self._enqueue(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -337,6 +361,18 @@ class Scheduler:
 
     # --- tokens that came back -------------------------------------------------------------------------------------------------
 
+    def _commit_told(self, row: Row, token_ids: Items[int], sample: int, events: list[Event]) -> bool:
+        """Tell of the prompt's tokens after the told positions. False where the device computed nothing for one."""
+        sequence = row.sequence
+        first = len(sequence.tokens) - sequence.untold - sequence.telling
+        sequence.telling -= row.told
+        for index, token_id in enumerate(token_ids):
+            if token_id < 0:
+                self._fail(sequence, events)
+                return False
+            events.append(Event("prompt", sequence, sequence.tokens[first + index], sample + index))
+        return True
+
     def _commit_row(self, row: Row, token_ids: Items[int], sample: int, events: list[Event]) -> None:
         """Go on with the tokens of one sequence: the first, and each further one whose draft was the token before it."""
         sequence, drafts = row.sequence, row.drafts
@@ -351,10 +387,7 @@ class Scheduler:
             self.accepted += accepted
         for index, token_id in enumerate(token_ids):
             if token_id < 0:
-                self.cache.forget(sequence.place, sequence.pages)
-                del sequence.pages[:]
-                self.finish(sequence, None)
-                events.append(Event("failed", sequence))
+                self._fail(sequence, events)
                 return
             if token_id in sequence.stop_token_ids:
                 self.finish(sequence, "stop")
@@ -368,6 +401,12 @@ class Scheduler:
                 self.finish(sequence, "length")
                 events.append(Event("finished", sequence))
                 return
+
+    def _fail(self, sequence: Sequence, events: list[Event]) -> None:
+        self.cache.forget(sequence.place, sequence.pages)
+        del sequence.pages[:]
+        self.finish(sequence, None)
+        events.append(Event("failed", sequence))
 
     def _is_complete(self, sequence: Sequence) -> bool:
         """Whether all tokens are there that were asked for, or no position is left to compute the last one at."""

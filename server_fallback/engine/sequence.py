@@ -24,7 +24,8 @@ class Sequence:
     there. ``stepwise``: each token must be read before the next can be asked for, as a constraint's mask depends on it. ``once``: it ends
     with what its first sampled row says. ``part``: others with the same id go on where it ends. ``leader`` is an earlier sequence with the
     same prompt, whose pages this one starts from once the prompt is computed. ``adapter`` is the key of its adapter, ``adapter_place``
-    where that is on the device.
+    where that is on the device. ``untold``: so many of the prompt's last tokens are to be told of, by rows that are not handed out yet;
+    fewer than the prompt has, and none with ``keep``.
     """
 
     id: int
@@ -36,6 +37,7 @@ class Sequence:
     keep: int | None = None
     stepwise: bool = False
     once: bool = False
+    untold: int = 0
     part: bool = False
     adapter: str | None = None
     adapter_place: int = -1
@@ -53,6 +55,8 @@ class Sequence:
     computed: int = 0
     # Sampled rows whose token was not read back yet.
     in_flight: int = 0
+    # Rows that tell of the prompt and were not read back yet.
+    telling: int = 0
     # Tokens of the answer that came back.
     generated: int = 0
     # Of the prompt, the tokens whose keys and values were there at the start.
@@ -78,6 +82,11 @@ class Sequence:
     def missing(self) -> int:
         """Positions that the next token waits for; 1 while it decodes."""
         return len(self.tokens) + self.in_flight - self.computed
+
+    @property
+    def most_cached(self) -> int:
+        """How many of the known tokens may come from a cache: not the last one, and none whose row tells of the prompt."""
+        return len(self.tokens) - 1 - self.untold
 
 
 def by_rank(sequence: Sequence) -> tuple[float, int]:

@@ -13,6 +13,7 @@ class Row:
     """``count`` positions of a sequence from ``start`` on; with ``sample``, the token after the last of them is wanted.
 
     The last positions hold ``drafts``, guesses at tokens to come; the tokens after each of them, and before the first, are wanted then.
+    Of the ``told`` positions before the one with ``sample``, the last ones without it, it is wanted how likely the prompt's next token is.
     """
 
     sequence: Sequence
@@ -20,6 +21,12 @@ class Row:
     count: int
     sample: bool
     drafts: tuple[int, ...] = ()
+    told: int = 0
+
+    @property
+    def num_sampled(self) -> int:
+        """Its rows among those that the device samples: the told ones, then the others."""
+        return self.told + (1 + len(self.drafts) if self.sample else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +51,12 @@ class OpenStep:
 
 
 class Event(NamedTuple):
-    """What became of a sequence. "failed": the device could not compute its token. ``sample`` is its place among the sampled tokens."""
+    """What became of a sequence. "failed": the device could not compute its token. ``sample`` is its place among the sampled tokens.
 
-    kind: Literal["token", "finished", "failed"]
+    "prompt": how likely the prompt's ``token_id`` is can be read at ``sample``.
+    """
+
+    kind: Literal["prompt", "token", "finished", "failed"]
     sequence: Sequence
     token_id: int = -1
     sample: int = -1

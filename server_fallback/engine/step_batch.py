@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nearfar.compiler.batch import Batch, FloatArray, IntArray
-from nearfar.compiler.sampling import Settings
+from nearfar.compiler.sampling import GREEDY, Settings
 
 from .resolved_sampling import ResolvedSampling
 from .sequence import Sequence
@@ -21,7 +21,7 @@ SamplingOf = Callable[[Sequence], tuple[ResolvedSampling, int]]
 def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternatives: bool, logprobs: bool) -> Batch:
     """To be made before any later commit: a token that is not read yet is named by its slot.
 
-    Rows that check drafts leave no token in their slot, for only the host knows which of theirs counts.
+    Rows that check drafts leave no token in their slot, for only the host knows which of theirs counts; nor do those that tell of a prompt.
     """
     token_ids, positions, slots, page_ids = array("i"), array("i"), array("i"), array("i")
     seq_starts, page_indptr = array("i", [0]), array("i", [0])
@@ -43,6 +43,11 @@ def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternati
         seq_starts.append(len(token_ids))
         page_ids.extend(pages)
         page_indptr.append(len(page_ids))
+        first = len(token_ids) - row.num_sampled
+        for told in range(row.told):
+            sample_rows.append(first + told)
+            sample_slots.extend((-1, 0))
+            settings.extend(GREEDY)
         if not row.sample:
             continue
         sampling, flags = sampling_of(sequence)

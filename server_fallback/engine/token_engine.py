@@ -24,7 +24,7 @@ from .engine_loop import EngineLoop
 from .inbox import Inbox
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
-from .request import Completion, GeneratedToken, TokenRequest
+from .request import Completion, GeneratedToken, PromptLogprobs, TokenRequest
 from .resolved_sampling import resolve_sampling
 from .speculation import Drafter, Speculation
 from .stats import EngineStats
@@ -58,8 +58,9 @@ class TokenEngine:
         """The longest sequence in tokens."""
         return self.model.context
 
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
         """Yield each new token (a stop token is not yielded), and last the Completion. Any number may run at once; they share steps.
+        Where ``prompt_logprobs`` are asked for, PromptLogprobs comes first.
 
         Those with one prompt compute it once. Closing the generator early ends the answer and frees its pages at the next step.
 
@@ -70,6 +71,8 @@ class TokenEngine:
         answer = Answer(self.arrive() if request.arrival is None else request.arrival, request, sampling)
         self._inbox.add(answer)
         try:
+            if request.prompt_logprobs > 0 and answer.num_told == 0:
+                yield PromptLogprobs(())
             while True:
                 news = await answer.next()
                 yield news

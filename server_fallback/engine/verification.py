@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from .request import Completion, FinishReason, TokenRequest, TokenSource
+from .request import Completion, FinishReason, GeneratedToken, TokenRequest, TokenSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Verification:
             async for each in news:
                 if isinstance(each, Completion):
                     end = each
-                else:
+                elif isinstance(each, GeneratedToken):
                     token_ids.append(each.token_id)
         assert end is not None
         self._tokens += token_ids

@@ -5,7 +5,7 @@ Requests and answers are OpenAI's, as the classes of `schema/`; HTTP, keys and l
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +20,8 @@ class Call:
     """What surrounds a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
 
     ``priority`` is the final one: what the request asks for, within what its key may. An executor of our own tells ``observe_queue``, for
-    each answer, the seconds until its first token was handed to the device, and ``observe_token`` the id of each token of its answers.
+    each answer, the seconds until its first token was handed to the device, and ``observe_token`` the id of each token of its answers; and
+    ``observe_prompt_logprobs``, before that, how likely the prompt's last tokens were, up to 32. Others tell none of it.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class Call:
     headers: dict[str, str] = field(default_factory=dict)
     observe_queue: Callable[[float], None] | None = None
     observe_token: Callable[[int], None] | None = None
+    observe_prompt_logprobs: Callable[[Sequence[float]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from nearfar.compiler.sampling import WORD
 from nearfar.compiler.spec import EmbeddingSpec
 from nearfar.compiler.tokenizer import Tokenizer
 
-from ..engine.request import Completion, GeneratedToken, Sampling, TokenRequest, TokenSource
+from ..engine.request import MAX_PROMPT_LOGPROBS, Completion, GeneratedToken, PromptLogprobs, Sampling, TokenRequest, TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
@@ -316,7 +316,10 @@ class LocalExecutor:
 
 
 class _Observed:
-    """The engine, with a call that is told its tokens and how long its answers waited. Zero tokens are an answer that needs no engine."""
+    """The engine, with a call that is told its tokens, how likely its prompts are, and how long its answers waited.
+
+    Zero tokens are an answer that needs no engine.
+    """
 
     def __init__(self, engine: TokenSource, call: Call) -> None:
         self._engine = engine
@@ -326,8 +329,14 @@ class _Observed:
         if request.max_tokens == 0:
             yield Completion("length", len(request.prompt_ids), 0, 0, 0.0, 0.0, 0.0)
             return
+        if self._call.observe_prompt_logprobs is not None:
+            request = replace(request, prompt_logprobs=MAX_PROMPT_LOGPROBS)
         async with aclosing(self._engine.generate(request)) as tokens:
             async for news in tokens:
+                if isinstance(news, PromptLogprobs):
+                    if self._call.observe_prompt_logprobs is not None:
+                        self._call.observe_prompt_logprobs(news.values)
+                    continue
                 if isinstance(news, Completion):
                     if self._call.observe_queue is not None:
                         self._call.observe_queue(news.queue_seconds)

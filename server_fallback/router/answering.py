@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -52,7 +52,7 @@ from .events import (
     Withdraw,
 )
 from .failures import failure_of, failure_told
-from .features import SIGNALS
+from .features import PROMPT_SIGNAL, SIGNALS
 from .forms import ChunkT, Form
 from .said import Said
 from .sides import LACKS, Sides, lacking
@@ -137,14 +137,14 @@ class Answering(Generic[ChunkT]):
         situation = self._asked = await sides.situation(self._asked, self._request)
         decision = decide(sides.policy, situation)
         if self._wants_signals(decision):
-            self._begin("near", 0, None)
+            near = self._begin("near", 0, None)
             heard = await self._hear()
             if isinstance(heard, NearfarError) and not isinstance(heard, RequestError):
                 # Who cannot begin cannot answer.
                 sides.circuits["near"].failed()
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
-                situation = replace(situation, near_signals=near_signals([*self._held_tokens()]))
+                situation = replace(situation, near_signals=near_signals([*self._held_tokens()], near.prompt_logprobs))
             decision = decide(sides.policy, situation)
             self._asked = situation
         if decision.side is None:
@@ -153,8 +153,13 @@ class Answering(Generic[ChunkT]):
 
     def _wants_signals(self, decision: Decision) -> bool:
         """Whether near's view of the prompt could change the decision: a predictor looks at it, and no other rule has decided."""
+        return decision.reason in ("quality", "cost") and not set(SIGNALS).isdisjoint(self._features)
+
+    @property
+    def _features(self) -> Sequence[str]:
+        """What the policy's predictor looks at."""
         predictor = self._sides.policy.quality.predictor
-        return predictor is not None and decision.reason in ("quality", "cost") and not set(SIGNALS).isdisjoint(predictor.features)
+        return () if predictor is None else predictor.features
 
     def _held_tokens(self) -> Iterator[TokenLogprob]:
         for news in self._held:
@@ -303,11 +308,12 @@ class Answering(Generic[ChunkT]):
             wait = retry_seconds(number, self._errors[side])
         self._begin(side, number, continue_from, wait)
 
-    def _begin(self, side: Side, number: int, continue_from: str | None, wait_seconds: float = 0.0) -> None:
+    def _begin(self, side: Side, number: int, continue_from: str | None, wait_seconds: float = 0.0) -> Attempt:
         attempt = self._current[side] = Attempt(side, number, len(continue_from or ""))
         self._attempts.append(attempt)
         self._sides.circuits[side].begin()
         attempt.task = asyncio.create_task(self._run(attempt, continue_from, wait_seconds))
+        return attempt
 
     async def _run(self, attempt: Attempt, continue_from: str | None, wait_seconds: float) -> None:
         what: Exception | None = None
@@ -340,6 +346,8 @@ class Answering(Generic[ChunkT]):
             if continue_from is not None:
                 request = continued(request, continue_from, self._num_tokens())
             observed = replace(call, observe_queue=waited, observe_token=attempt.ids.append)
+            if attempt.number == 0 and PROMPT_SIGNAL in self._features:
+                observed = replace(observed, observe_prompt_logprobs=attempt.hear_prompt)
             return sides.near.ask(request, observed, self._logprobs(attempt))
         assert sides.far is not None
         assert not self._decision.private, "a private request does not leave"

@@ -1,6 +1,7 @@
 """Asking both sides: prompts flow in, pairs of answers flow out in the same order, each as soon as it and those before it are there.
 
-All is greedy, so the same models give the same pairs. The near side tells log-probabilities beside, of which the signals are made.
+All is greedy, so the same models give the same pairs. The near side tells log-probabilities beside, of the prompt too, of which the
+signals are made.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from ..executors.executor import Call, Executor
 from ..schema.chat import ChatCompletionRequest
@@ -30,13 +32,15 @@ async def ask_both(
         async with turns:
             call = Call(f"router-log-{index}")
             near_request = request("near", prompt, max_tokens, logprobs=True)
+            prompt_logprobs: list[float] = []
+            near_call = replace(call, observe_prompt_logprobs=prompt_logprobs.extend)
             (text, tokens, seconds), (far_text, _, far_seconds) = await asyncio.gather(
-                answer(near, near_request, call), answer(far, request(far_model, prompt, max_tokens), call)
+                answer(near, near_request, near_call), answer(far, request(far_model, prompt, max_tokens), call)
             )
         return Pair(
             prompt=prompt.prompt,
             task=prompt.task,
-            near=NearAnswer(answer=text, right=prompt.is_right(text), seconds=seconds, signals=near_signals(tokens)),
+            near=NearAnswer(answer=text, right=prompt.is_right(text), seconds=seconds, signals=near_signals(tokens, prompt_logprobs)),
             far=FarAnswer(answer=far_text, right=prompt.is_right(far_text), seconds=far_seconds),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -23,7 +24,8 @@ class Attempt:
     goes on, in characters. ``sent``: it was asked indeed. ``refused``: nothing
     came of it, so it cost nothing.
 
-    ``num_tokens`` and ``ids`` are of what it said; of a server that does not list its tokens, pieces count.
+    ``num_tokens`` and ``ids`` are of what it said; of a server that does not list its tokens, pieces count. ``prompt_logprobs`` are of the
+    prompt's last tokens, where they were asked for and are told.
     """
 
     side: Side
@@ -37,6 +39,7 @@ class Attempt:
     first_token_seconds: float | None = None
     num_tokens: int = 0
     ids: list[int] = field(default_factory=list)
+    prompt_logprobs: Sequence[float] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
 
@@ -50,6 +53,9 @@ class Attempt:
         self.num_tokens += said.num_tokens
         self.finish_reason = said.finish_reason or self.finish_reason
         self.usage = said.usage or self.usage
+
+    def hear_prompt(self, logprobs: Sequence[float]) -> None:
+        self.prompt_logprobs = logprobs
 
     def waited(self, seconds: float) -> None:
         self.queue_seconds = seconds

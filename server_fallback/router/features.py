@@ -14,7 +14,8 @@ from itertools import pairwise
 from .situation import Message
 
 TEXT_FEATURES = ("characters", "words", "digits", "numbers", "longest_number", "sentences", "commas", "question", "ands")
-SIGNALS = ("prompt_mean_logprob", "first_entropy", "first_mean_logprob")
+PROMPT_SIGNAL = "prompt_mean_logprob"
+SIGNALS = (PROMPT_SIGNAL, "first_entropy", "first_mean_logprob")
 
 _SPACES = " \t\n\r\f\v"
 _WORD = re.compile(rf"[^{_SPACES}]+")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from nearfar.compiler.errors import NearfarError
 
-from ..engine.request import Completion, TokenRequest
+from ..engine.request import Completion, GeneratedToken, TokenRequest
 from ..engine.verification import VerifyingSource
 
 
@@ -91,8 +91,9 @@ class NearDrafts:
                     async for each in news:
                         if isinstance(each, Completion):
                             break
-                        into.append(each.token_id)
-                        self._first.set()
+                        if isinstance(each, GeneratedToken):
+                            into.append(each.token_id)
+                            self._first.set()
         except NearfarError as error:
             self.failure = error
         finally:

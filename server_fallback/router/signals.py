@@ -1,4 +1,5 @@
-"""Near signals: how sure the near model is of the first tokens of its own answer. Log-probabilities flow in, two numbers flow out.
+"""Near signals: how likely the near model finds the prompt, and how sure it is of the first tokens of its own answer. Log-probabilities
+flow in, three numbers flow out.
 
 The tokens are not wasted: a near answer goes on from them.
 """
@@ -14,16 +15,18 @@ from .watch import entropy
 SIGNAL_TOKENS = 4
 
 
-def near_signals(tokens: Sequence[TokenLogprob]) -> NearSignals:
-    """The signals of an answer that begins with these tokens, of which the first 4 count. All are null for an answer without a token.
+def near_signals(tokens: Sequence[TokenLogprob], prompt_logprobs: Sequence[float] = ()) -> NearSignals:
+    """The signals of an answer that begins with these tokens, of which the first 4 count, to a prompt whose last tokens were so likely.
 
-    ``prompt_mean_logprob`` is null: no engine of ours tells a prompt's log-probabilities.
+    What is not known is null: the answer's signals where it has no token, the prompt's where an engine tells nothing of it.
     """
     first = tokens[:SIGNAL_TOKENS]
-    if not first:
-        return NearSignals(prompt_mean_logprob=None, first_entropy=None, first_mean_logprob=None)
     return NearSignals(
-        prompt_mean_logprob=None,
-        first_entropy=sum(entropy([top.logprob for top in token.top_logprobs]) for token in first) / len(first),
-        first_mean_logprob=sum(token.logprob for token in first) / len(first),
+        prompt_mean_logprob=mean(prompt_logprobs),
+        first_entropy=mean([entropy([top.logprob for top in token.top_logprobs]) for token in first]),
+        first_mean_logprob=mean([token.logprob for token in first]),
     )
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -204,6 +204,7 @@ def checkable(request: TokenRequest) -> TokenRequest:
         "constraint": request.constraint is not None,
         "when_full": request.when_full != "stop",
         "logprobs": request.logprobs is not None,
+        "prompt_logprobs": request.prompt_logprobs > 0,
         "adapter": request.adapter is not None,
     }
     found = ", ".join(name for name, given in wrong.items() if given)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nearfar.compiler.tokenizer import TextStream, Tokenizer
 
-from ..engine.request import Completion, FinishReason, GeneratedToken, TokenRequest, TokenSource
+from ..engine.request import Completion, FinishReason, GeneratedToken, PromptLogprobs, TokenRequest, TokenSource
 from .stop_strings import StopAutomaton, StopStrings
 
 
@@ -45,6 +45,8 @@ async def answer_choice(
     choice = _Choice(TextStream(tokenizer), StopStrings(stops))
     async with aclosing(source.generate(request)) as tokens:
         async for news in tokens:
+            if isinstance(news, PromptLogprobs):
+                continue
             if isinstance(news, Completion):
                 yield choice.finish()
                 yield ChoiceEnd("stop" if choice.stopped else news.finish_reason, news.completion_tokens, news)

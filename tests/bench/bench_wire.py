@@ -30,7 +30,7 @@ from nearfar.compiler.demo.example import Split
 from nearfar.compiler.target import open_runner
 from nearfar.compiler.tokenizer import Tokenizer
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import Completion, TokenRequest, TokenSource
+from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest, TokenSource
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.router.wire_speculation import FarModel, WireSpeculation
 
@@ -83,7 +83,7 @@ def engine_of(bundle: Bundle) -> TokenEngine:
 
 async def answer(source: TokenSource, prompt: list[int]) -> list[int]:
     async with aclosing(source.generate(TokenRequest(prompt, MAX_TOKENS))) as news:
-        return [each.token_id async for each in news if not isinstance(each, Completion)]
+        return [each.token_id async for each in news if isinstance(each, GeneratedToken)]
 
 
 async def answered_alone(bundle: Bundle, prompts: Sequence[list[int]]) -> list[list[int]]:

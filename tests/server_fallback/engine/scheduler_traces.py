@@ -42,8 +42,11 @@ class HashDevice:
                 for position in range(row.start, row.start + row.count):
                     token = known[position] if position < len(known) else self.sampled[slot]
                     self.cells[pages[position // size] * size + position % size] = token + shift
+                end = row.start + row.count
+                for length in range(end - row.told - row.sample + 1, end - row.sample + 1):
+                    read = [self.cells[pages[position // size] * size + position % size] for position in range(length)]
+                    token_ids.append(next_token(read))
                 if row.sample:
-                    end = row.start + row.count
                     for length in range(end - len(row.drafts), end + 1):
                         read = [self.cells[pages[position // size] * size + position % size] for position in range(length)]
                         token_ids.append(next_token(read))
@@ -120,7 +123,7 @@ def require_step(scheduler: Scheduler, step: Step) -> None:
     """The step keeps to its limits, and what it writes nobody else reads."""
     config = scheduler.config
     assert sum(row.count for row in step.rows) <= config.max_tokens
-    assert sum(1 + len(row.drafts) for row in step.rows if row.sample) <= max(config.max_sequences, config.max_rows or 0)
+    assert sum(row.num_sampled for row in step.rows) <= max(config.max_sequences, config.max_rows or 0)
     assert len({row.sequence for row in step.rows}) == len(step.rows) <= config.max_sequences
     assert all(row.count > 0 and row.start + row.count <= config.context for row in step.rows)
     # Who must see each token has no second one on its way.

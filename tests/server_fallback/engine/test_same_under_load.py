@@ -19,7 +19,7 @@ from nearfar.compiler.generate import generate
 from nearfar.compiler.reference import ReferenceRunner
 from nearfar.compiler.sampling import Sampler
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.request import Completion, Sampling, TokenRequest
+from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.step_runner import StepRunner
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
@@ -56,7 +56,8 @@ async def answer(engine: TokenEngine, request: TokenRequest) -> Answer:
     async for news in engine.generate(request):
         if isinstance(news, Completion):
             return tokens, news.finish_reason
-        tokens.append(news.token_id)
+        if isinstance(news, GeneratedToken):
+            tokens.append(news.token_id)
     raise AssertionError("the answer has no end")
 
 

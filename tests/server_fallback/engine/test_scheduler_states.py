@@ -43,6 +43,8 @@ class Scheduling(RuleBasedStateMachine):
         super().__init__()
         self.sequences: list[Sequence] = []
         self.aborted: set[Sequence] = set()
+        # Of each sequence that is asked to tell of its prompt, how many tokens it is to tell of, and those it told of.
+        self.told: dict[Sequence, tuple[int, list[int]]] = {}
         self.open: list[tuple[Step, Callable[[], list[int]]]] = []
 
     @initialize(
@@ -78,8 +80,19 @@ class Scheduling(RuleBasedStateMachine):
         stepwise=st.booleans(),
         once=st.booleans(),
         again=st.booleans(),
+        untold=st.sampled_from([0, 0, 1, 3, 20]),
     )
-    def add(self, prompt: list[int], max_tokens: int, priority: int, adapter: str | None, stepwise: bool, once: bool, again: bool) -> None:
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        adapter: str | None,
+        stepwise: bool,
+        once: bool,
+        again: bool,
+        untold: int,
+    ) -> None:
         """One that is there ``once`` may go on behind what another has said: it starts from the other's last page then."""
         leader = next((one for one in self.sequences if again and one.state != FINISHED and one.priority >= priority), None)
         if leader is not None:
@@ -87,9 +100,10 @@ class Scheduling(RuleBasedStateMachine):
         before = next((one for one in reversed(self.sequences) if one.once and one.state == FINISHED), None)
         if once and before is not None:
             prompt, adapter = list(before.tokens), before.adapter
+        prompt = prompt[: self.config.context]
         sequence = Sequence(
             len(self.sequences),
-            prompt[: self.config.context],
+            prompt,
             max_tokens,
             frozenset({STOP}),
             priority,
@@ -98,7 +112,9 @@ class Scheduling(RuleBasedStateMachine):
             part=once,
             adapter=adapter,
             leader=None if once else leader,
+            untold=0 if once else min(untold, len(prompt) - 1),
         )
+        self.told[sequence] = sequence.untold, []
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
 
@@ -122,7 +138,13 @@ class Scheduling(RuleBasedStateMachine):
     def read(self) -> None:
         step, compute = self.open.pop(0)
         for event in self.scheduler.commit(step, compute()):
-            assert event.kind in ("token", "finished")
+            assert event.kind in ("prompt", "token", "finished")
+            if event.kind == "prompt":
+                self.told[event.sequence][1].append(event.token_id)
+            elif event.sequence not in self.aborted:
+                # All of it comes before the answer.
+                count, told = self.told[event.sequence]
+                assert len(told) == count
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -157,6 +179,9 @@ class Scheduling(RuleBasedStateMachine):
         for sequence in self.sequences:
             tokens, finish = alone(sequence, self.config.context)
             found = sequence.tokens[len(sequence.prompt) :]
+            count, told = self.told[sequence]
+            expected = list(sequence.prompt)[len(sequence.prompt) - count :]
+            assert told == expected[: len(told) if sequence in self.aborted else count]
             if sequence in self.aborted:
                 assert found == tokens[: len(found)]
             elif sequence.once:

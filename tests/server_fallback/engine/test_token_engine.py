@@ -52,6 +52,7 @@ async def collect(engine: TokenEngine, prompt: list[int] = PROMPT, **request: An
     async for news in engine.generate(TokenRequest(prompt, **{"max_tokens": 6, **request})):
         if isinstance(news, Completion):
             return tokens, news
+        assert isinstance(news, GeneratedToken)
         tokens.append(news)
     raise AssertionError("the answer has no end")
 

@@ -14,7 +14,7 @@ from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
 from nearfar.compiler.spec import EmbeddingSpec
 from nearfar.compiler.tokenizer import Tokenizer
-from nearfar.server_fallback.engine.request import Completion, FinishReason, GeneratedToken, TokenLogprob, TokenRequest
+from nearfar.server_fallback.engine.request import Completion, FinishReason, GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
 from nearfar.server_fallback.engine.stats import EngineStats
 from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
 from nearfar.server_fallback.text.tools import tool_format
@@ -50,7 +50,7 @@ class FakeSource:
     def arrive(self) -> int:
         return len(self.requests)
 
-    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
         answer = self.answers[min(len(self.requests), len(self.answers) - 1)]
         self.requests.append(request)
         self.running += 1
@@ -58,6 +58,8 @@ class FakeSource:
         count, limit = 0, min(request.max_tokens or 4096, 4096 if request.drafts is None else len(request.drafts) + 1)
         reason: FinishReason = "stop"
         try:
+            if request.prompt_logprobs > 0:
+                yield PromptLogprobs((-2.0,) * request.prompt_logprobs)
             while True:
                 await asyncio.sleep(0)
                 if self.failure is not None:

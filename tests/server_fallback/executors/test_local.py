@@ -127,10 +127,14 @@ def test_choices_run_at_once_and_share_the_prompt(tmp_path: Path) -> None:
 
 
 def test_a_call_is_told_its_tokens_and_others_what_the_model_can(tmp_path: Path) -> None:
-    local, _ = executor(tmp_path, "hello")
+    local, source = executor(tmp_path, "hello")
     ids: list[int] = []
+    prompt: list[float] = []
     chat(local, Call("1", observe_token=ids.append))
-    assert bytes(ids).decode() == "hello"
+    answer = chat(local, Call("2", observe_prompt_logprobs=prompt.extend))
+    assert bytes(ids).decode() == answer.choices[0].message.content == "hello"
+    assert prompt == [-2.0] * 32
+    assert [request.prompt_logprobs for request in source.requests] == [0, 32]
     can = local.abilities()
     assert can.tokenizer_sha256 == sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
     assert (can.tools, can.embeds, can.verify) == (True, False, True)

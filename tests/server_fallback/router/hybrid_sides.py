@@ -42,7 +42,8 @@ class FakeNear:
     """Says ``text``, a character a token, or goes on with what of it is not in the request yet; stands still before token ``hangs_at``, and
     raises ``error`` before token ``error_at``. ``calls``: one tool call instead.
 
-    ``logprobs`` are those of the first tokens, -0.1 of the rest. ``asked`` has the requests, ``closed_early`` counts answers that were.
+    ``logprobs`` are those of the first tokens, -0.1 of the rest; ``prompt_logprobs`` the prompt's, told to who asks, so many times.
+    ``asked`` has the requests, ``closed_early`` counts answers that were.
     """
 
     text: str = "near says"
@@ -51,6 +52,8 @@ class FakeNear:
     hangs_at: int | None = None
     calls: bool = False
     logprobs: tuple[float, ...] = ()
+    prompt_logprobs: tuple[float, ...] = ()
+    told_of_prompt: int = 0
     embeds: bool = False
     context: int = 512
     asked: list[ChatCompletionRequest | CompletionRequest | EmbeddingRequest] = field(default_factory=list)
@@ -116,6 +119,9 @@ class FakeNear:
         self, request: ChatCompletionRequest | CompletionRequest, call: Call, start: int
     ) -> AsyncGenerator[tuple[int, str], None]:
         self.asked.append(request)
+        if call.observe_prompt_logprobs is not None:
+            self.told_of_prompt += 1
+            call.observe_prompt_logprobs(self.prompt_logprobs)
         try:
             for index, character in list(enumerate(self.text))[start:]:
                 if self.hangs_at == index:

@@ -107,6 +107,18 @@ def test_near_s_first_tokens_decide_and_are_kept() -> None:
     assert (len(unsure.asked), unsure.closed_early) == (1, 1)
 
 
+def test_how_likely_near_finds_the_prompt_decides_where_the_predictor_looks_at_it() -> None:
+    likely, unlikely, untold = FakeNear(prompt_logprobs=(-0.1, -0.3)), FakeNear(prompt_logprobs=(-4.0, -5.0)), FakeNear()
+    rules = policy("auto", quality={"predictor": {**PREDICTOR, "features": ["prompt_mean_logprob"]}})
+    assert told(ask(likely, FakeFar(), rules))[1:3] == ("near", "quality")
+    assert told(ask(unlikely, FakeFar(), rules))[1:3] == ("far", "quality")
+    # It counts as the mean where it is not told, which is less than far's chance.
+    assert told(ask(untold, FakeFar(), rules))[1:3] == ("far", "quality")
+    assert (likely.told_of_prompt, unlikely.told_of_prompt) == (1, 1)
+    told(ask(likely, FakeFar(), policy("auto", quality={"predictor": PREDICTOR})))
+    assert likely.told_of_prompt == 1
+
+
 @pytest.mark.parametrize(
     ("near", "outcome"),
     [

@@ -50,6 +50,7 @@ def test_from_prompts_to_a_policy_that_pays(near: str, prompts: Path, tmp_path: 
     assert [pair["prompt"] for pair in logged] == [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
     assert all((pair["near"]["right"], pair["far"]["right"]) == (pair["task"] == "say", pair["task"] == "solve") for pair in logged)
     assert all(pair["near"]["signals"]["first_entropy"] > 0 > pair["near"]["signals"]["first_mean_logprob"] for pair in logged)
+    assert all(pair["near"]["signals"]["prompt_mean_logprob"] < 0 for pair in logged)
     assert {each.body["temperature"] for each in far.asked if each.body is not None} == {0.0}
 
     assert main(["router", "fit", str(pairs), "--wanted-quality", "0.95", "-o", str(policy)]) == 0

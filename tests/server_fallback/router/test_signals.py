@@ -25,5 +25,11 @@ def test_the_first_four_tokens_count() -> None:
     assert signals.prompt_mean_logprob is None
 
 
+def test_the_prompt_s_mean_is_of_all_that_is_told_of_it() -> None:
+    told = near_signals([token(1.0)], [-1.0, -2.0, -6.0])
+    assert told == NearSignals(prompt_mean_logprob=-3.0, first_entropy=0.0, first_mean_logprob=0.0)
+    assert near_signals([], [-1.0]) == NearSignals(prompt_mean_logprob=-1.0)
+
+
 def test_an_empty_answer_tells_nothing() -> None:
     assert near_signals([]) == NearSignals()
