@@ -149,6 +149,7 @@ def asked_by(request: BaseModel, messages: tuple[Message, ...], texts: tuple[str
         labels=tuple(routed.labels or ()) if routed is not None else (),
         texts=texts,
         pin=routed.pin if routed is not None else None,
+        language=routed.language if routed is not None else None,
     )
 
 

@@ -28,6 +28,9 @@ POLICY_VERSION = 1
 Mode = Literal["near-only", "far-only", "prefer-near", "prefer-far", "auto"]
 Label = Annotated[str, Field(min_length=1, max_length=100)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=100), ITEMS]
+# BCP 47's first part, such as "en".
+Language = Annotated[str, Field(min_length=2, max_length=3)]
+Languages = Annotated[tuple[Language, ...], Field(max_length=200), ITEMS]
 Usd = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), WHOLE]
@@ -46,6 +49,13 @@ class Budget(Entry):
 
     far_usd_per_day: Usd | None = None
     far_requests_per_day: Count | None = None
+
+
+class Spoken(Entry):
+    """The languages that each side's model knows, None for all. A request that tells its language goes to a side that knows it."""
+
+    near: Languages | None = None
+    far: Languages | None = None
 
 
 class Price(Entry):
@@ -125,6 +135,7 @@ class Policy(Entry):
     mode: Mode
     labels: Labels = ()
     private: PrivateRules = PrivateRules()
+    languages: Spoken = Spoken()
     budget: Budget = Budget()
     price: Price = Price()
     device: DeviceRules = DeviceRules()

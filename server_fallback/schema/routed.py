@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -13,6 +14,8 @@ from .embeddings import EmbeddingRequest
 from .route import Side
 
 Labels = Annotated[Items[str], Field(max_length=64)]
+# BCP 47's first part, such as "en".
+Language = Annotated[str, Field(min_length=2, max_length=3)]
 
 
 class RoutedMessage(Message):
@@ -22,41 +25,48 @@ class RoutedMessage(Message):
 
 
 class RoutedChatRequest(ChatCompletionRequest):
-    """``labels`` are those of the policy. ``pin``: this side or none."""
+    """``labels`` are those of the policy. ``pin``: this side or none. ``language``: what the answering model must know."""
 
     messages: Annotated[Items[RoutedMessage], Field(min_length=1)]  # type: ignore[assignment]
     labels: Labels | None = None
     pin: Side | None = None
+    language: Language | None = None
 
 
 class RoutedCompletionRequest(CompletionRequest):
     labels: Labels | None = None
     pin: Side | None = None
+    language: Language | None = None
 
 
 class RoutedEmbeddingRequest(EmbeddingRequest):
     labels: Labels | None = None
     pin: Side | None = None
+    language: Language | None = None
+
+
+# What is for the choice of a side, and goes no further.
+ROUTING = frozenset({"labels", "pin", "language"})
 
 
 def unlabelled_chat(request: ChatCompletionRequest) -> ChatCompletionRequest:
     """What a side is asked with: nothing of who may answer goes out."""
     messages = [_plain(message) for message in request.messages]
-    return ChatCompletionRequest.model_construct(**_fields(request, {"labels", "pin", "messages"}), messages=messages)
+    return ChatCompletionRequest.model_construct(**_fields(request, {*ROUTING, "messages"}), messages=messages)
 
 
 def unlabelled_completion(request: CompletionRequest) -> CompletionRequest:
-    return CompletionRequest.model_construct(**_fields(request, {"labels", "pin"}))
+    return CompletionRequest.model_construct(**_fields(request, ROUTING))
 
 
 def unlabelled_embedding(request: EmbeddingRequest) -> EmbeddingRequest:
-    return EmbeddingRequest.model_construct(**_fields(request, {"labels", "pin"}))
+    return EmbeddingRequest.model_construct(**_fields(request, ROUTING))
 
 
 def _plain(message: Message) -> Message:
     return Message.model_construct(**_fields(message, {"labels"}))
 
 
-def _fields(value: BaseModel, without: set[str]) -> dict[str, Any]:
+def _fields(value: BaseModel, without: Set[str]) -> dict[str, Any]:
     """Those that were given."""
     return {name: getattr(value, name) for name in value.model_fields_set - without}

@@ -37,10 +37,28 @@ def test_a_stream_has_the_route_on_its_first_and_its_last_chunks() -> None:
     assert chunks[-1].usage.completion_tokens == 3
 
 
-def test_labels_and_pins_stay_here() -> None:
+def test_a_request_goes_to_a_side_that_knows_its_language() -> None:
+    far, rules = FakeFar(), policy("prefer-near", languages={"near": ["en", "fr"]})
+    assert told(ask(FakeNear(), far, rules, language="fr"))[1:3] == ("near", "prefer")
+    assert told(ask(FakeNear(), far, rules, language="de"))[1:3] == ("far", "language")
+    with pytest.raises(RequestError) as caught:
+        ask(FakeNear(), far, policy("prefer-near", languages={"near": ["en"], "far": ["fr"]}), language="de")
+    assert caught.value.details["code"] == "language"
+
+
+def test_what_decides_the_side_stays_here() -> None:
     far = FakeFar()
     messages = [{"role": "user", "content": "hi", "labels": ["open"]}]
-    ask(FakeNear(), far, policy("prefer-far", labels=["open"]), labels=["open"], pin="far", messages=messages, temperature=0.5)
+    ask(
+        FakeNear(),
+        far,
+        policy("prefer-far", labels=["open"]),
+        labels=["open"],
+        pin="far",
+        language="en",
+        messages=messages,
+        temperature=0.5,
+    )
     assert far.generated[0].pop("messages") == QUESTION
     assert set(far.generated[0]) == {"model", "stream", "stream_options", "temperature"}
 

@@ -94,6 +94,7 @@ export const HYBRID_PARAMS: Checks = {
   ...CHAT_PARAMS,
   labels: check("a list of strings", isStrings),
   pin: only("near", "far"),
+  language: text,
 };
 
 export const COMPLETION_PARAMS: Checks = {

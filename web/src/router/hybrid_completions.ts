@@ -148,7 +148,7 @@ export class HybridCompletions {
   }
 
   private async situation(request: HybridRequest): Promise<Situation> {
-    const { near, far, ledger, device } = this.wiring;
+    const { policy, near, far, ledger, device } = this.wiring;
     const counted = await near.countTokens(request.params);
     const promptTokens = counted ?? estimatedTokens(request);
     const spent = ledger.today();
@@ -162,6 +162,7 @@ export class HybridCompletions {
         available: near.state === "ready",
         context: near.info?.context ?? null,
         tools: near.info?.tools ?? true,
+        languages: policy.languages.near,
         prompt_tokens: promptTokens,
         cached_tokens: cached(nearRecord),
         circuit: nearRecord.circuitState,
@@ -171,6 +172,7 @@ export class HybridCompletions {
         ...rates(farRecord.speed),
         context: far?.model?.context ?? null,
         tools: far?.model?.tools ?? true,
+        languages: policy.languages.far,
         vision: far?.vision ?? false,
         prompt_tokens: promptTokens,
         cached_tokens: cached(farRecord),

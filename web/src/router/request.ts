@@ -24,6 +24,8 @@ interface Routing {
   readonly labels?: readonly string[] | null | undefined;
   /** Only this side may answer. */
   readonly pin?: Side | null | undefined;
+  /** What the answering model must know, as BCP 47's first part ("en"). */
+  readonly language?: string | null | undefined;
 }
 
 export type HybridParamsNonStreaming = Omit<ChatCompletionCreateParamsNonStreaming, "messages"> & Routing;
@@ -42,7 +44,7 @@ export interface HybridRequest {
 /** Throws RequestError for what is wrong before anybody is asked. */
 export function readRequest(given: HybridParams): HybridRequest {
   const known = readParams(given, HYBRID_PARAMS) as Given<Omit<ChatCompletionCreateParamsBase, "messages"> & Routing & { readonly stream?: boolean | undefined }>;
-  const { labels = [], pin = null, stream = false, n = 1, signal, stream_options: streamOptions, messages: labelled = [], ...rest } = known;
+  const { labels = [], pin = null, language = null, stream = false, n = 1, signal, stream_options: streamOptions, messages: labelled = [], ...rest } = known;
   if (n !== 1) throw new RequestError(`n is ${n}, but each answer is routed by itself; ask once for each`, { param: "n" });
   if (rest.max_tokens !== undefined && rest.max_completion_tokens !== undefined) {
     throw new RequestError("max_tokens and max_completion_tokens mean the same; give one of them", { param: "max_tokens" });
@@ -58,7 +60,7 @@ export function readRequest(given: HybridParams): HybridRequest {
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
     vision: messages.some(({ content }) => Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type !== "text")),
-    language: null,
+    language,
   };
   return { params: { ...rest, messages }, streamed: stream, includeUsage: streamOptions?.include_usage === true, signal, facts };
 }

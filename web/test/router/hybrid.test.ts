@@ -110,6 +110,13 @@ describe("who answers", () => {
     expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "near", reason: "budget" });
   });
 
+  test("a request goes to a side that knows its language, which stays here", async () => {
+    const { nf, far } = await setUp({ policy: { mode: "prefer-near", languages: { near: ["en", "fr"] } } });
+    expect((await nf.chat.completions.create({ messages: MESSAGES, language: "fr" })).route).toMatchObject({ side: "near", reason: "prefer" });
+    expect((await nf.chat.completions.create({ messages: MESSAGES, language: "de" })).route).toMatchObject({ side: "far", reason: "language" });
+    expect(far.sent).not.toMatch(/language/);
+  });
+
   test("what was measured of earlier answers is in the scores", async () => {
     const { nf, clock } = await setUp({ policy: { mode: "prefer-far" } });
     const ask = async (content: string): Promise<Route["scores"] | undefined> => (await nf.chat.completions.create({ messages: [{ role: "user", content }], max_tokens: 10 })).route?.scores;
