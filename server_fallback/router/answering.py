@@ -59,7 +59,7 @@ from .sides import LACKS, Sides, lacking
 from .signals import SIGNAL_TOKENS, near_signals
 from .situation import Situation
 from .texts import conversation_of, with_calls
-from .watch import Repetition, Watch, WatchRules
+from .watch import Watch
 
 # Alternatives of a token, whose log-probabilities make its entropy.
 TOP = 20
@@ -192,18 +192,8 @@ class Answering(Generic[ChunkT]):
         if decision.side == "far" and "near" in self._current:
             self._current.pop("near").stop()
             self._held.clear()
-        escalation = policy.escalation
-        if escalation.then != "never" and not decision.private:
-            repetition = escalation.repetition
-            self._watch = Watch(
-                WatchRules(
-                    escalation.window_tokens,
-                    escalation.min_mean_logprob,
-                    escalation.max_mean_entropy,
-                    None if repetition is None else Repetition(repetition.tokens, repetition.times),
-                    escalation.failing_schema,
-                )
-            )
+        if policy.escalation.then != "never" and not decision.private:
+            self._watch = Watch(policy.escalation)
         return Start(decision.side, decision.reason, self._may_also(decision))
 
     def _may_also(self, decision: Decision) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .policy import Policy
-from .situation import FarState, NearState, Situation
+from .situation import SideState, Situation
 
 # Of an answer whose length nobody bounds.
 EXPECTED_TOKENS = 64
@@ -39,7 +39,7 @@ def expected_tokens(situation: Situation) -> int:
     return EXPECTED_TOKENS if situation.max_tokens is None else situation.max_tokens
 
 
-def _times(side: NearState | FarState, wait_seconds: float | None, situation: Situation) -> Times:
+def _times(side: SideState, wait_seconds: float | None, situation: Situation) -> Times:
     if wait_seconds is None or side.prompt_tokens is None or not side.prefill_tokens_per_second:
         return Times(None, None)
     first = wait_seconds + max(side.prompt_tokens - side.cached_tokens, 0) / side.prefill_tokens_per_second

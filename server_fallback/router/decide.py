@@ -14,7 +14,7 @@ from .costs import far_times, far_usd, near_times
 from .decision import Decision, DecisionReason, Lack, PinnedLack, Scores
 from .features import last_user_text
 from .policy import Costs, Policy
-from .situation import FarState, NearState, Situation, Thermal
+from .situation import NearState, SideState, Situation, Thermal
 
 Choice = tuple[Side | None, DecisionReason]
 _THERMALS: tuple[Thermal, ...] = get_args(Thermal)
@@ -95,7 +95,7 @@ def _far_lack(policy: Policy, situation: Situation) -> Lack | None:
     return "budget" if is_spent else None
 
 
-def _lack(side: NearState | FarState, situation: Situation) -> Lack | None:
+def _lack(side: SideState, situation: Situation) -> Lack | None:
     if side.circuit == "open":
         return "circuit_open"
     answer = 1 if situation.max_tokens is None else situation.max_tokens

@@ -88,7 +88,7 @@ class Quality(Entry):
 
 
 class Repetition(Entry):
-    """The last ``tokens`` tokens, ``times`` times one after the other."""
+    """The last ``tokens * times`` tokens are one piece of at most ``tokens`` tokens, over and over."""
 
     tokens: Tokens = 8
     times: Annotated[int, Field(ge=2, le=1000), WHOLE] = 3

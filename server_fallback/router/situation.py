@@ -34,15 +34,13 @@ class Message:
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NearState:
-    """The near side. ``context`` in tokens, None for no limit known; ``languages`` as BCP 47's first part ("en"), None for all;
-    ``battery`` from 0 to 1.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideState:
+    """What is told of either side. ``context`` in tokens, None for no limit known; ``languages`` as BCP 47's first part ("en"), None for
+    all."""
 
     __pydantic_config__ = _STRICT
 
-    available: bool
     context: int | None = None
     tools: bool = True
     vision: bool = False
@@ -53,29 +51,24 @@ class NearState:
     decode_tokens_per_second: float | None = None
     queue_seconds: float = 0.0
     circuit: CircuitState = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearState(SideState):
+    """``battery`` from 0 to 1."""
+
+    available: bool
     battery: float | None = None
     charging: bool | None = None
     thermal: Thermal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FarState:
-    """The far side. ``spent_usd_today`` and ``requests_today`` are of this UTC day; see `budget`."""
-
-    __pydantic_config__ = _STRICT
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarState(SideState):
+    """``spent_usd_today`` and ``requests_today`` are of this UTC day; see `budget`."""
 
     online: bool
-    context: int | None = None
-    tools: bool = True
-    vision: bool = False
-    languages: tuple[str, ...] | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int = 0
-    prefill_tokens_per_second: float | None = None
-    decode_tokens_per_second: float | None = None
-    queue_seconds: float = 0.0
     round_trip_seconds: float | None = None
-    circuit: CircuitState = "closed"
     spent_usd_today: float = 0.0
     requests_today: int = 0
 

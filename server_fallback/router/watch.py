@@ -9,33 +9,18 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .events import EscalationReason
 
-
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    tokens: int
-    times: int
-
-
-@dataclass(frozen=True, slots=True)
-class WatchRules:
-    """Under the policy's names. Windows are the last ``window_tokens`` tokens; logprobs and entropies (nats) are means over them.
-
-    ``repetition``: the last ``tokens * times`` tokens are one piece of at most ``tokens`` tokens, over and over (``times`` at least 2).
-    """
-
-    window_tokens: int = 8
-    min_mean_logprob: float | None = None
-    max_mean_entropy: float | None = None
-    repetition: Repetition | None = None
-    failing_schema: bool = True
+if TYPE_CHECKING:
+    from .policy import Escalation
 
 
 class Watch:
-    def __init__(self, rules: WatchRules) -> None:
+    """By the policy's rules. Windows are the last ``window_tokens`` tokens; logprobs and entropies (nats) are means over them."""
+
+    def __init__(self, rules: Escalation) -> None:
         self._rules = rules
         self._logprobs: deque[float] = deque(maxlen=rules.window_tokens)
         self._entropies: deque[float] = deque(maxlen=rules.window_tokens)

@@ -10,7 +10,8 @@ import pytest
 
 from nearfar.server_fallback.router.answer_machine import Rules, begin, step
 from nearfar.server_fallback.router.events import EFFECTS, EVENTS, effect_json, event_of_json
-from nearfar.server_fallback.router.watch import Repetition, Watch, WatchRules
+from nearfar.server_fallback.router.policy import Escalation
+from nearfar.server_fallback.router.watch import Watch
 
 GIVEN = json.loads((Path(__file__).parents[2] / "conformance/router_traces.json").read_text())
 BASE = {"near_first_token_ms": 900, "far_first_token_ms": 700, "between_tokens_ms": 500}
@@ -35,20 +36,22 @@ def test_the_traces_have_every_event_and_every_effect() -> None:
     assert {effect["type"] for row in rows for effect in row["effects"]} == set(EFFECTS.values())
 
 
+NOTHING_WATCHED = {"min_mean_logprob": None, "max_mean_entropy": None, "repetition": None}
+
+
 @pytest.mark.parametrize("case", GIVEN["watch"], ids=lambda case: case["name"])
 def test_the_watch_finds_the_reasons_of_a_case(case: dict[str, Any]) -> None:
-    repetition = case["rules"].get("repetition")
-    watch = Watch(WatchRules(**{**case["rules"], "repetition": None if repetition is None else Repetition(**repetition)}))
+    watch = Watch(Escalation.model_validate({**NOTHING_WATCHED, **case["rules"]}))
     assert [watch.add(text, logprob, alternatives) for text, logprob, alternatives in case["tokens"]] == case["reasons"]
 
 
 def test_a_failing_schema_is_a_reason_where_the_policy_says_so() -> None:
-    assert Watch(WatchRules()).schema_failed() == "escalated_schema"
-    assert Watch(WatchRules(failing_schema=False)).schema_failed() is None
+    assert Watch(Escalation()).schema_failed() == "escalated_schema"
+    assert Watch(Escalation(failing_schema=False)).schema_failed() is None
 
 
 def test_a_token_that_cannot_be_is_sure_of_nothing() -> None:
-    watch = Watch(WatchRules(window_tokens=1, min_mean_logprob=-50.0, max_mean_entropy=0.1))
+    watch = Watch(Escalation(window_tokens=1, min_mean_logprob=-50.0, max_mean_entropy=0.1, repetition=None))
     assert watch.add("a", float("-inf"), [0.0, float("-inf")]) == "escalated_logprob"
     assert watch.add("a", 0.0, [0.0, float("-inf")]) is None
 

@@ -82,7 +82,7 @@ export interface Quality {
   readonly threshold: number;
 }
 
-/** The last ``tokens`` tokens, ``times`` times one after the other. */
+/** The last ``tokens * times`` tokens are one piece of at most ``tokens`` tokens, over and over. */
 export interface Repetition {
   readonly tokens: number;
   readonly times: number;

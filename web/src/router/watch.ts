@@ -4,22 +4,10 @@
 // same, and tests/conformance/router_traces.json holds both to the same reasons.
 
 import type { EscalationReason } from "./events.js";
+import type { Escalation, Repetition } from "./policy_schema.js";
 
-export interface Repetition {
-  readonly tokens: number;
-  /** At least 2. */
-  readonly times: number;
-}
-
-/** Under the policy's names. Windows are the last window_tokens tokens; logprobs and entropies (nats) are means over them. */
-export interface WatchRules {
-  readonly window_tokens: number;
-  readonly min_mean_logprob: number | null;
-  readonly max_mean_entropy: number | null;
-  /** The last tokens * times tokens are one piece of at most `tokens` tokens, over and over. */
-  readonly repetition: Repetition | null;
-  readonly failing_schema: boolean;
-}
+/** By the policy's rules. Windows are the last window_tokens tokens; logprobs and entropies (nats) are means over them. */
+export type WatchRules = Omit<Escalation, "then">;
 
 /** A token of the answer. null: not known, it is in no window. */
 export interface WatchedToken {
