@@ -40,12 +40,13 @@ demo: .venv/.demo web/dist/.built | chromium
 serve: .venv/.serve
 	$(BIN)/nearfar serve demo
 
-# pytest runs in two processes, and each takes whole files, so that what the tests of a file share is made once.
+# pytest runs in two processes, and each takes whole files, so that what the tests of a file share is made once, in the
+# order of tests/conftest.py.
 test: check
 	cd web && VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(SWIFTSHADER)} npm test
 	cd mobile/webview && npm test
 	cd mobile/react-native && npm test
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.dev web/dist/.built mobile/webview/dist/.built mobile/react-native/dist/.built | chromium vulkan
 	$(BIN)/ruff check

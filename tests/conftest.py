@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 # Debian's chromium brings SwiftShader, a Vulkan driver that runs on the CPU.
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+BROWSERS = ROOT / "tests" / "web"
 
 CompileTiny = Callable[..., Path]
 
@@ -37,6 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Print the reason of every skip."""
     if "s" not in config.option.reportchars:
         config.option.reportchars += "s"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The browsers' files first: each takes minutes, and no process should be left with one of them at the end."""
+    items.sort(key=lambda item: BROWSERS not in item.path.parents)
 
 
 def lacks(reason: str) -> NoReturn:
