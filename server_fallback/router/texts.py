@@ -9,7 +9,7 @@ from typing import Any
 
 from ..schema.chat import AnswerToolCall, ChatCompletionRequest, ToolCall
 from ..schema.common import GenerationRequest
-from .continued import text_of
+from .continued import images_of, text_of
 from .situation import Message
 
 
@@ -31,11 +31,13 @@ def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
 
 
 def other_texts(request: GenerationRequest) -> tuple[str, ...]:
-    """Names, tools, calls, forms, stop strings: whatever the client wrote beside the contents of messages."""
+    """Images' URLs, names, tools, calls, forms, stop strings: whatever the client wrote beside the texts of messages."""
     found = [*stops(request), *([request.user] if request.user is not None else [])]
     if isinstance(request, ChatCompletionRequest):
         for message in request.messages:
             found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
+            for part in images_of(message):
+                found += strings(part.image_url.model_dump(exclude_none=True))
             for call in message.tool_calls or ():
                 found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
         for tool in request.tools or ():

@@ -69,10 +69,10 @@ class Wire:
 
 
 @asynccontextmanager
-async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER) -> AsyncIterator[tuple[Hybrid, Wire]]:
-    """A hybrid that has met its far side, and what it sends there from then on."""
+async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER, **options: Any) -> AsyncIterator[tuple[Hybrid, Wire]]:
+    """A hybrid that has met its far side, and what it sends there from then on. ``options`` are those of Far."""
     far, wire = FakeFar(), Wire()
-    async with running(far), wire.to(far), await Hybrid.create(near=near, far=Far(wire.url), policy=rules) as opened:
+    async with running(far), wire.to(far), await Hybrid.create(near=near, far=Far(wire.url, **options), policy=rules) as opened:
         assert b"GET /v1/nearfar/about" in wire.bytes
         wire.bytes, wire.connections = b"", 0
         yield opened, wire
@@ -152,6 +152,22 @@ def test_a_private_request_that_is_pinned_to_far_is_refused() -> None:
             assert SECRET not in raised.value.message
 
     run(work())
+
+
+@pytest.mark.parametrize(("text", "url"), [("hi", "https://here/123-45-6789.png"), (SECRET, "https://here/a.png")])
+def test_an_image_that_is_private_is_seen_by_nobody(text: str, url: str) -> None:
+    near = FakeNear()
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
+
+    async def work() -> None:
+        async with recorded(near, vision=True) as (opened, _):
+            with pytest.raises(RequestError) as raised:
+                await opened.chat.completions.create(messages=[{"role": "user", "content": parts}])
+            # Near may answer, and sees nothing.
+            assert raised.value.details["code"] == "vision"
+
+    run(work())
+    assert near.asked == []
 
 
 def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytest.LogCaptureFixture) -> None:
