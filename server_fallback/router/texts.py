@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,9 @@ from ..schema.chat import AnswerToolCall, ChatCompletionRequest, ToolCall
 from ..schema.common import GenerationRequest
 from .continued import images_of, text_of
 from .situation import Message
+
+# What only claims to be base64 is a text.
+_BEFORE_BYTES = re.compile(r"data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}\Z)")
 
 
 def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
@@ -37,7 +41,7 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
         for message in request.messages:
             found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
             for part in images_of(message):
-                found += strings(part.image_url.model_dump(exclude_none=True))
+                found += strings({**part.image_url.model_dump(exclude_none=True), "url": without_bytes(part.image_url.url)})
             for call in message.tool_calls or ():
                 found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
         for tool in request.tools or ():
@@ -45,6 +49,12 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
         if request.response_format is not None:
             found += strings(request.response_format.model_dump(by_alias=True))
     return tuple(found)
+
+
+def without_bytes(url: str) -> str:
+    """The URL of an image without the bytes that it holds in base64, in which a pattern is found by chance alone."""
+    head = _BEFORE_BYTES.match(url)
+    return url if head is None else head.group()
 
 
 def stops(request: GenerationRequest) -> list[str]:

@@ -17,7 +17,8 @@ from hybrid_sides import QUESTION, FakeFar, FakeNear, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError
 from nearfar.server_fallback.router.far import Far
-from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.router.hybrid import Hybrid, read_request
+from nearfar.server_fallback.router.texts import other_texts
 
 SECRET = "my number is 123-45-6789"
 # Everything that could make a request leave, all at once.
@@ -168,6 +169,16 @@ def test_an_image_that_is_private_is_seen_by_nobody(text: str, url: str) -> None
 
     run(work())
     assert near.asked == []
+
+
+def test_of_an_image_the_url_is_searched_and_not_its_bytes() -> None:
+    def texts(url: str) -> tuple[str, ...]:
+        parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
+        return other_texts(read_request({"model": "tiny", "messages": [{"role": "user", "content": parts}]}))
+
+    assert texts("data:image/png;base64,1234567890ab+/==") == ("url", "data:image/png;base64,", "detail", "low")
+    for text in ("https://here/a.png", "data:image/png;base64,123-45-6789", "data:image/png;base64,my number", "data:image/svg+xml,<svg/>"):
+        assert text in texts(text)
 
 
 def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytest.LogCaptureFixture) -> None:
