@@ -5,9 +5,10 @@ import { expect, test } from "vitest";
 import type { HybridParams } from "../../src/router/request.js";
 import { readRequest } from "../../src/router/request.js";
 
-const asked = (url: string): HybridParams => ({
-  messages: [{ role: "user", content: [{ type: "text", text: "what is this?" }, { type: "image_url", image_url: { url, detail: "low" } } as never] }],
-});
+function asked(url: string): HybridParams {
+  const image = { type: "image_url", image_url: { url, detail: "low" } };
+  return { messages: [{ role: "user", content: [{ type: "text", text: "what is this?" }, image] }] };
+}
 
 test("an image needs a side that sees, and goes there as it is", () => {
   const { facts, params } = readRequest(asked("https://here/a.png"));
