@@ -52,7 +52,7 @@ async def answer_chat(service: Service, body: ChatCompletionRequest, request: Re
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
     tell_queue = _telling_queue(service, executor, body.model, exchange)
     if body.stream:
-        return EventStream(_events(chunks, body, chat_chunk_json, tell_queue), exchange, service.drain)
+        return EventStream(_events(chunks, body, chat_chunk_json), exchange, service.drain, tell_queue)
     answer = await service.drain.run(fold_chat(chunks), request.receive, exchange.deadline)
     tell_queue()
     return Response(chat_json(answer), media_type=JSON)
@@ -64,7 +64,7 @@ async def answer_completion(service: Service, body: CompletionRequest, request: 
     chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)
     tell_queue = _telling_queue(service, executor, body.model, exchange)
     if body.stream:
-        return EventStream(_events(chunks, body, completion_chunk_json, tell_queue), exchange, service.drain)
+        return EventStream(_events(chunks, body, completion_chunk_json), exchange, service.drain, tell_queue)
     answer = await service.drain.run(fold_completion(chunks), request.receive, exchange.deadline)
     tell_queue()
     return Response(completion_json(answer), media_type=JSON)
@@ -116,7 +116,6 @@ async def _events(
     chunks: AsyncGenerator[Chunk, None],
     body: GenerationRequest,
     encode: Callable[[Chunk, bool], bytes | None],
-    before_first: Callable[[], None],
 ) -> AsyncGenerator[bytes, None]:
     """Chunks as JSON. Those before the first that says something wait for it, so that a full queue can still be a 429."""
     include_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -129,7 +128,6 @@ async def _events(
                 held.append(event)
             if silent and any(says_something(choice) for choice in chunk.choices):
                 silent = False
-                before_first()
             if not silent:
                 for waiting in held:
                     yield waiting

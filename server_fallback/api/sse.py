@@ -1,13 +1,15 @@
 """EventStream: an answer as server-sent events, each ``data:`` and one line of JSON, ``data: [DONE]`` at the end.
 
 The status is sent with the first event, so that what fails before it is an ordinary error; what fails later is an event with an ``error``.
+Silence is filled with comments, which readers skip, the first of which brings the status where no event has.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from time import monotonic
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,6 +19,9 @@ from .errors import api_error
 from .exchange import Exchange
 from .log import log_failure
 
+# Proxies cut what is silent for a minute (nginx, the load balancers of clouds): a quarter of that, so that a late comment is in time.
+KEEP_ALIVE_SECONDS = 15.0
+KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -26,15 +31,22 @@ HEADERS = {
 
 
 class EventStream(Response):
-    """``events`` are JSON texts; the generator is closed however the answer ends. A slow reader slows its own generator only."""
+    """``events`` are JSON texts; the generator is closed however the answer ends. A slow reader slows its own generator only.
 
-    def __init__(self, events: AsyncGenerator[bytes, None], exchange: Exchange, drain: Drain) -> None:
+    ``before_start`` is called when the headers are about to leave.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], exchange: Exchange, drain: Drain, before_start: Callable[[], None]) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._exchange = exchange
         self._drain = drain
+        self._before_start = before_start
         self._started = False
+        # Events and comments are sent by two tasks; the headers must be out before either.
+        self._sending = asyncio.Lock()
+        self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         try:
@@ -48,18 +60,34 @@ class EventStream(Response):
             told = api_error(error)
             log_failure(self._exchange, error, told)
             last = b"data: " + told.body().model_dump_json().encode() + b"\n\n"
-        await self._start(send)
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        await self._send(last, send, more=False)
 
     async def _pump(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            async for event in events:
-                await self._start(send)
-                await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
-                # Neither a ready event nor a send into a buffer with room lets go of the loop, which others and this one's end need.
-                await asyncio.sleep(0)
+        self._last_sent = monotonic()
+        filling = asyncio.create_task(self._fill_silence(send))
+        try:
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await self._send(b"data: " + event + b"\n\n", send)
+                    # Neither a ready event nor a send into a buffer with room lets go of the loop, which others and this one's end need.
+                    await asyncio.sleep(0)
+        finally:
+            filling.cancel()
+            await asyncio.gather(filling, return_exceptions=True)
 
-    async def _start(self, send: Send) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+    async def _fill_silence(self, send: Send) -> None:
+        while True:
+            silent = monotonic() - self._last_sent
+            if silent < KEEP_ALIVE_SECONDS:
+                await asyncio.sleep(KEEP_ALIVE_SECONDS - silent)
+            else:
+                await self._send(KEEP_ALIVE, send)
+
+    async def _send(self, body: bytes, send: Send, *, more: bool = True) -> None:
+        async with self._sending:
+            if not self._started:
+                self._before_start()
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                self._started = True
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+            self._last_sent = monotonic()

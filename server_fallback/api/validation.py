@@ -17,8 +17,11 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     # Of a union every branch complains. What got furthest into the body is about the branch that was meant.
     first = max(errors, key=lambda error: len(_path(error, body)))
     path = _path(first, body)
-    param = printable(_dotted(path)) or None
     kind = first["type"]
+    if kind == "union_tag_not_found":
+        # Of which kind an object is says its type.
+        kind, path = "missing", [*path, "type"]
+    param = printable(_dotted(path)) or None
     if kind == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: '{param}'.", "unknown_parameter", param)
     if kind == "missing" and param is not None:
@@ -39,6 +42,9 @@ def _path(error: Any, body: object) -> list[str | int]:
     place = list(error["loc"][1:])
     at = body
     for number, part in enumerate(place):
+        if isinstance(at, dict) and at.get("type") == part and number + 1 < len(place) and place[number + 1] in at:
+            # The branch of a union that is told by its type, which may be called as the key that follows it.
+            continue
         inside = (isinstance(at, dict) and part in at) or (isinstance(at, list) and isinstance(part, int) and part < len(at))
         if inside:
             at = at[part]  # type: ignore[index]

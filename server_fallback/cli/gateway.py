@@ -38,6 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the far server's API key")
     parser.add_argument("--far-model", metavar="NAME", help="what the far server calls its model (default: the only one that it has)")
     parser.add_argument("--far-dialect", default="nearfar", help="what the far server is: nearfar, vllm, or openai (default: %(default)s)")
+    parser.add_argument("--far-vision", action="store_true", help="the far server's model sees images")
     parser.add_argument("--name", metavar="NAME", help="what requests call the pair (default: as near is called)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s, this machine only)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (default: %(default)s)")
@@ -92,7 +93,8 @@ def far_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Far:
     variable = options.far_api_key_env
     if variable is not None and not environment.get(variable):
         raise RequestError(f"--far-api-key-env {variable}: this environment variable is not set")
-    return Far(options.far, environment[variable] if variable is not None else None, options.far_model, dialect)
+    api_key = environment[variable] if variable is not None else None
+    return Far(options.far, api_key, options.far_model, dialect, options.far_vision)
 
 
 def routes(near: str, far: Far, policy: Policy) -> str:

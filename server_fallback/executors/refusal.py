@@ -26,7 +26,9 @@ def streamed_error(url: str, error: dict[str, Any]) -> NearfarError:
     code = error.get("code")
     if isinstance(code, int):
         return by_status(url, code, error, None)
-    return by_status(url, STATUS_OF_TYPE.get(str(error.get("type")), 500), error, None)
+    # Ours ends so where another server may answer, which its type does not tell.
+    status = 503 if code == "unavailable" else STATUS_OF_TYPE.get(str(error.get("type")), 500)
+    return by_status(url, status, error, None)
 
 
 def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds: float | None) -> NearfarError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..schema.chat import ChatCompletionRequest, Message, TextFormat
+from ..schema.chat import ChatCompletionRequest, ImagePart, Message, TextFormat, TextPart
 from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionRequest
 
@@ -61,4 +61,8 @@ def limits(request: ChatCompletionRequest | CompletionRequest) -> dict[str, int]
 def text_of(message: Message) -> str:
     """All of a message's text, the parts joined as chat templates get them."""
     content = message.content
-    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+    return content if isinstance(content, str) else "".join(part.text for part in content or () if isinstance(part, TextPart))
+
+
+def images_of(message: Message) -> list[ImagePart]:
+    return [part for part in message.content if isinstance(part, ImagePart)] if isinstance(message.content, list) else []

@@ -30,12 +30,13 @@ from .said import Said, said_in_chat, said_in_completion
 @dataclass(frozen=True, slots=True)
 class Far:
     """Where the far side is. ``base_url`` with or without /v1; ``model`` None for the only one there. ``dialect``: what it takes beside
-    OpenAI's parameters; "nearfar" is `nearfar serve`."""
+    OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model sees images, which no server tells."""
 
     base_url: str
     api_key: str | None = None
     model: str | None = None
     dialect: Dialect = "nearfar"
+    vision: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from ..schema.routed import (
 )
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .answering import Answering
-from .continued import limits
+from .continued import images_of, limits
 from .decide import decide
 from .forms import ChatForm, CompletionForm
 from .sides import Sides, lacking
@@ -55,6 +55,7 @@ class HybridExecutor:
             asked,
             max_tokens=min(limits(request).values(), default=None),
             tools=bool(request.tools) and request.tool_choice != "none",
+            vision=any(images_of(message) for message in request.messages),
         )
         plain = unlabelled_chat(request)
         answering = Answering(self.sides, plain, asked, ChatForm(self._name, plain), call)

@@ -106,6 +106,7 @@ class Sides:
             online=True,
             context=known.context if known is not None else None,
             tools=known is None or known.tools,
+            vision=self.far.far.vision,
             languages=self.policy.languages.far,
             prefill_tokens_per_second=speed.prefill_tokens_per_second,
             decode_tokens_per_second=speed.decode_tokens_per_second,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..schema.chat import AnswerToolCall, ChatCompletionRequest, ToolCall
 from ..schema.common import GenerationRequest
-from .continued import text_of
+from .continued import images_of, text_of
 from .situation import Message
+
+# What only claims to be base64 is a text.
+_BEFORE_BYTES = re.compile(r"data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}\Z)")
 
 
 def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
@@ -31,11 +35,13 @@ def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
 
 
 def other_texts(request: GenerationRequest) -> tuple[str, ...]:
-    """Names, tools, calls, forms, stop strings: whatever the client wrote beside the contents of messages."""
+    """Images' URLs, names, tools, calls, forms, stop strings: whatever the client wrote beside the texts of messages."""
     found = [*stops(request), *([request.user] if request.user is not None else [])]
     if isinstance(request, ChatCompletionRequest):
         for message in request.messages:
             found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
+            for part in images_of(message):
+                found += strings({**part.image_url.model_dump(exclude_none=True), "url": without_bytes(part.image_url.url)})
             for call in message.tool_calls or ():
                 found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
         for tool in request.tools or ():
@@ -43,6 +49,12 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
         if request.response_format is not None:
             found += strings(request.response_format.model_dump(by_alias=True))
     return tuple(found)
+
+
+def without_bytes(url: str) -> str:
+    """The URL of an image without the bytes that it holds in base64, in which a pattern is found by chance alone."""
+    head = _BEFORE_BYTES.match(url)
+    return url if head is None else head.group()
 
 
 def stops(request: GenerationRequest) -> list[str]:

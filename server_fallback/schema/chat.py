@@ -15,6 +15,21 @@ class TextPart(Request):
     text: str
 
 
+class ImageUrl(Request):
+    """``url`` is an address, or the image itself as a data URL."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ImagePart(Request):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class FunctionCall(Request):
     name: str
     arguments: str
@@ -27,10 +42,10 @@ class ToolCall(Request):
 
 
 class Message(Request):
-    """``content`` is text, or parts of text."""
+    """``content`` is text, or parts: texts, and images for servers whose models see."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[TextPart] | None = None
+    content: str | Items[Part] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Items[ToolCall] | None = None

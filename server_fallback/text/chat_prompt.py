@@ -8,7 +8,7 @@ from typing import Any
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.tokenizer import Tokenizer
 
-from ..schema.chat import Message, Tool
+from ..schema.chat import ImagePart, Message, TextPart, Tool
 
 
 def encode_chat(
@@ -21,7 +21,7 @@ def encode_chat(
 ) -> list[int]:
     """With ``continue_final_message`` the last message is the start of the answer, which goes on from it.
 
-    Raises RequestError for messages that the chat template refuses, or without a chat template.
+    Raises RequestError for an image, for messages that the chat template refuses, or without a chat template.
     """
     read = [_read(message, f"messages[{index}]") for index, message in enumerate(messages)]
     described = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
@@ -43,10 +43,17 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
     content = message.content
     if content is None and not (message.role == "assistant" and message.tool_calls):
         raise RequestError(f"{where}.content must be a string, or a list of parts", param=f"{where}.content")
+    parts = content if isinstance(content, list) else []
+    image = next((index for index, part in enumerate(parts) if isinstance(part, ImagePart)), None)
+    if image is not None:
+        raise RequestError(
+            f"{where}.content[{image}] is an image, and this model reads texts only; leave it out, or ask a model that sees",
+            param=f"{where}.content[{image}]",
+        )
     return {
         # Templates know system messages; developer is OpenAI's later name for them.
         "role": "system" if message.role == "developer" else message.role,
-        "content": content if isinstance(content, str) else "".join(part.text for part in content or ()),
+        "content": content if isinstance(content, str) else "".join(part.text for part in parts if isinstance(part, TextPart)),
         **{key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None},
         **({"tool_calls": [call.model_dump() for call in message.tool_calls]} if message.tool_calls else {}),
     }

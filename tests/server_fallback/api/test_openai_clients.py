@@ -18,6 +18,7 @@ from fake_models import FakeExecutor, FakeModels
 from live_server import live_server
 
 from nearfar.compiler.errors import DeviceError, QueueFull
+from nearfar.server_fallback.api import sse
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 
@@ -142,11 +143,13 @@ def test_the_async_client_streams_many_at_once(address: str, models: FakeModels)
     assert asyncio.run(work()) == ["Hello!"] * 8
 
 
-def test_the_node_client_passes_unchanged(address: str, models: FakeModels) -> None:
+def test_the_node_client_passes_unchanged(address: str, models: FakeModels, monkeypatch: pytest.MonkeyPatch) -> None:
     node = shutil.which("node")
     if node is None or not (WEB / "node_modules" / "openai").is_dir():
         lacks("Node.js or the npm packages of web/ are missing")
-    models.fake = FakeExecutor()
+    # So that comments come between the events.
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+    models.fake = FakeExecutor(delay_seconds=0.03)
     environment = {**os.environ, "OPENAI_BASE_URL": address, "OPENAI_API_KEY": KEY, "NEARFAR_WEB": str(WEB)}
     done = subprocess.run([node, HERE / "openai_client.mjs"], env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,10 @@ HI = [{"role": "user", "content": "hi"}]
 OK: dict[str, Any] = {"model": "m", "messages": HI}
 
 
+def parts(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": list(content)}]}
+
+
 def refusal(model: type[BaseModel], body: Any) -> ApiError:
     with pytest.raises(ValidationError) as wrong:
         model.model_validate(body)
@@ -33,7 +37,14 @@ def refusal(model: type[BaseModel], body: Any) -> ApiError:
         ({"model": "m", "messages": []}, "messages", "invalid_value"),
         ({"model": "m", "messages": "hi"}, "messages", "invalid_type"),
         ({"model": "m", "messages": [*HI, {"role": "robot", "content": "x"}]}, "messages[1].role", "invalid_type"),
-        ({"model": "m", "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", None),
+        (parts({"type": "text"}), "messages[0].content[0].text", "missing_required_parameter"),
+        (parts({"type": "text", "text": "a", "x": 1}), "messages[0].content[0].x", "unknown_parameter"),
+        (parts({"type": "text", "text": "a"}, {"type": "image_url"}), "messages[0].content[1].image_url", "missing_required_parameter"),
+        (parts({"type": "image_url", "image_url": "u"}), "messages[0].content[0].image_url", "invalid_type"),
+        (parts({"type": "image_url", "image_url": {"url": 1}}), "messages[0].content[0].image_url.url", "invalid_type"),
+        (parts({"type": "image_url", "image_url": {"url": "u", "x": 1}}), "messages[0].content[0].image_url.x", "unknown_parameter"),
+        (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0]", "invalid_value"),
+        (parts({"text": "a"}), "messages[0].content[0].type", "missing_required_parameter"),
         ({**OK, "temperature": "0.5"}, "temperature", "invalid_type"),
         ({**OK, "temperature": 3}, "temperature", "invalid_value"),
         ({**OK, "n": 1.5}, "n", "invalid_type"),

@@ -28,6 +28,9 @@ from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 
 QUESTION = "what is 27 + 58?"
 ANSWER = "27 + 58 = 85"
+WITH_IMAGE: Any = [
+    {"role": "user", "content": [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": "https://here/a.png"}}]}
+]
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,9 @@ def test_openais_client_is_answered(replicas: list[Served]) -> None:
         assert [model.id for model in client.models.list()] == ["demo", "gpt"]
         with pytest.raises(openai.NotFoundError, match="not loaded; loaded: demo, gpt"):
             client.chat.completions.create(model="other", messages=[{"role": "user", "content": QUESTION}])
+        with pytest.raises(openai.BadRequestError, match="this model reads texts only") as refused:
+            client.chat.completions.create(model="demo", messages=WITH_IMAGE)
+        assert refused.value.param == "messages[0].content[1]"
 
 
 def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
@@ -133,7 +139,7 @@ def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
 def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.json"
     policy.write_text('{"version": 1, "mode": "prefer-far"}')
-    arguments = ("--near", "demo", "--far", replicas[0].url, "--far-model", "demo", "--policy", str(policy))
+    arguments = ("--near", "demo", "--far", replicas[0].url, "--far-model", "demo", "--far-vision", "--policy", str(policy))
     gateway = start(cache, *arguments, command="gateway")()
     try:
         assert f"routing by prefer-far: near is demo, far is demo at {replicas[0].url}" in gateway.printed
@@ -148,6 +154,10 @@ def test_a_gateway_prints_how_to_ask_and_answers(replicas: list[Served], cache: 
             )
             assert raw.headers["x-nearfar-route"] == "near"
             assert raw.parse().choices[0].message.content == ANSWER
+            # The far model does not see, whatever the gateway was told.
+            with pytest.raises(openai.BadRequestError, match="this model reads texts only") as refused:
+                client.chat.completions.create(model="demo", messages=WITH_IMAGE)
+            assert refused.value.param == "messages[0].content[1]"
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.process.wait(60) == 0
     finally:

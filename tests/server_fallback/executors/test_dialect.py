@@ -37,6 +37,14 @@ def test_openais_parameters_go_as_they_are_and_the_stream_with_usage(dialect: Di
     assert body(dialect, **options) == expected | options
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_images_go_as_they_are(dialect: Dialect) -> None:
+    images = [{"url": "data:image/png;base64,iVBORw0KGgo="}, {"url": "https://here/a.png", "detail": "low"}]
+    parts = [{"type": "text", "text": "Alike?"}, *({"type": "image_url", "image_url": image} for image in images)]
+    messages = [{"role": "user", "content": parts}]
+    assert body(dialect, messages=messages)["messages"] == messages
+
+
 def test_what_is_for_openais_accounts_is_not_sent_on() -> None:
     sent = body("openai", store=True, metadata={"a": "b"}, service_tier="auto", prompt_cache_key="k", safety_identifier="s", user="u")
     assert sent.keys() == {"model", "messages", "stream", "stream_options", "user"}

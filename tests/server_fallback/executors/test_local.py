@@ -24,6 +24,7 @@ from nearfar.server_fallback.schema.tokenize import DetokenizeRequest, TokenizeR
 
 CALL = Call("1")
 HI = [{"role": "user", "content": "hi"}]
+IMAGE = {"type": "image_url", "image_url": {"url": "http://here/a.png"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
 Result = TypeVar("Result")
 
@@ -226,6 +227,7 @@ def test_with_tool_choice_none_the_prompt_has_no_tools_and_calls_are_text(tmp_pa
         ({"messages": [{"role": "user", "content": "a" * 5000}]}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [*HI, {"role": "assistant", "content": "a", "refusal": "no"}]}, "messages[1].refusal"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}]}, "messages[0].content[1]"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),

@@ -31,6 +31,7 @@ def parse(*parts: bytes) -> list[str]:
         ("data: a\n\n", ["a"]),
         ("data:a\r\n\r\ndata:  b\n\n", ["a", " b"]),
         (": comment\nevent: x\nid: 3\ndata: a\ndata: b\n\n\n\n", ["a\nb"]),
+        (": keep-alive\n\n: keep-alive\n\ndata: a\n\n: keep-alive\n\ndata: b\n\n", ["a", "b"]),
         ("data: whole\n\ndata: cut short\n", ["whole"]),
         # JSON may hold these two as they are, and they are no ends of lines.
         ('data: "\u2028\x0b"\n\n', ['"\u2028\x0b"']),

@@ -21,6 +21,7 @@ from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
 from nearfar.server_fallback.schema.tokenize import TokenizeRequest
 
+LEAVING = {"error": {"message": "shutting down", "type": "server_error", "param": None, "code": "unavailable"}}
 QUESTION = ChatCompletionRequest.model_validate({"model": "ours", "messages": [{"role": "user", "content": "hi"}]})
 
 
@@ -136,6 +137,7 @@ def test_what_servers_leave_out_or_name_otherwise_is_made_openais() -> None:
             RequestError,
             "too long",
         ),
+        (Reply(chunks=[LEAVING]), Unavailable, "shutting down"),
         (Reply(chunks=[chunk("a", finish="content_filter")]), DeviceError, "finish_reason"),
         (Reply(chunks=[{"id": "x", "created": 1, "choices": [{"index": 0}]}]), DeviceError, r"choices\.0\.delta"),
     ],
@@ -158,7 +160,7 @@ def scripted(*replies: Reply) -> Callable[[Asked], Reply]:
     return lambda _: rest.pop(0)
 
 
-@pytest.mark.parametrize("failure", [Reply(503, {}), Reply(chunks=said("x"), breaks_after=0)])
+@pytest.mark.parametrize("failure", [Reply(503, {}), Reply(chunks=said("x"), breaks_after=0), Reply(chunks=[LEAVING])])
 def test_a_request_without_an_answer_is_sent_again(failure: Reply) -> None:
     server = FakeOpenAI(scripted(failure, failure, Reply(chunks=said("there"))))
 

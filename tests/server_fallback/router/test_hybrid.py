@@ -46,6 +46,22 @@ def test_a_request_goes_to_a_side_that_knows_its_language() -> None:
     assert caught.value.details["code"] == "language"
 
 
+def test_an_image_goes_to_a_side_that_sees_as_it_is() -> None:
+    near, far = FakeNear(), FakeFar()
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image]}]
+
+    async def work() -> tuple[object, ...]:
+        async with hybrid(near, far, policy("prefer-near"), vision=True) as opened:
+            return told(await opened.chat.completions.create(messages=messages))
+
+    assert run(work()) == ("far says", "far", "vision", None)
+    assert (near.asked, far.generated[0]["messages"]) == ([], messages)
+    with pytest.raises(RequestError) as caught:
+        ask(near, FakeFar(), policy("prefer-far"), messages=messages)
+    assert caught.value.details["code"] == "vision"
+
+
 def test_what_decides_the_side_stays_here() -> None:
     far = FakeFar()
     messages = [{"role": "user", "content": "hi", "labels": ["open"]}]

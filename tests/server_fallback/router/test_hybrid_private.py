@@ -17,7 +17,8 @@ from hybrid_sides import QUESTION, FakeFar, FakeNear, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError
 from nearfar.server_fallback.router.far import Far
-from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.router.hybrid import Hybrid, read_request
+from nearfar.server_fallback.router.texts import other_texts
 
 SECRET = "my number is 123-45-6789"
 # Everything that could make a request leave, all at once.
@@ -69,10 +70,10 @@ class Wire:
 
 
 @asynccontextmanager
-async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER) -> AsyncIterator[tuple[Hybrid, Wire]]:
-    """A hybrid that has met its far side, and what it sends there from then on."""
+async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER, **options: Any) -> AsyncIterator[tuple[Hybrid, Wire]]:
+    """A hybrid that has met its far side, and what it sends there from then on. ``options`` are those of Far."""
     far, wire = FakeFar(), Wire()
-    async with running(far), wire.to(far), await Hybrid.create(near=near, far=Far(wire.url), policy=rules) as opened:
+    async with running(far), wire.to(far), await Hybrid.create(near=near, far=Far(wire.url, **options), policy=rules) as opened:
         assert b"GET /v1/nearfar/about" in wire.bytes
         wire.bytes, wire.connections = b"", 0
         yield opened, wire
@@ -152,6 +153,32 @@ def test_a_private_request_that_is_pinned_to_far_is_refused() -> None:
             assert SECRET not in raised.value.message
 
     run(work())
+
+
+@pytest.mark.parametrize(("text", "url"), [("hi", "https://here/123-45-6789.png"), (SECRET, "https://here/a.png")])
+def test_an_image_that_is_private_is_seen_by_nobody(text: str, url: str) -> None:
+    near = FakeNear()
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
+
+    async def work() -> None:
+        async with recorded(near, vision=True) as (opened, _):
+            with pytest.raises(RequestError) as raised:
+                await opened.chat.completions.create(messages=[{"role": "user", "content": parts}])
+            # Near may answer, and sees nothing.
+            assert raised.value.details["code"] == "vision"
+
+    run(work())
+    assert near.asked == []
+
+
+def test_of_an_image_the_url_is_searched_and_not_its_bytes() -> None:
+    def texts(url: str) -> tuple[str, ...]:
+        parts = [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}]
+        return other_texts(read_request({"model": "tiny", "messages": [{"role": "user", "content": parts}]}))
+
+    assert texts("data:image/png;base64,1234567890ab+/==") == ("url", "data:image/png;base64,", "detail", "low")
+    for text in ("https://here/a.png", "data:image/png;base64,123-45-6789", "data:image/png;base64,my number", "data:image/svg+xml,<svg/>"):
+        assert text in texts(text)
 
 
 def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -110,8 +110,8 @@ export class FarHttp {
   }
 
   private streamed(said: JsonObject): NearfarError {
-    // Some servers give an HTTP status as the code.
-    const status = typeof said.code === "number" ? said.code : (STATUS_OF_TYPE[String(said.type)] ?? 500);
+    // Some servers give an HTTP status as the code; ours says so that another one may answer, which its type does not tell.
+    const status = typeof said.code === "number" ? said.code : said.code === "unavailable" ? 503 : (STATUS_OF_TYPE[String(said.type)] ?? 500);
     return this.byStatus(status, said, null);
   }
 

@@ -14,6 +14,9 @@ import type { PlainParams } from "./sides.js";
 import type { Side } from "./events.js";
 import type { Situation } from "./situation.js";
 
+/** What only claims to be base64 is a text. */
+const BEFORE_BYTES = /^data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}$)/;
+
 /** What a request to Hybrid has beside OpenAI's parameters. */
 interface Routing {
   readonly messages: readonly (ChatCompletionMessageParam & {
@@ -80,7 +83,16 @@ function textOf({ content }: ChatCompletionMessageParam): string {
 /** A message without the text that ``textOf`` gives, and without its role. */
 function besideItsText(message: ChatCompletionMessageParam): unknown {
   const { content } = message;
-  return { ...message, role: undefined, content: undefined, parts: Array.isArray(content) ? content.map((part: object) => ({ ...part, type: undefined, text: undefined })) : undefined };
+  const parts = Array.isArray(content)
+    ? content.map((part: { readonly image_url?: unknown }) => ({ ...part, type: undefined, text: undefined, image_url: withoutBytes(part.image_url) }))
+    : undefined;
+  return { ...message, role: undefined, content: undefined, parts };
+}
+
+/** An image whose URL is without the bytes that it holds in base64, in which a pattern is found by chance alone. */
+function withoutBytes(image: unknown): unknown {
+  if (typeof image !== "object" || image === null || !("url" in image) || typeof image.url !== "string") return image;
+  return { ...image, url: BEFORE_BYTES.exec(image.url)?.[0] ?? image.url };
 }
 
 /** Every text in a value, keys and numbers too: whatever could carry something private. */

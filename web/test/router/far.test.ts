@@ -64,17 +64,20 @@ test("what the server last told of its queue holds for 30 s", async () => {
   expect([await ask("40"), await ask("0")]).toEqual([0.04, 0]);
 });
 
-test("an error in the middle of a stream is one of ours", async () => {
+test.each([
+  ['{"message":"too many","type":"rate_limit_error"}', 429],
+  ['{"message":"shutting down","type":"server_error","code":"unavailable"}', 503],
+])("an error in the middle of a stream is one of ours: %s", async (said, status) => {
   const far = new FakeFar();
   const fetch = (url: string, init: RequestInit): Promise<Response> =>
-    url.endsWith("completions") ? Promise.resolve(new Response('data: {"error":{"message":"too many","type":"rate_limit_error"}}\n\n')) : far.fetch(url, init);
+    url.endsWith("completions") ? Promise.resolve(new Response(`: keep-alive\n\ndata: {"error":${said}}\n\n`)) : far.fetch(url, init);
   const side = new FarSide({ baseURL: FAR }, fetch, new FakeClock());
   const chunks = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });
-  await expect(chunks.next()).rejects.toMatchObject({ code: "unavailable", details: { status: 429, retryable: true } });
+  await expect(chunks.next()).rejects.toMatchObject({ code: "unavailable", details: { status, retryable: true } });
 });
 
 test("events come whole however their bytes are cut, and what the end cuts short is left out", async () => {
-  const bytes = new TextEncoder().encode(": hi\r\ndata: ä\u2028b\r\n\r\nevent: x\ndata:1\ndata: 2\n\ndata: cut");
+  const bytes = new TextEncoder().encode(": hi\r\ndata: ä\u2028b\r\n\r\n: keep-alive\n\nevent: x\ndata:1\ndata: 2\n\ndata: cut");
   for (const size of [1, 2, 7, bytes.length]) {
     const parts = Array.from({ length: Math.ceil(bytes.length / size) }, (_, index) => bytes.slice(index * size, (index + 1) * size));
     const body = new ReadableStream<Uint8Array>({

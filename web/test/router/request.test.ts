@@ -1,0 +1,27 @@
+// A request as the router reads it: what of it decides, and what of it is searched for what is private.
+
+import { expect, test } from "vitest";
+
+import type { HybridParams } from "../../src/router/request.js";
+import { readRequest } from "../../src/router/request.js";
+
+function asked(url: string): HybridParams {
+  const image = { type: "image_url", image_url: { url, detail: "low" } };
+  return { messages: [{ role: "user", content: [{ type: "text", text: "what is this?" }, image] }] };
+}
+
+test("an image needs a side that sees, and goes there as it is", () => {
+  const { facts, params } = readRequest(asked("https://here/a.png"));
+  expect([facts.vision, readRequest({ messages: [{ role: "user", content: "hi" }] }).facts.vision]).toEqual([true, false]);
+  expect(params.messages).toEqual(asked("https://here/a.png").messages);
+});
+
+test("of an image the URL is searched and not its bytes", () => {
+  const texts = (url: string): readonly string[] => readRequest(asked(url)).facts.texts;
+  const bytes = "1234567890ab+/==";
+  expect(texts(`data:image/png;base64,${bytes}`)).toContain("data:image/png;base64,");
+  expect(texts(`data:image/png;base64,${bytes}`).join(" ")).not.toContain(bytes);
+  for (const text of ["https://here/a.png", "data:image/png;base64,123-45-6789", "data:image/png;base64,my number", "data:image/svg+xml,<svg/>"]) {
+    expect(texts(text)).toContain(text);
+  }
+});
