@@ -84,7 +84,7 @@ function textOf({ content }: ChatCompletionMessageParam): string {
 function besideItsText(message: ChatCompletionMessageParam): unknown {
   const { content } = message;
   const parts = Array.isArray(content)
-    ? content.map((part: { readonly image_url?: unknown }) => ({ ...part, type: undefined, text: undefined, image_url: withoutBytes(part.image_url) }))
+    ? content.map((part: { readonly image_url?: unknown } | null) => ({ ...part, type: undefined, text: undefined, image_url: withoutBytes(part?.image_url) }))
     : undefined;
   return { ...message, role: undefined, content: undefined, parts };
 }
