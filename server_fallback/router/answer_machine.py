@@ -63,7 +63,8 @@ SAYS_NOTHING_OF_HEALTH = frozenset(("overloaded", "request"))
 class Rules:
     """What the policy says of a running answer, and what is known of the request. Times in milliseconds.
 
-    ``then``: what an escalation does. ``warm``: when far computes the prompt of an answer that may go over to it. ``retries``: how often a side is asked again before its first token. ``private``: far is never asked.
+    ``then``: what an escalation does. ``warm``: when far computes the prompt of an answer that may go over to it. ``retries``: how often
+    a side is asked again before its first token. ``private``: far is never asked.
     ``resumes``: the sides that can go on from given text; another starts anew, and what was shown is withdrawn.
     """
 

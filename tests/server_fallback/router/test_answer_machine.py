@@ -199,8 +199,10 @@ class Answering(RuleBasedStateMachine):
                 self.asks.append(Asked(side, attempt, answer=continue_from or ""))
             case Warm():
                 assert not self.warmed
-                assert self.standby and not self.given.private and not self.tool_calls
-                assert self.given.then != "never" and self.given.warm != "never"
+                assert self.standby
+                assert not self.given.private
+                assert not self.tool_calls
+                assert "never" not in (self.given.then, self.given.warm)
                 # What it was asked for, it has computed.
                 assert all(asked.side == "near" for asked in self.asks)
                 self.warmed = True
