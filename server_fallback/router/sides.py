@@ -122,6 +122,8 @@ class Sides:
         alone = policy.mode in ("near-only", "far-only")
         return Rules(
             then=policy.escalation.then,
+            # A server of the dialect openai tells nothing of a cache.
+            warm="never" if self.far is None or self.far.far.dialect == "openai" else policy.escalation.warm,
             near_continues=fallback.near_continues and not alone,
             far_takes_over=fallback.far_takes_over and not alone,
             near_first_token_ms=timeouts.near_first_token_ms,
