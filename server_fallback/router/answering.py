@@ -325,15 +325,9 @@ class Answering(Generic[ChunkT]):
         sides, request, call = self._sides, self._request, self._call
         if attempt.side == "near":
             assert sides.near is not None
-
-            def waited(seconds: float) -> None:
-                attempt.waited(seconds)
-                if call.observe_queue is not None:
-                    call.observe_queue(seconds)
-
             if continue_from is not None:
                 request = continued(request, continue_from, self._num_tokens())
-            observed = replace(call, observe_queue=waited, observe_token=attempt.ids.append)
+            observed = replace(call, observe_token=attempt.ids.append)
             if attempt.number == 0 and PROMPT_SIGNAL in self._features:
                 observed = replace(observed, observe_prompt_logprobs=attempt.hear_prompt)
             return sides.near.ask(request, observed, self._logprobs(attempt))
@@ -395,7 +389,7 @@ class Answering(Generic[ChunkT]):
             usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, total_tokens=prompt_tokens + completion_tokens)
         elif len(self._attempts) == 1 and attempt.first_token_seconds is not None:
             total_seconds = monotonic() - attempt.began
-            self._sides.finished(finish.side, usage, attempt.first_token_seconds, total_seconds, attempt.queue_seconds)
+            self._sides.finished(finish.side, usage, attempt.first_token_seconds, total_seconds)
         self._sides.answered(finish.side, self._conversation(), with_calls(shown.text, fold_calls(shown.calls)))
         route = self._route(finish.side, finish.reason, finish.switched_at)
         return list(self._form.ending(finish.finish_reason, usage, route, first=shown.route is None))
