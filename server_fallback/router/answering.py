@@ -139,7 +139,7 @@ class Answering(Generic[ChunkT]):
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
                 situation = replace(situation, near_signals=near_signals([*self._held_tokens()], near.prompt_logprobs))
-            decision = decide(sides.policy, situation)
+            decision = decide(sides.policy, situation, private=decision.private)
             self._asked = situation
         if decision.side is None:
             raise lacking(decision.reason)
@@ -193,7 +193,8 @@ class Answering(Generic[ChunkT]):
     def _may_also(self, decision: Decision) -> bool:
         """Whether no hard rule forbids the other side."""
         other: Side = "far" if decision.side == "near" else "near"
-        return self._asked.pin is None and decide(self._sides.policy, replace(self._asked, pin=other)).side == other
+        pinned = replace(self._asked, pin=other)
+        return self._asked.pin is None and decide(self._sides.policy, pinned, private=decision.private).side == other
 
     def _events(self, news: News) -> Iterator[tuple[Event, Said | None]]:
         if isinstance(news, Due):

@@ -20,10 +20,14 @@ Choice = tuple[Side | None, DecisionReason]
 _THERMALS: tuple[Thermal, ...] = get_args(Thermal)
 
 
-def decide(policy: Policy, situation: Situation) -> Decision:
-    """Raises RequestError with the code "unknown_label" for a label that the policy does not have, and for nothing else."""
+def decide(policy: Policy, situation: Situation, *, private: bool | None = None) -> Decision:
+    """``private`` is what a decision about the same request found; None: it is found here, which takes its time with long texts.
+
+    Raises RequestError with the code "unknown_label" for a label that the policy does not have, and for nothing else.
+    """
     _check_labels(policy, situation)
-    private = policy.private_check.is_private(situation)
+    if private is None:
+        private = policy.private_check.is_private(situation)
     near = near_lack(policy, situation)
     far = "private" if private else _far_lack(policy, situation)
     scores = score(policy, situation)
