@@ -422,8 +422,6 @@ class Answering(Generic[ChunkT]):
             self._warm_up.stop()
         for attempt in self._attempts:
             attempt.stop()
-        if self._warm_up is not None:
-            await self._warm_up.ended()
         await asyncio.gather(*(attempt.task for attempt in self._attempts if attempt.task is not None), return_exceptions=True)
         for attempt in self._attempts:
             if attempt.sent and not attempt.refused:
@@ -431,3 +429,5 @@ class Answering(Generic[ChunkT]):
                 # What a server does not tell is guessed from what came of it.
                 prompt_tokens = usage.prompt_tokens if usage is not None else self._asked.far.prompt_tokens or 0
                 await self._sides.pay(prompt_tokens, usage.completion_tokens if usage is not None else attempt.num_tokens)
+        if self._warm_up is not None:
+            await self._warm_up.ended()

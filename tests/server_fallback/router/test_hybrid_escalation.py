@@ -112,7 +112,12 @@ def test_near_s_first_tokens_decide_and_are_kept() -> None:
 def test_texts_are_searched_once_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[Situation] = []
     is_private = PrivateCheck.is_private
-    monkeypatch.setattr(PrivateCheck, "is_private", lambda check, given: searched.append(given) or is_private(check, given))
+
+    def counted(check: PrivateCheck, situation: Situation) -> bool:
+        searched.append(situation)
+        return is_private(check, situation)
+
+    monkeypatch.setattr(PrivateCheck, "is_private", counted)
     # The decision, the one with near's signals, and whether far may be asked too.
     answer = ask(FakeNear(), FakeFar(), policy("auto", quality={"predictor": PREDICTOR}, private={"patterns": ["x"]}))
     assert told(answer)[1:3] == ("near", "quality")

@@ -23,7 +23,7 @@ from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionCh
 RULES = policy("prefer-far", speculation={"draft_tokens": 4})
 # Its answer by the hash model is long.
 QUESTION = [{"role": "user", "content": "what is it?"}]
-GREEDY = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
+GREEDY: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
 
 
 @asynccontextmanager
@@ -148,7 +148,7 @@ def test_closing_a_guessed_answer_ends_it_on_both_sides(tmp_path: Path) -> None:
     async def work() -> None:
         near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far")
         async with pair(near, far) as opened:
-            chunks = await opened.chat.completions.create(**GREEDY, stream=True)
+            chunks = await opened.chat.completions.create(**{**GREEDY, "stream": True})
             first: ChatCompletionChunk = await anext(chunks)
             assert first.route is not None
             await chunks.aclose()
