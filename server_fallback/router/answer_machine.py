@@ -13,6 +13,7 @@ What it keeps to, whatever happens:
 - Only the side that writes is shown. Of two that were asked at once (hedging) the first that speaks writes.
 - A side is asked again only before its first token, and never for a request that it blames. A side that failed for good is asked no more.
   Far ends only by failing, once it writes, so each side is switched to once at most.
+- Far computes the prompt ahead (warm) at most once, before it is asked, and for no private request.
 - After a part of a tool call was shown nothing is switched: it would be called twice.
 - Until another side's first token, what was shown stands, so an escalation to a far side that then fails costs no text.
 """
@@ -29,6 +30,7 @@ from .events import (
     Cancel,
     CancelTimer,
     CircuitOutcome,
+    Doubt,
     Effect,
     Emit,
     End,
@@ -45,6 +47,7 @@ from .events import (
     Timer,
     TimerName,
     Token,
+    Warm,
     Withdraw,
 )
 
@@ -60,11 +63,13 @@ SAYS_NOTHING_OF_HEALTH = frozenset(("overloaded", "request"))
 class Rules:
     """What the policy says of a running answer, and what is known of the request. Times in milliseconds.
 
-    ``then``: what an escalation does. ``retries``: how often a side is asked again before its first token. ``private``: far is never asked.
+    ``then``: what an escalation does. ``warm``: when far computes the prompt of an answer that may go over to it. ``retries``: how often
+    a side is asked again before its first token. ``private``: far is never asked.
     ``resumes``: the sides that can go on from given text; another starts anew, and what was shown is withdrawn.
     """
 
     then: Literal["never", "continue", "restart"] = "never"
+    warm: Literal["never", "doubt", "always"] = "never"
     near_continues: bool = True
     far_takes_over: bool = True
     near_first_token_ms: int = 20_000
@@ -94,7 +99,7 @@ class Asked:
 class State:
     """``side`` writes, or is the first to be asked; ``reason`` and ``switched_at`` are the answer's route with it. ``text`` stands shown.
 
-    ``next_reason``: why a side other than ``side`` would write; ``restart``: it starts anew.
+    ``next_reason``: why a side other than ``side`` would write; ``restart``: it starts anew. ``warmed``: far was to compute the prompt.
     """
 
     rules: Rules
@@ -109,6 +114,7 @@ class State:
     far: Asked = field(default_factory=Asked)
     next_reason: SwitchReason | None = None
     restart: bool = False
+    warmed: bool = False
     timers: tuple[TimerName, ...] = ()
 
 
@@ -140,6 +146,9 @@ def _after(state: State, event: Event, effects: list[Effect]) -> State:
             return _tick(state, timer, effects) if timer in state.timers else state
         case Escalate():
             return _escalate(state, event, effects)
+        case Doubt():
+            near_writes = state.phase == "running" and state.side == "near"
+            return _warm(state, effects) if near_writes and state.rules.warm == "doubt" else state
         case Abort():
             return replace(_silence(state, effects), phase="aborted")
 
@@ -149,6 +158,8 @@ def _start(state: State, event: Start, effects: list[Effect]) -> State:
         effects.append(Fail(None, "unavailable", event.reason if event.side is None else "private"))
         return replace(state, phase="failed")
     state = _ask(replace(state, side=event.side, reason=event.reason, standby=event.standby), event.side, effects)
+    if event.side == "near" and state.rules.warm == "always":
+        state = _warm(state, effects)
     if event.side == "near" and state.rules.hedge_after_ms is not None and _may_switch(state, "far"):
         return _set_timer(state, "hedge", state.rules.hedge_after_ms, effects)
     return state
@@ -242,6 +253,14 @@ def _escalate(state: State, event: Escalate, effects: list[Effect]) -> State:
         return state
     state = _stop_timer(_cancel(state, "near", effects), "between_tokens", effects)
     return _switch(state, "far", event.reason, effects, anew=state.rules.then == "restart")
+
+
+def _warm(state: State, effects: list[Effect]) -> State:
+    """Let far compute the prompt, where the answer may go over to it and it has not seen the request yet."""
+    if state.rules.then == "never" or state.warmed or state.far.attempts > 0 or not _may_switch(state, "far"):
+        return state
+    effects.append(Warm())
+    return replace(state, warmed=True)
 
 
 def _switch(state: State, to: Side, reason: SwitchReason, effects: list[Effect], *, anew: bool) -> State:

@@ -42,6 +42,8 @@ def _of_one_side(policy: Policy) -> Iterator[tuple[str, str]]:
     problem = f"in mode {policy.mode} there is no other side"
     if policy.escalation.then != "never":
         yield "escalation.then", problem
+    if policy.speculation is not None:
+        yield "speculation", problem
     if policy.fallback.near_continues:
         yield "fallback.near_continues", problem
     if policy.fallback.far_takes_over:

@@ -82,11 +82,16 @@ class Escalate:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """The near answer begins to go astray (see `watch.Watch.doubts`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Whoever asked has left."""
 
 
-Event = Start | Token | End | Failed | Tick | Escalate | Abort
+Event = Start | Token | End | Failed | Tick | Escalate | Doubt | Abort
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,11 @@ class Ask:
     side: Side
     continue_from: str | None
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Let far compute the prompt, and show nothing. It is no attempt: nothing waits for it, and that it fails is no event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +181,7 @@ class CircuitOutcome:
     outcome: Literal["succeeded", "failed"]
 
 
-Effect = Ask | Cancel | Emit | Withdraw | Switch | Finish | Fail | Timer | CancelTimer | CircuitOutcome
+Effect = Ask | Warm | Cancel | Emit | Withdraw | Switch | Finish | Fail | Timer | CancelTimer | CircuitOutcome
 
 EVENTS: Mapping[str, type[Event]] = {
     "start": Start,
@@ -180,10 +190,12 @@ EVENTS: Mapping[str, type[Event]] = {
     "failed": Failed,
     "tick": Tick,
     "escalate": Escalate,
+    "doubt": Doubt,
     "abort": Abort,
 }
 EFFECTS: Mapping[type[Effect], str] = {
     Ask: "ask",
+    Warm: "warm",
     Cancel: "cancel",
     Emit: "emit",
     Withdraw: "withdraw",

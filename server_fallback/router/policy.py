@@ -95,9 +95,15 @@ class Repetition(Entry):
 
 
 class Escalation(Entry):
-    """When an answer of near's goes over to far: where it says "continue", far goes on from the text; where "restart", it begins anew."""
+    """When an answer of near's goes over to far: where it says "continue", far goes on from the text; where "restart", it begins anew.
+
+    ``warm``: when far computes the prompt of an answer that near writes, so that a hand-over begins at once: "always" from the start,
+    "doubt" once near's answer begins to go astray. It costs far the prompt and one token, and counts in the budget; never for a private
+    request, nor where far is of the dialect openai.
+    """
 
     then: Literal["never", "continue", "restart"] = "never"
+    warm: Literal["never", "doubt", "always"] = "doubt"
     window_tokens: Tokens = 8
     min_mean_logprob: Annotated[float, Field(ge=-1000, le=0)] | None = -1.5
     max_mean_entropy: Annotated[float, Field(ge=0, le=1000)] | None = None
@@ -128,6 +134,12 @@ class Breaker(Entry):
     open_ms: Milliseconds = 10_000
 
 
+class Speculation(Entry):
+    """Where far answers, near guesses so many tokens at a time, and far says which hold: the same answer in fewer of far's forwards."""
+
+    draft_tokens: Annotated[int, Field(ge=1, le=16), WHOLE] = 4
+
+
 class Policy(Entry):
     """The whole file. ``labels`` are those that requests and messages may bear beside the private ones."""
 
@@ -142,6 +154,7 @@ class Policy(Entry):
     costs: Costs = Costs()
     quality: Quality = Quality()
     escalation: Escalation = Escalation()
+    speculation: Speculation | None = None
     fallback: Fallback = Fallback()
     timeouts: Timeouts = Timeouts()
     retries: Annotated[int, Field(ge=0, le=10), WHOLE] = 1

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """By the policy's rules. Windows are the last ``window_tokens`` tokens; logprobs and entropies (nats) are means over them."""
+    """By the policy's rules. Windows are the last ``window_tokens`` tokens; logprobs and entropies (nats) are means over them.
+
+    ``doubts``: a token made it likely that a reason will come, half of what makes one over at least half a window. It stays so.
+    """
 
     def __init__(self, rules: Escalation) -> None:
         self._rules = rules
+        self.doubts = False
         self._logprobs: deque[float] = deque(maxlen=rules.window_tokens)
         self._entropies: deque[float] = deque(maxlen=rules.window_tokens)
         repetition = rules.repetition
@@ -35,7 +39,8 @@ class Watch:
             self._logprobs.append(logprob)
         if alternatives is not None:
             self._entropies.append(entropy(alternatives))
-        mean_logprob, mean_entropy = mean(self._logprobs), mean(self._entropies)
+        self.doubts = self.doubts or self._begins_to_stray()
+        mean_logprob, mean_entropy = mean(self._logprobs, rules.window_tokens), mean(self._entropies, rules.window_tokens)
         if rules.min_mean_logprob is not None and mean_logprob is not None and mean_logprob < rules.min_mean_logprob:
             return "escalated_logprob"
         if rules.max_mean_entropy is not None and mean_entropy is not None and mean_entropy > rules.max_mean_entropy:
@@ -45,6 +50,13 @@ class Watch:
     def schema_failed(self) -> EscalationReason | None:
         """The answer fits its schema no longer."""
         return "escalated_schema" if self._rules.failing_schema else None
+
+    def _begins_to_stray(self) -> bool:
+        rules, half = self._rules, math.ceil(self._rules.window_tokens / 2)
+        mean_logprob, mean_entropy = mean(self._logprobs, half), mean(self._entropies, half)
+        if rules.min_mean_logprob is not None and mean_logprob is not None and mean_logprob < rules.min_mean_logprob / 2:
+            return True
+        return rules.max_mean_entropy is not None and mean_entropy is not None and mean_entropy > rules.max_mean_entropy / 2
 
     def _repeats(self, longest: int) -> bool:
         texts = list(self._texts)
@@ -64,9 +76,9 @@ def entropy(logprobs: Sequence[float]) -> float:
     return total - rest * math.log(rest) if rest > 0 else total
 
 
-def mean(window: deque[float]) -> float | None:
-    """None while the window is not full: a few tokens say nothing."""
-    if len(window) != window.maxlen:
+def mean(window: deque[float], at_least: int) -> float | None:
+    """None of fewer tokens: a few say nothing."""
+    if len(window) < at_least:
         return None
     total = 0.0
     # Not sum(), which compensates for rounding where JavaScript does not.

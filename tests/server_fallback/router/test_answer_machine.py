@@ -15,6 +15,7 @@ from nearfar.server_fallback.router.events import (
     Cancel,
     CancelTimer,
     CircuitOutcome,
+    Doubt,
     Effect,
     Emit,
     End,
@@ -29,6 +30,7 @@ from nearfar.server_fallback.router.events import (
     Timer,
     TimerName,
     Token,
+    Warm,
     Withdraw,
 )
 from nearfar.server_fallback.schema.route import Side
@@ -38,6 +40,7 @@ MOSTLY = st.sampled_from([True, True, True, False])
 RULES = st.builds(
     Rules,
     then=st.sampled_from(["continue", "restart", "never"]),
+    warm=st.sampled_from(["doubt", "always", "never"]),
     near_continues=MOSTLY,
     far_takes_over=MOSTLY,
     hedge_after_ms=st.sampled_from([100, None]),
@@ -71,7 +74,7 @@ class Answering(RuleBasedStateMachine):
         self.switches: list[Switch] = []
         self.shown, self.tool_calls, self.withdrawn = "", False, False
         self.ends: list[Effect] = []
-        self.aborted = False
+        self.aborted, self.warmed = False, False
         self.send(Start(side, "prefer", standby))
 
     @rule(text=st.sampled_from(["", "a", "é👍"]))
@@ -118,6 +121,12 @@ class Answering(RuleBasedStateMachine):
         speaking = [asked.side for asked in self.asks if asked.live and asked.spoke]
         effects = self.send(Escalate(reason))  # type: ignore[arg-type]
         assert not effects or (speaking == ["near"] and self.given.then != "never")
+
+    @rule()
+    def doubt(self) -> None:
+        speaking = [asked.side for asked in self.asks if asked.live and asked.spoke]
+        effects = self.send(Doubt())
+        assert not effects or (effects == (Warm(),) and speaking == ["near"] and self.given.warm == "doubt")
 
     @precondition(lambda self: len(self.asks) > 2)
     @rule()
@@ -188,6 +197,15 @@ class Answering(RuleBasedStateMachine):
                 assert continue_from in (None, self.shown)
                 assert continue_from is None or side in self.given.resumes
                 self.asks.append(Asked(side, attempt, answer=continue_from or ""))
+            case Warm():
+                assert not self.warmed
+                assert self.standby
+                assert not self.given.private
+                assert not self.tool_calls
+                assert "never" not in (self.given.then, self.given.warm)
+                # What it was asked for, it has computed.
+                assert all(asked.side == "near" for asked in self.asks)
+                self.warmed = True
             case Cancel(side):
                 [asked] = [asked for asked in self.asks if asked.side == side and asked.live]
                 asked.live = False

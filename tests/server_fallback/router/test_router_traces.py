@@ -40,9 +40,10 @@ NOTHING_WATCHED = {"min_mean_logprob": None, "max_mean_entropy": None, "repetiti
 
 
 @pytest.mark.parametrize("case", GIVEN["watch"], ids=lambda case: case["name"])
-def test_the_watch_finds_the_reasons_of_a_case(case: dict[str, Any]) -> None:
+def test_the_watch_finds_the_reasons_and_doubts_of_a_case(case: dict[str, Any]) -> None:
     watch = Watch(Escalation.model_validate({**NOTHING_WATCHED, **case["rules"]}))
-    assert [watch.add(text, logprob, alternatives) for text, logprob, alternatives in case["tokens"]] == case["reasons"]
+    heard = [(watch.add(text, logprob, alternatives), watch.doubts) for text, logprob, alternatives in case["tokens"]]
+    assert heard == list(zip(case["reasons"], case["doubts"], strict=True))
 
 
 def test_a_failing_schema_is_a_reason_where_the_policy_says_so() -> None:
