@@ -48,7 +48,7 @@ class SpeculatedFar:
             except RequestError as error:
                 if spoke:
                     raise
-                self._refused = error.details.get("code") in NEVER_CHECKED
+                self._refused = self._refused or error.details.get("code") in NEVER_CHECKED
         async with aclosing(self._far.ask(request, call)) as answer:
             async for said in answer:
                 yield said
