@@ -162,15 +162,17 @@ function withoutNulls(delta: ChatCompletionDelta): ChatCompletionDelta {
 
 function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {
   if (typeof usage !== "object" || usage === null) return null;
-  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details } = usage as JsonObject;
+  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details, queue_ms: queue } = usage as JsonObject;
   const promptTokens = number(prompt) ?? 0;
   const completionTokens = number(completion) ?? 0;
   const cached = number((details as JsonObject | null | undefined)?.cached_tokens);
+  const queueMs = number(queue);
   return {
     prompt_tokens: promptTokens,
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
     ...(cached === null ? {} : { prompt_tokens_details: { cached_tokens: cached } }),
+    ...(queueMs === null ? {} : { queue_ms: queueMs }),
   };
 }
 
