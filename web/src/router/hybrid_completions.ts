@@ -11,6 +11,7 @@ import { choose, situationOf, waitsForNear, wantsPromptLogprobs, wantsSignals } 
 import { Circuit } from "./circuit.js";
 import type { Clock } from "./clock.js";
 import { usdOf } from "./costs.js";
+import type { Decision } from "./decision.js";
 import type { DeviceSource } from "./device_hints.js";
 import type { FarSide } from "./far.js";
 import { fitsFormat, isConstrained } from "./format_check.js";
@@ -37,6 +38,8 @@ export interface Wiring {
   readonly policy: Policy;
   readonly near: NearSide;
   readonly far: FarSide | null;
+  /** Far with near's guesses; null where the policy wants none. */
+  readonly speculating: Answering | null;
   readonly ledger: Ledger;
   readonly device: DeviceSource;
   readonly clock: Clock;
@@ -96,14 +99,14 @@ export class HybridCompletions {
   }
 
   private async *run(request: HybridRequest, first: Choice, signal: AbortSignal): AsyncGenerator<AnswerItem, void, undefined> {
-    const { policy, near, far, clock } = this.wiring;
+    const { policy, near, clock } = this.wiring;
     const logprobs = this.logprobs(request, first);
     const held = wantsSignals(policy, first) ? this.hold(request, logprobs.near, signal) : null;
     const choice = held === null ? first : await this.chooseAgain(first, held, signal);
     const { decision, standby } = choice;
     if (held !== null && decision.side === "far") held.drop();
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
-    const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(far) };
+    const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(this.farOf(decision)) };
     const items = runAnswer({
       params: request.params,
       decision,
@@ -246,8 +249,14 @@ export class HybridCompletions {
     return { then: escalation.then, warm, ...fallback, ...timeouts, retries, private: isPrivate, resumes };
   }
 
+  /** Near guesses for a far side that was chosen, not for one that stands in for it; and not where it fails itself. */
+  private farOf({ side }: Decision): Answering | null {
+    const { far, speculating } = this.wiring;
+    return side === "far" && this.#records.near.circuit.state === "closed" ? (speculating ?? far) : far;
+  }
+
   /** The far side, which never gets a text of near's that has something private in it. */
-  private guarded(far: FarSide | null): Answering {
+  private guarded(far: Answering | null): Answering {
     const check = this.#private;
     return {
       ask: (request: SideRequest) => {
