@@ -44,7 +44,10 @@ def completion_chunk_json(chunk: CompletionChunk, include_usage: bool) -> bytes 
 
 
 def _json(value: Any) -> bytes:
-    """Without a null ``route``, which only pairs of sides have."""
+    """Without a null ``route``, which only pairs of sides have, and without a null ``queue_ms``, which only our own engines know."""
     if value["route"] is None:
         del value["route"]
+    usage = value.get("usage")
+    if usage is not None and usage["queue_ms"] is None:
+        del usage["queue_ms"]
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")

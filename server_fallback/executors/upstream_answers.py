@@ -66,9 +66,11 @@ def says_something(choice: Mapping[str, Any]) -> bool:
 def plain_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    queue_ms = usage.get("queue_ms")
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "queue_ms": queue_ms if isinstance(queue_ms, int | float) and queue_ms >= 0 else None,
     }

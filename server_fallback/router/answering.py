@@ -34,11 +34,11 @@ from .events import (
     Cancel,
     CancelTimer,
     CircuitOutcome,
+    Doubt,
     Effect,
     Emit,
     End,
     Escalate,
-    EscalationReason,
     Event,
     Fail,
     Failed,
@@ -47,8 +47,8 @@ from .events import (
     Switch,
     Tick,
     Timer,
-    TimerName,
     Token,
+    Warm,
     Withdraw,
 )
 from .failures import failure_of, failure_told
@@ -57,22 +57,16 @@ from .forms import ChunkT, Form
 from .said import Said
 from .sides import LACKS, Sides, lacking
 from .signals import SIGNAL_TOKENS, near_signals
-from .situation import Situation
+from .situation import Message, Situation
 from .texts import conversation_of, with_calls
+from .timers import Due, Timers
+from .warm_up import WarmUp
 from .watch import Watch
 
 # Alternatives of a token, whose log-probabilities make its entropy.
 TOP = 20
 # So much of what sides say may wait for a slow reader.
 WAITING_NEWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A timer that was not cancelled or started anew since has its last ``serial``."""
-
-    timer: TimerName
-    serial: int
 
 
 # None: the attempt has ended as it should.
@@ -108,8 +102,8 @@ class Answering(Generic[ChunkT]):
         self._held: deque[News] = deque()
         self._attempts: list[Attempt] = []
         self._current: dict[Side, Attempt] = {}
-        self._timers: dict[TimerName, tuple[int, asyncio.TimerHandle]] = {}
-        self._serial = 0
+        self._timers = Timers(self._news.put_nowait)
+        self._warm_up: WarmUp | None = None
         self._errors: dict[Side, NearfarError] = {}
         self._shown = _Shown()
         self._over = False
@@ -203,9 +197,7 @@ class Answering(Generic[ChunkT]):
 
     def _events(self, news: News) -> Iterator[tuple[Event, Said | None]]:
         if isinstance(news, Due):
-            serial, _ = self._timers.get(news.timer, (None, None))
-            if serial == news.serial:
-                del self._timers[news.timer]
+            if self._timers.rings(news):
                 yield Tick(news.timer), None
             return
         attempt, what = news
@@ -216,9 +208,9 @@ class Answering(Generic[ChunkT]):
             attempt.hear(what)
             if what.says_something:
                 yield Token(side, attempt.number, what.text, bool(what.tool_calls)), what
-                reason = self._strays(attempt, what)
-                if reason is not None:
-                    yield Escalate(reason), None
+                strays = self._strays(attempt, what)
+                if strays is not None:
+                    yield strays, None
             return
         if what is None and attempt.finish_reason is not None:
             yield End(side, attempt.number, attempt.finish_reason), None
@@ -235,8 +227,8 @@ class Answering(Generic[ChunkT]):
         kind, retryable = failure_of(side, error, self._state.rules)
         yield Failed(side, attempt.number, kind, retryable), None
 
-    def _strays(self, attempt: Attempt, said: Said) -> EscalationReason | None:
-        """Why near's answer should not go on, after what it said last."""
+    def _strays(self, attempt: Attempt, said: Said) -> Escalate | Doubt | None:
+        """Whether near's answer should not go on, or perhaps not, after what it said last."""
         state, watch = self._state, self._watch
         if watch is None or attempt.side != "near" or state.side != "near" or state.phase != "running":
             return None
@@ -247,7 +239,8 @@ class Answering(Generic[ChunkT]):
         reasons = [watch.add(token.token, token.logprob, [top.logprob for top in token.top_logprobs] or None) for token in said.tokens]
         if not said.tokens:
             reasons.append(watch.add(said.text))
-        return next((reason for reason in reasons if reason is not None), None)
+        reason = next((reason for reason in reasons if reason is not None), None)
+        return Escalate(reason) if reason is not None else Doubt() if watch.doubts else None
 
     async def _take(self, event: Event, said: Said | None = None) -> list[ChunkT]:
         """Tell the machine, and do what it says."""
@@ -265,14 +258,17 @@ class Answering(Generic[ChunkT]):
         match effect:
             case Ask(side, continue_from, number):
                 self._ask(side, continue_from, number)
+            case Warm():
+                assert not self._decision.private, "a private request does not leave"
+                self._warm_up = WarmUp(self._sides, self._request, self._call, self._conversation())
             case Cancel(side):
                 self._current.pop(side).stop()
             case Withdraw():
                 self._shown = _Shown(route=self._shown.route)
             case Timer(name, ms):
-                self._set_timer(name, ms)
+                self._timers.set(name, ms)
             case CancelTimer(name):
-                self._stop_timer(name)
+                self._timers.stop(name)
             case CircuitOutcome(side, "succeeded"):
                 self._sides.circuits[side].succeeded()
             case CircuitOutcome(side):
@@ -299,6 +295,8 @@ class Answering(Generic[ChunkT]):
         self._begin(side, number, continue_from, wait)
 
     def _begin(self, side: Side, number: int, continue_from: str | None, wait_seconds: float = 0.0) -> Attempt:
+        if side == "far" and self._warm_up is not None:
+            self._warm_up.stop()
         attempt = self._current[side] = Attempt(side, number, len(continue_from or ""))
         self._attempts.append(attempt)
         self._sides.circuits[side].begin()
@@ -327,15 +325,9 @@ class Answering(Generic[ChunkT]):
         sides, request, call = self._sides, self._request, self._call
         if attempt.side == "near":
             assert sides.near is not None
-
-            def waited(seconds: float) -> None:
-                attempt.waited(seconds)
-                if call.observe_queue is not None:
-                    call.observe_queue(seconds)
-
             if continue_from is not None:
                 request = continued(request, continue_from, self._num_tokens())
-            observed = replace(call, observe_queue=waited, observe_token=attempt.ids.append)
+            observed = replace(call, observe_token=attempt.ids.append)
             if attempt.number == 0 and PROMPT_SIGNAL in self._features:
                 observed = replace(observed, observe_prompt_logprobs=attempt.hear_prompt)
             return sides.near.ask(request, observed, self._logprobs(attempt))
@@ -397,9 +389,8 @@ class Answering(Generic[ChunkT]):
             usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, total_tokens=prompt_tokens + completion_tokens)
         elif len(self._attempts) == 1 and attempt.first_token_seconds is not None:
             total_seconds = monotonic() - attempt.began
-            self._sides.finished(finish.side, usage, attempt.first_token_seconds, total_seconds, attempt.queue_seconds)
-        conversation = conversation_of(self._request, self._asked.messages)
-        self._sides.answered(finish.side, conversation, with_calls(shown.text, fold_calls(shown.calls)))
+            self._sides.finished(finish.side, usage, attempt.first_token_seconds, total_seconds)
+        self._sides.answered(finish.side, self._conversation(), with_calls(shown.text, fold_calls(shown.calls)))
         route = self._route(finish.side, finish.reason, finish.switched_at)
         return list(self._form.ending(finish.finish_reason, usage, route, first=shown.route is None))
 
@@ -409,16 +400,8 @@ class Answering(Generic[ChunkT]):
     def _num_tokens(self) -> int:
         return sum(self._shown.tokens.values())
 
-    def _set_timer(self, name: TimerName, ms: int) -> None:
-        self._stop_timer(name)
-        self._serial += 1
-        due = Due(name, self._serial)
-        handle = asyncio.get_running_loop().call_later(ms / 1000, self._news.put_nowait, due)
-        self._timers[name] = (self._serial, handle)
-
-    def _stop_timer(self, name: TimerName) -> None:
-        if name in self._timers:
-            self._timers.pop(name)[1].cancel()
+    def _conversation(self) -> tuple[Message, ...]:
+        return conversation_of(self._request, self._asked.messages)
 
     async def _next(self) -> News:
         news = await self._news.get()
@@ -428,10 +411,13 @@ class Answering(Generic[ChunkT]):
 
     async def _end(self) -> None:
         """However the answer ended: nothing of it runs on, and what far did is paid for."""
-        for _, handle in self._timers.values():
-            handle.cancel()
+        self._timers.close()
+        if self._warm_up is not None:
+            self._warm_up.stop()
         for attempt in self._attempts:
             attempt.stop()
+        if self._warm_up is not None:
+            await self._warm_up.ended()
         await asyncio.gather(*(attempt.task for attempt in self._attempts if attempt.task is not None), return_exceptions=True)
         for attempt in self._attempts:
             if attempt.sent and not attempt.refused:

@@ -35,7 +35,6 @@ class Attempt:
     task: asyncio.Task[None] | None = None
     sent: bool = False
     refused: bool = False
-    queue_seconds: float = 0.0
     first_token_seconds: float | None = None
     num_tokens: int = 0
     ids: list[int] = field(default_factory=list)
@@ -56,9 +55,6 @@ class Attempt:
 
     def hear_prompt(self, logprobs: Sequence[float]) -> None:
         self.prompt_logprobs = logprobs
-
-    def waited(self, seconds: float) -> None:
-        self.queue_seconds = seconds
 
     def stop(self) -> None:
         if self.task is not None:

@@ -122,6 +122,8 @@ class Sides:
         alone = policy.mode in ("near-only", "far-only")
         return Rules(
             then=policy.escalation.then,
+            # A server of the dialect openai tells nothing of a cache.
+            warm="never" if self.far is None or self.far.far.dialect == "openai" else policy.escalation.warm,
             near_continues=fallback.near_continues and not alone,
             far_takes_over=fallback.far_takes_over and not alone,
             near_first_token_ms=timeouts.near_first_token_ms,
@@ -155,8 +157,9 @@ class Sides:
         if self._ledger is not None and usd > 0:
             await asyncio.to_thread(self._ledger.add, usd=usd)
 
-    def finished(self, side: Side, usage: Usage, first_token_seconds: float, total_seconds: float, queue_seconds: float) -> None:
-        """An answer that one side gave from its beginning to its end."""
+    def finished(self, side: Side, usage: Usage, first_token_seconds: float, total_seconds: float) -> None:
+        """An answer that one side gave from its beginning to its end. What it waited in the side's queue is no part of the side's speed."""
+        queue_seconds = (usage.queue_ms or 0.0) / 1000
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else 0
         known = self.far.known if side == "far" and self.far is not None else None
         self._speeds[side] = self._speeds[side].after(

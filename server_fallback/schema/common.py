@@ -58,10 +58,14 @@ class PromptTokensDetails(Answer):
 
 
 class Usage(Answer):
+    """``queue_ms`` (extension) is how long the answer waited until its first tokens were handed to the device, of several the longest;
+    None where it is not known."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    queue_ms: float | None = None
 
 
 class TopLogprob(Answer):

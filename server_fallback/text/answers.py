@@ -52,10 +52,12 @@ def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int
     completion_tokens = sum(end.completion_tokens for end in ends)
     completions = [end.completion for end in ends[::n]]
     cached = [completion.cached_tokens for completion in completions if completion is not None]
+    waits = [end.completion.queue_seconds for end in ends if end.completion is not None]
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
-        # Not known where a stop string ended an answer.
+        # Neither is known where a stop string ended an answer.
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(cached)) if len(cached) == len(completions) else None,
+        queue_ms=round(1000 * max(waits, default=0.0), 3) if len(waits) == len(ends) else None,
     )

@@ -242,6 +242,25 @@ def test_a_task_that_is_cancelled_before_its_first_token_leaves_nothing_behind()
     run(work())
 
 
+def test_what_was_computed_of_a_prompt_that_was_broken_off_is_found_again() -> None:
+    runner = HashRunner(LIMITS, threaded=True, step_seconds=0.005)
+    prompt = PROMPT * 5
+
+    async def work() -> None:
+        async with engine_on(runner) as engine:
+            task = asyncio.ensure_future(collect(engine, prompt))
+            while len(runner.batches) < 2:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await settle(engine)
+            tokens, end = await collect(engine, prompt)
+            assert end.cached_tokens >= 2 * LIMITS.tokens
+            assert ([token.token_id for token in tokens], end.finish_reason) == answer_of(prompt, 6, 64)
+
+    run(work())
+
+
 def test_a_deadline_ends_a_running_answer_and_one_that_waits() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(replace(LIMITS, sequences=1), threaded=True, step_seconds=0.003)) as engine:

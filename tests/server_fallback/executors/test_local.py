@@ -66,6 +66,7 @@ def test_a_chat_is_answered_with_its_usage(tmp_path: Path) -> None:
         "completion_tokens": 5,
         "total_tokens": 24,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "queue_ms": 500.0,
     }
     assert prompt_text(source) == "[user]hi[assistant]"
 
@@ -148,8 +149,8 @@ def test_a_stop_string_ends_generation_and_no_character_of_it_is_streamed(tmp_pa
     assert (source.tokens, source.running) == (6, 0)
     usage = streamed[-1].usage
     assert usage is not None
-    # What of the prompt was cached is not known.
-    assert (usage.completion_tokens, usage.prompt_tokens_details) == (6, None)
+    # What of the prompt was cached is not known, nor how long it waited.
+    assert (usage.completion_tokens, usage.prompt_tokens_details, usage.queue_ms) == (6, None, None)
 
 
 def test_logprobs_come_with_the_text_that_they_belong_to_with_bytes_and_none_for_a_stop_string(tmp_path: Path) -> None:

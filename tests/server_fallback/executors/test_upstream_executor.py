@@ -68,6 +68,7 @@ def test_an_answer_comes_with_our_name_and_the_usage_last() -> None:
         assert [each.usage is None for each in chunks] == [True] * (len(chunks) - 1) + [False]
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.total_tokens == 5
+        assert chunks[-1].usage.queue_ms is None
         assert executor.context == 128
 
     with_upstream(check, server)

@@ -24,7 +24,7 @@ SECRET = "my number is 123-45-6789"
 EAGER = policy(
     "prefer-far",
     private={"labels": ["private"], "patterns": [r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b"]},
-    escalation={"then": "restart", "min_mean_logprob": 0.0, "window_tokens": 1},
+    escalation={"then": "restart", "warm": "always", "min_mean_logprob": 0.0, "window_tokens": 1},
     timeouts={"near_first_token_ms": 300},
     retries=3,
 )

@@ -12,9 +12,12 @@ from nearfar.compiler.errors import DeviceError
 from nearfar.server_fallback.router.far_queue import FarQueue
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.hybrid_executor import asked_by
+from nearfar.server_fallback.router.policy import Policy
+from nearfar.server_fallback.router.sides import Sides
 from nearfar.server_fallback.router.situation import Situation
 from nearfar.server_fallback.router.texts import messages_of
 from nearfar.server_fallback.schema.chat import ChatCompletion
+from nearfar.server_fallback.schema.common import Usage
 
 QUEUE = "x-nearfar-queue-ms"
 FIRST = [{"role": "user", "content": "sixteen letters."}]
@@ -106,6 +109,30 @@ def test_the_far_queue_is_what_the_server_told_last() -> None:
             return seconds
 
     assert run(work()) == [0.25, 1.5, 0.04]
+
+
+@pytest.mark.parametrize(
+    ("told", "known"), [({}, True), ({"queue_ms": None}, True), ({"queue_ms": 3_600_000}, False), ({"queue_ms": -1}, True)]
+)
+def test_what_an_answer_waited_in_fars_queue_is_no_part_of_fars_speed(told: dict[str, Any], known: bool) -> None:
+    async def work() -> float | None:
+        far = FakeFar(lambda _: Reply(chunks=said("far ", "says", usage={**FAR_USAGE, **told}), seconds_between=0.001))
+        async with hybrid(FakeNear(), far, policy("prefer-far")) as opened:
+            answer: ChatCompletion = await opened.chat.completions.create(messages=FIRST)
+            assert answer.usage.queue_ms == (None if known else 3_600_000)
+            return (await situation(opened, FIRST)).far.decode_tokens_per_second
+
+    # An hour is more than the answer took, so nothing is left of it.
+    assert (run(work()) is not None) == known
+
+
+def test_the_queue_is_taken_off_the_seconds_of_either_side() -> None:
+    sides = Sides(None, None, Policy.read(policy("auto")))
+    usage = Usage(prompt_tokens=500, completion_tokens=11, total_tokens=511, queue_ms=1500)
+    sides.finished("far", usage, 2.0, 3.0)
+    sides.finished("near", usage.model_copy(update={"queue_ms": None}), 2.0, 3.0)
+    speeds = [(sides._speeds[side].prefill_tokens_per_second, sides._speeds[side].decode_tokens_per_second) for side in ("far", "near")]
+    assert speeds == [(1000.0, 10.0), (250.0, 10.0)]
 
 
 @pytest.mark.parametrize("told", ["", "-5", "1.5", "1e3", "soon", "٣", "9" * 13])
