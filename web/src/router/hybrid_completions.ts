@@ -241,8 +241,8 @@ export class HybridCompletions {
 
   private rules({ params }: HybridRequest, isPrivate: boolean): Rules {
     const { escalation, fallback, timeouts, retries } = this.wiring.policy;
-    // A grammar starts anew with each side, so what one of them began under it cannot be gone on with.
     const isOpenAi = this.wiring.far?.dialect === "openai";
+    // A grammar starts anew with each side, so what one of them began under it cannot be gone on with.
     const resumes: readonly Side[] = isConstrained(params) ? [] : isOpenAi ? ["near"] : ["near", "far"];
     // Such a server does not tell what it keeps.
     const warm = isOpenAi ? "never" : escalation.warm;
