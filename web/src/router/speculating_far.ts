@@ -10,7 +10,7 @@ import type { DraftingEngine, NearSide } from "./near.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
 import type { SocketClass } from "./verify_socket.js";
 import type { WireCounts } from "./wire_speculation.js";
-import { WireSpeculation } from "./wire_speculation.js";
+import { WireSpeculation, checkRequest } from "./wire_speculation.js";
 
 export interface SpeculatingOptions extends Pick<FarOptions, "baseURL" | "apiKey"> {
   readonly draftTokens: number;
@@ -70,6 +70,7 @@ export class SpeculatingFar implements Side {
 
   /** The far model's tokens, where the prompt is to it what it is to near. */
   private async *checked(wire: WireSpeculation, request: TokenRequest, { messages }: PlainParams, signal: AbortSignal): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    checkRequest(request);
     if (!this.#readsAlike) {
       const theirs = await this.far.tokenize(messages, signal);
       if (theirs.length !== request.promptIds.length || theirs.some((id, index) => id !== request.promptIds[index])) {

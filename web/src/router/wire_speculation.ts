@@ -111,7 +111,7 @@ function withSeed(request: TokenRequest): TokenRequest {
 }
 
 /** Throws RequestError for what drafts are not checked with. */
-function checkRequest({ sampling = {}, constraint, whenFull = "stop", logprobs }: TokenRequest): void {
+export function checkRequest({ sampling = {}, constraint, whenFull = "stop", logprobs }: TokenRequest): void {
   const { repetitionPenalty = 1, frequencyPenalty = 0, presencePenalty = 0, logitBias } = sampling;
   const wrong = {
     penalties: repetitionPenalty !== 1 || frequencyPenalty !== 0 || presencePenalty !== 0,

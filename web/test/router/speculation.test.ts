@@ -8,6 +8,7 @@ import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { DeviceError } from "../../src/errors.js";
 import type { DraftingEngine } from "../../src/router/near.js";
 import type { SocketClass, SocketLike } from "../../src/router/verify_socket.js";
+import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import { fakeEngine, modelOf } from "../api/fake_model.js";
 import { FakeFar, turns } from "./fakes.js";
 import { MESSAGES, read, setUp, shown } from "./hybrid_set_up.js";
@@ -137,7 +138,8 @@ interface Setup {
 
 async function speculating({ policy = {}, about = {}, promptIds = PROMPT, WebSocket = Verifier }: Setup = {}) {
   const guesser = new Guesser();
-  const model = modelOf(guesser, { name: "small" });
+  const tools = { parser: () => new ToolCallStream("hermes"), grammar: () => null };
+  const model = modelOf(guesser, { name: "small", tools });
   const engine = fakeEngine(model);
   const near: DraftingEngine = {
     ...engine,
@@ -229,7 +231,11 @@ test.each([
 ])("with %s far is asked as ever", async (_, params) => {
   const { nf, far } = await speculating();
   expect(shown(await read(nf, params))).toBe(ANSWER);
-  expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
+  expect(far.requests.map(({ url }) => new URL(url).pathname)).toEqual(["/v1/nearfar/about", "/v1/chat/completions"]);
+  expect(Verifier.sockets).toEqual([]);
+  // It says nothing of the next one.
+  await read(nf);
+  expect(Verifier.sockets.length).toBe(1);
 });
 
 test("nothing of a private request goes over a socket", async () => {

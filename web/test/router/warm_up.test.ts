@@ -93,10 +93,13 @@ test("that it failed is told to nobody, and nothing is held against far", async 
 test("what still runs is broken off when far is asked in earnest, and not begun again", async () => {
   const scripts: readonly NearScript[] = [{ text: "abcdefgh", logprobs: [-0.1, -2, -2, -9], then: new DeviceError("lost") }];
   const { nf, far } = await setUp({ policy: { escalation: ESCALATION }, scripts, far: [{ texts: [], then: "hang" }, { texts: ["…", "far"] }] });
-  const whole = await nf.chat.completions.create({ messages: MESSAGES });
-  expect([whole.choices[0]?.message.content, whole.route?.reason]).toEqual(["abcd…far", "escalated_logprob"]);
+  let text = "";
+  for await (const { choices, route } of await nf.chat.completions.create({ messages: MESSAGES, stream: true })) {
+    text += choices[0]?.delta.content ?? "";
+    if (route?.side === "far") expect([route.reason, far.chats[0]?.aborted]).toEqual(["escalated_logprob", true]);
+  }
+  expect(text).toBe("abcd…far");
   expect(far.bodies.map(({ max_tokens: most, continue_final_message: continues }) => [most, continues])).toEqual([[1, undefined], [undefined, true]]); // prettier-ignore
-  expect(far.chats[0]?.aborted).toBe(true);
 });
 
 test("what still runs is broken off when the answer ends, or is left", async () => {
