@@ -131,7 +131,11 @@ class LocalExecutor:
     def context(self) -> int:
         return self._engine.context
 
-    async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+    def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+        return self.chat_from(self._engine, request, call)
+
+    async def chat_from(self, source: TokenSource, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+        """As `chat`, with the tokens of another source."""
         model = self._model
         self._require_text()
         max_tokens = _max_tokens(request)
@@ -147,7 +151,7 @@ class LocalExecutor:
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
         requests = await self._constrained(token_requests(prompt, request, terms), form, call.deadline)
-        choices = self._choices(requests, request, call)
+        choices = self._choices(source, requests, request, call)
         vocabulary = await self._vocabulary(bool(request.logprobs))
         chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary)
         async with aclosing(chat_chunks(choices, requests, chat_form)) as chunks:
@@ -170,7 +174,7 @@ class LocalExecutor:
             )
         terms = self._terms(call, request.max_tokens, request.logprobs)
         requests = [each for prompt in prompts for each in token_requests(prompt.ids, request, terms)]
-        choices = self._choices(requests, request, call)
+        choices = self._choices(self._engine, requests, request, call)
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
         form = CompletionForm(model.name, n, echoes, await self._vocabulary(request.logprobs is not None))
         async with aclosing(completion_chunks(choices, requests, form)) as chunks:
@@ -229,6 +233,10 @@ class LocalExecutor:
             embeds=embeds,
             verify=self.max_drafts > 0,
         )
+
+    @property
+    def drafter(self) -> Engine:
+        return self._engine
 
     @property
     def max_drafts(self) -> int:
@@ -298,11 +306,13 @@ class LocalExecutor:
             raise DeadlineExceeded("the grammar is not compiled within the time that the request allows; ask again") from error
         return [replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)]
 
-    def _choices(self, requests: Sequence[TokenRequest], request: ChatCompletionRequest | CompletionRequest, call: Call) -> list[Choice]:
+    def _choices(
+        self, source: TokenSource, requests: Sequence[TokenRequest], request: ChatCompletionRequest | CompletionRequest, call: Call
+    ) -> list[Choice]:
         check_logit_bias(request, self._model.vocab_size)
         stops = StopAutomaton(stops_of(request))
-        source = _Observed(self._engine, call)
-        return [answer_choice(source, self._model.tokenizer, each, stops) for each in requests]
+        observed = _Observed(source, call)
+        return [answer_choice(observed, self._model.tokenizer, each, stops) for each in requests]
 
     async def _prompts(self, given: str | list[int] | list[str] | list[list[int]], param: str) -> list[Prompt]:
         size = len(given) if isinstance(given, str) else sum(1 if isinstance(part, int) else len(part) for part in given)
@@ -316,7 +326,7 @@ class LocalExecutor:
 
 
 class _Observed:
-    """The engine, with a call that is told its tokens, how likely its prompts are, and how long its answers waited.
+    """A source of tokens, with a call that is told its tokens, how likely its prompts are, and how long its answers waited.
 
     Zero tokens are an answer that needs no engine.
     """

@@ -27,7 +27,7 @@ from ..schema.route import Route, Side
 from .answer_machine import State, begin, step
 from .attempt import Attempt, retry_seconds
 from .continued import continued, continued_ids, limits, plain
-from .decide import decide
+from .decide import decide, near_lack
 from .decision import Decision
 from .events import (
     Ask,
@@ -139,7 +139,7 @@ class Answering(Generic[ChunkT]):
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
                 situation = replace(situation, near_signals=near_signals([*self._held_tokens()], near.prompt_logprobs))
-            decision = decide(sides.policy, situation)
+            decision = decide(sides.policy, situation, private=decision.private)
             self._asked = situation
         if decision.side is None:
             raise lacking(decision.reason)
@@ -193,7 +193,8 @@ class Answering(Generic[ChunkT]):
     def _may_also(self, decision: Decision) -> bool:
         """Whether no hard rule forbids the other side."""
         other: Side = "far" if decision.side == "near" else "near"
-        return self._asked.pin is None and decide(self._sides.policy, replace(self._asked, pin=other)).side == other
+        pinned = replace(self._asked, pin=other)
+        return self._asked.pin is None and decide(self._sides.policy, pinned, private=decision.private).side == other
 
     def _events(self, news: News) -> Iterator[tuple[Event, Said | None]]:
         if isinstance(news, Due):
@@ -338,7 +339,12 @@ class Answering(Generic[ChunkT]):
         if not await sides.take():
             raise QueueFull(LACKS["budget"], code="budget")
         attempt.sent = True
-        return sides.far.ask(request, call)
+        return sides.ask_far(request, call, guessed=self._near_guesses())
+
+    def _near_guesses(self) -> bool:
+        """Whether near may guess for far: it could have answered, and was not asked in vain in this answer."""
+        in_vain = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
+        return not in_vain and near_lack(self._sides.policy, self._asked) is None
 
     async def _handed_over(self, text: str) -> ChatCompletionRequest | CompletionRequest:
         """The request for far to go on: by token ids where both sides have the same, else by the text."""
@@ -416,8 +422,6 @@ class Answering(Generic[ChunkT]):
             self._warm_up.stop()
         for attempt in self._attempts:
             attempt.stop()
-        if self._warm_up is not None:
-            await self._warm_up.ended()
         await asyncio.gather(*(attempt.task for attempt in self._attempts if attempt.task is not None), return_exceptions=True)
         for attempt in self._attempts:
             if attempt.sent and not attempt.refused:
@@ -425,3 +429,5 @@ class Answering(Generic[ChunkT]):
                 # What a server does not tell is guessed from what came of it.
                 prompt_tokens = usage.prompt_tokens if usage is not None else self._asked.far.prompt_tokens or 0
                 await self._sides.pay(prompt_tokens, usage.completion_tokens if usage is not None else attempt.num_tokens)
+        if self._warm_up is not None:
+            await self._warm_up.ended()

@@ -20,11 +20,15 @@ Choice = tuple[Side | None, DecisionReason]
 _THERMALS: tuple[Thermal, ...] = get_args(Thermal)
 
 
-def decide(policy: Policy, situation: Situation) -> Decision:
-    """Raises RequestError with the code "unknown_label" for a label that the policy does not have, and for nothing else."""
+def decide(policy: Policy, situation: Situation, *, private: bool | None = None) -> Decision:
+    """``private`` is what a decision about the same request found; None: it is found here, which takes its time with long texts.
+
+    Raises RequestError with the code "unknown_label" for a label that the policy does not have, and for nothing else.
+    """
     _check_labels(policy, situation)
-    private = policy.private_check.is_private(situation)
-    near = _near_lack(policy, situation)
+    if private is None:
+        private = policy.private_check.is_private(situation)
+    near = near_lack(policy, situation)
     far = "private" if private else _far_lack(policy, situation)
     scores = score(policy, situation)
     side, reason = (
@@ -72,7 +76,7 @@ def _check_labels(policy: Policy, situation: Situation) -> None:
                 raise RequestError(f"{place}: the policy has no label {label!r}; it has {has}", code="unknown_label", param=place)
 
 
-def _near_lack(policy: Policy, situation: Situation) -> Lack | None:
+def near_lack(policy: Policy, situation: Situation) -> Lack | None:
     """The first thing that near lacks; None where it may answer."""
     if policy.mode == "far-only":
         return "mode"

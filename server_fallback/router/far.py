@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -40,13 +40,15 @@ class Far:
 
 @dataclass(frozen=True, slots=True)
 class FarModel:
-    """What the server says of the model; None where it does not say it. ``round_trip_seconds`` is how long it took to say it."""
+    """What the server says of the model; None where it does not say it. ``round_trip_seconds`` is how long it took to say it; ``verify``:
+    it checks drafts over the wire."""
 
     id: str
     context: int | None
     tokenizer_sha256: str | None
     tools: bool
     round_trip_seconds: float
+    verify: bool = False
 
 
 class FarSide:
@@ -125,7 +127,7 @@ class FarSide:
                 code="api_version",
             )  # fmt: skip
         models = checked(About, told, self._upstream.url).models
-        return [FarModel(each.id, each.context, each.tokenizer_sha256, each.tools, 0.0) for each in models]
+        return [FarModel(each.id, each.context, each.tokenizer_sha256, each.tools, 0.0, each.verify) for each in models]
 
     def _chosen(self, cards: list[FarModel], seconds: float) -> FarModel:
         wanted = self.far.model
@@ -134,7 +136,7 @@ class FarSide:
             names = ", ".join(card.id for card in cards) or "no model"
             message = f"serves {names}; say which one with model" if wanted is None else f"does not serve {wanted!r}, but {names}"
             raise RequestError(f"{self._upstream.url}: {message}", code="unknown_model", param="model")
-        return FarModel(found.id, found.context, found.tokenizer_sha256, found.tools, seconds)
+        return replace(found, round_trip_seconds=seconds)
 
     def _explained(self, error: NearfarError) -> NearfarError:
         status = error.details.get("status")

@@ -29,6 +29,7 @@ from .hybrid_executor import HybridExecutor
 from .opening import open_hybrid
 from .policy import Policy
 from .sides import DeviceHints
+from .wire_speculation import WireCounts
 
 
 class Hybrid:
@@ -69,6 +70,11 @@ class Hybrid:
 
         executor = await open_hybrid(name, None if near is None else open_near, far, Policy.read(policy), ledger, hints)
         return cls(executor, name)
+
+    @property
+    def speculation(self) -> WireCounts | None:
+        """What near guessed for far so far; None where the policy has no speculation, or one of the sides takes no part in it."""
+        return self.executor.sides.speculation
 
     async def close(self) -> None:
         await self.executor.close()

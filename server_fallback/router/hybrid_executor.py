@@ -111,6 +111,9 @@ class HybridExecutor:
         told = [f"far {sides.far.far.base_url}"] if sides.far is not None else []
         there = sides.far.running if sides.far is not None else 0
         told += [f"{side} left alone" for side, circuit in sides.circuits.items() if circuit.state == "open"]
+        guessed = sides.speculation
+        if guessed is not None and guessed.rounds > 0:
+            told.append(f"near guessed {guessed.accepted} of far's {guessed.tokens} tokens")
         if sides.near is None:
             return ExecutorState(ready=sides.circuits["far"].admits, detail=", ".join(told), running=there)
         near = sides.near.executor.state()

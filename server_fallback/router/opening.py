@@ -52,7 +52,7 @@ async def open_hybrid(
         # What is wrong with the far side is told before the near model takes its time.
         await sides.check(near_may_answer=near is not None)
         if near is not None:
-            sides.near = NearSide(await near(), name)
+            sides.open_near(NearSide(await near(), name))
         opened.pop_all()
     return HybridExecutor(sides, name)
 

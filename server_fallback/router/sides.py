@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -24,10 +24,13 @@ from .far import FarSide
 from .near import NearSide
 from .policy import Policy
 from .prefix_memory import PrefixMemory
+from .said import Said
 from .situation import CircuitState, FarState, NearState, Situation, Thermal
 from .situation import Message as WrittenMessage
+from .speculated_far import SpeculatedFar
 from .speed import Finished, Speed
 from .texts import conversation_of
+from .wire_speculation import WireCounts
 
 # One message, whose tokens show whether both sides write chats alike.
 PROBE = [Message(role="user", content="a")]
@@ -65,6 +68,18 @@ class Sides:
         # Between looking at what is left of the budget and taking from it.
         self.spending = asyncio.Lock()
         self._same_tokens: bool | None = None
+        self._speculated: SpeculatedFar | None = None
+
+    def open_near(self, near: NearSide) -> None:
+        """Near comes later where the far side is asked first what it serves."""
+        self.near, speculation = near, self.policy.speculation
+        if speculation is not None and self.far is not None and self.far.far.dialect == "nearfar":
+            self._speculated = SpeculatedFar(near, self.far, self.same_tokens, speculation.draft_tokens)
+
+    @property
+    def speculation(self) -> WireCounts | None:
+        """What near guessed for far; None where the policy has no speculation, or one of the sides takes no part in it."""
+        return None if self._speculated is None else self._speculated.counts
 
     @property
     def calls_tools(self) -> bool:
@@ -140,6 +155,11 @@ class Sides:
         if self._same_tokens is None:
             self._same_tokens = await self._find_same_tokens(call)
         return self._same_tokens
+
+    def ask_far(self, request: ChatCompletionRequest | CompletionRequest, call: Call, *, guessed: bool) -> AsyncGenerator[Said, None]:
+        """As `FarSide.ask`. ``guessed``: near may guess far's tokens, where the policy says so."""
+        assert self.far is not None
+        return self._speculated.ask(request, call) if guessed and self._speculated is not None else self.far.ask(request, call)
 
     async def take(self) -> bool:
         """Take a request from today's budget; False where it is spent."""

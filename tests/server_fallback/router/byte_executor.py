@@ -7,22 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fake_source import END, VOCAB_SIZE, text_model
-from hash_model import STOP, next_token
+from fake_source import END, TEMPLATE, VOCAB_SIZE, text_model
+from hash_model import STOP, VOCAB, next_token
 from hash_runner import PAGE, HashRunner
 
 from nearfar.compiler.batch import Limits
-from nearfar.compiler.sampling import MASK
+from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.engine.verification import Verification
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from nearfar.server_fallback.schema.common import Usage
+from nearfar.server_fallback.schema.verify import VerifyOpen
 
 CONTEXT = 128
 MODEL = TokenModel(vocab_size=VOCAB_SIZE, end_token_ids=frozenset({END}), context=CONTEXT, page_size=PAGE)
-MASK_WORDS = -(-VOCAB_SIZE // 32)
 
 
 class ByteRunner(HashRunner):
@@ -31,35 +32,44 @@ class ByteRunner(HashRunner):
     def __init__(self, *, verify: bool = True, wrong_every: int = 0) -> None:
         # Rows beyond one a sequence are for drafts.
         super().__init__(Limits(tokens=48, sequences=4, rows=20 if verify else 4, pages=64), threaded=True)
-        self._states["token_mask"] = np.zeros((4, MASK_WORDS), np.int32)
+        self._states["token_counts"] = np.zeros((4, VOCAB_SIZE), np.int32)
+        self._states["logit_bias"] = np.zeros((4, VOCAB_SIZE), np.float32)
         self._wrong_every = wrong_every
 
     def _sample(self, tokens: list[int], slot: int, flags: int, settings: list[float]) -> int:  # noqa: ARG002
-        said = next_token(tokens)
+        temperature, draw = settings[0], settings[4]
+        said = (next_token(tokens) + int(draw * VOCAB) * (temperature > 0)) % VOCAB
         token = END if said == STOP else ord("a") + said - 1
         if self._wrong_every and len(tokens) % self._wrong_every == 0:
             token = ord("z")
-        if flags & MASK:
-            allowed = np.flatnonzero(np.unpackbits(self._states["token_mask"][slot].view(np.uint8), bitorder="little"))
-            token = token if token in allowed else int(allowed[-1])
         if slot >= 0:
             self._sampled[slot] = token
         return token
 
 
 class ByteExecutor(LocalExecutor):
-    """``usages`` are those of its chats, in the order of their ends."""
+    """``requests`` and ``usages`` are those of its chats, the usages in the order of their ends.
 
-    def __init__(self, folder: Path, **runner: Any) -> None:
+    ``refusal``: it refuses to check drafts with this code, ``refused`` times so far.
+    """
+
+    def __init__(self, folder: Path, *, template: str = TEMPLATE, refusal: str | None = None, **runner: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.runner = ByteRunner(**runner)
-        super().__init__(TokenEngine(self.runner, MODEL), text_model(folder))
+        super().__init__(TokenEngine(ByteRunner(**runner), MODEL), text_model(folder, template))
+        self._refusal, self.refused = refusal, 0
         self.requests: list[ChatCompletionRequest] = []
         self.usages: list[Usage] = []
 
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
         self.requests.append(request)
-        async for chunk in super().chat(request, call):
+        # Grammars take seconds to load.
+        async for chunk in super().chat(request.model_copy(update={"response_format": None}), call):
             if chunk.usage is not None:
                 self.usages.append(chunk.usage)
             yield chunk
+
+    def verification(self, request: VerifyOpen, call: Call) -> Verification:
+        if self._refusal is not None:
+            self.refused += 1
+            raise RequestError("no", code=self._refusal)
+        return super().verification(request, call)

@@ -9,6 +9,8 @@ from fake_openai import Reply, said
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, run, told
 
 from nearfar.server_fallback.router import attempt
+from nearfar.server_fallback.router.privacy import PrivateCheck
+from nearfar.server_fallback.router.situation import Situation
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 
 UNSURE = {"window_tokens": 2, "min_mean_logprob": -1.0, "repetition": None}
@@ -105,6 +107,21 @@ def test_near_s_first_tokens_decide_and_are_kept() -> None:
     assert answer.route.scores["near_right"] == pytest.approx(0.982, abs=1e-3)
     assert told(ask(unsure, FakeFar(), rules)) == ("far says", "far", "quality", None)
     assert (len(unsure.asked), unsure.closed_early) == (1, 1)
+
+
+def test_texts_are_searched_once_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Situation] = []
+    is_private = PrivateCheck.is_private
+
+    def counted(check: PrivateCheck, situation: Situation) -> bool:
+        searched.append(situation)
+        return is_private(check, situation)
+
+    monkeypatch.setattr(PrivateCheck, "is_private", counted)
+    # The decision, the one with near's signals, and whether far may be asked too.
+    answer = ask(FakeNear(), FakeFar(), policy("auto", quality={"predictor": PREDICTOR}, private={"patterns": ["x"]}))
+    assert told(answer)[1:3] == ("near", "quality")
+    assert len(searched) == 1
 
 
 def test_how_likely_near_finds_the_prompt_decides_where_the_predictor_looks_at_it() -> None:

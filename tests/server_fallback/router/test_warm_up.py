@@ -11,9 +11,10 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from byte_executor import PAGE, ByteExecutor
+from byte_executor import ByteExecutor
 from fake_models import FakeExecutor, FakeModels
 from fake_openai import Reply, running, said
+from hash_runner import PAGE
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, hybrid, policy, run, told
 from live_server import live_server
 
@@ -121,7 +122,13 @@ def far_knows(opened: Hybrid) -> bool:
 
 def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_alone(tmp_path: Path) -> None:
     given = rules("doubt", "restart", budget={"far_requests_per_day": 2, "far_usd_per_day": 1.0}, price={"prompt_usd_per_million": 1000.0})
-    asked = {"response_format": {"type": "json_object"}, "logprobs": True, "top_logprobs": 2, "stop": "x", "max_completion_tokens": 40}
+    asked: dict[str, Any] = {
+        "response_format": {"type": "json_object"},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stop": "x",
+        "max_completion_tokens": 40,
+    }
 
     async def work() -> None:
         ledger, near = FileLedger(tmp_path / "ledger.json"), PatientNear("abcdef", logprobs=LOGPROBS)
@@ -133,7 +140,8 @@ def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_al
         assert first == {"model": "big", "messages": QUESTION, "max_tokens": 1, "stream": True, "stream_options": {"include_usage": True}}
         assert asked.items() <= second.items()
         assert "max_tokens" not in second
-        assert (ledger.today().requests, ledger.today().usd) == (2, pytest.approx(2 * FAR_USAGE["prompt_tokens"] / 1000))
+        assert ledger.today().requests == 2
+        assert ledger.today().usd == pytest.approx(2 * FAR_USAGE["prompt_tokens"] / 1000)
 
     run(work())
 
