@@ -70,7 +70,7 @@ function checkLabels(policy: Policy, situation: Situation): void {
 }
 
 /** The first thing that near lacks; null where it may answer. */
-function nearLack(policy: Policy, situation: Situation): Lack | null {
+export function nearLack(policy: Policy, situation: Situation): Lack | null {
   if (policy.mode === "far-only") return "mode";
   if (!situation.near.available) return "near_unavailable";
   return lackOf(situation.near, situation);

@@ -11,7 +11,7 @@ import { choose, situationOf, waitsForNear, wantsPromptLogprobs, wantsSignals } 
 import { Circuit } from "./circuit.js";
 import type { Clock } from "./clock.js";
 import { usdOf } from "./costs.js";
-import type { Decision } from "./decision.js";
+import { nearLack } from "./decide.js";
 import type { DeviceSource } from "./device_hints.js";
 import type { FarSide } from "./far.js";
 import { fitsFormat, isConstrained } from "./format_check.js";
@@ -106,7 +106,7 @@ export class HybridCompletions {
     const { decision, standby } = choice;
     if (held !== null && decision.side === "far") held.drop();
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
-    const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(this.farOf(decision)) };
+    const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(this.farOf(choice)) };
     const items = runAnswer({
       params: request.params,
       decision,
@@ -249,10 +249,10 @@ export class HybridCompletions {
     return { then: escalation.then, warm, ...fallback, ...timeouts, retries, private: isPrivate, resumes };
   }
 
-  /** Near guesses for a far side that was chosen, not for one that stands in for it; and not where it fails itself. */
-  private farOf({ side }: Decision): Answering | null {
-    const { far, speculating } = this.wiring;
-    return side === "far" && this.#records.near.circuit.state === "closed" ? (speculating ?? far) : far;
+  /** Near guesses where it could have answered and far was chosen, not for a far side that stands in for it. */
+  private farOf({ decision, situation }: Choice): Answering | null {
+    const { policy, far, speculating } = this.wiring;
+    return decision.side === "far" && nearLack(policy, situation) === null ? (speculating ?? far) : far;
   }
 
   /** The far side, which never gets a text of near's that has something private in it. */

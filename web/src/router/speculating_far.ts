@@ -91,8 +91,7 @@ function agree({ info }: DraftingEngine, { verify, tokenizerSha256 }: FarModel):
   return verify && tokenizerSha256 !== null && tokenizerSha256 === info.tokenizerSha256;
 }
 
-/** That it cannot be guessed or checked, as either side says: not what is wrong with the request or the server however it is asked. */
+/** Either side says that this cannot be guessed or checked. Where more is wrong with it, far says so again when it is asked as ever. */
 function isRefusal(error: unknown): error is NearfarError {
-  if (!(error instanceof NearfarError)) return false;
-  return NEVER.includes(error.details.code) || (error instanceof RequestError && error.details.status === undefined);
+  return error instanceof RequestError || (error instanceof NearfarError && NEVER.includes(error.details.code));
 }

@@ -252,6 +252,12 @@ test("near does not guess for a far side that stands in for it", async () => {
   expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
 });
 
+test("near does not guess what it could not have answered", async () => {
+  const { nf, far } = await speculating({ policy: { languages: { near: ["en"] } } });
+  expect(shown(await read(nf, { language: "fr" }))).toBe(ANSWER);
+  expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
+});
+
 test("where near cannot guess the answer comes token by token", async () => {
   const { nf, guesser } = await speculating();
   guesser.failure = new DeviceError("lost");
