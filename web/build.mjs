@@ -15,8 +15,11 @@ const laterFiles = (folder) => [
   outside("grammar-outside", /\/grammar\/index\.js$/, `${folder}/grammar.js`),
   outside("onnx-outside", /\/onnx\/index\.js$/, `${folder}/onnx.js`),
 ];
-// A page that passes an engine to Hybrid has no need of another.
-const engineOutside = outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js");
+// A page that passes an engine to Hybrid has no need of another, and few policies have near guess for far.
+const hybridOutside = [
+  outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js"),
+  outside("speculation-outside", /^\.\/speculation\.js$/, "./speculation.js"),
+];
 // What xgrammar imports in Node.
 const nodeModules = ["module", "fs", "path", "url", "crypto"];
 
@@ -36,7 +39,8 @@ await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
   build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: laterFiles(".") }),
-  build({ ...browser, entryPoints: { hybrid: "src/router/index.ts" }, outdir: "dist", plugins: [engineOutside] }),
+  build({ ...browser, entryPoints: { hybrid: "src/router/index.ts" }, outdir: "dist", plugins: hybridOutside }),
+  build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [xgrammarEsbuild], external: nodeModules }),
   build({ ...browser, entryPoints: { onnx: "src/onnx/index.ts" }, outdir: "dist" }),
   build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [xgrammarEsbuild], external: nodeModules }),

@@ -15,12 +15,12 @@ from verifying_executor import served
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 
-HYBRID = Path(__file__).parents[2] / "web" / "dist" / "hybrid.js"
+SPECULATION = Path(__file__).parents[2] / "web" / "dist" / "speculation.js"
 KEY = "sk-web-12345678"
 PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]
 # The near model is the hash model, but for every third token.
 SCRIPT = """
-import { WireSpeculation } from HYBRID;
+import { WireSpeculation } from SPECULATION;
 const near = {
   info: { context: 64 },
   async *generateTokens({ promptIds, maxTokens }) {
@@ -48,7 +48,7 @@ def test_the_client_in_node_gets_the_far_models_tokens() -> None:
         config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"web={KEY}"}))
         async with served(config=config) as server:
             options = {"baseURL": f"http://127.0.0.1:{server.port}/v1", "model": "fake", "apiKey": KEY}
-            values = {"HYBRID": HYBRID.as_uri(), "OPTIONS": options, "PROMPT": PROMPT}
+            values = {"SPECULATION": SPECULATION.as_uri(), "OPTIONS": options, "PROMPT": PROMPT}
             script = SCRIPT
             for name, value in values.items():
                 script = script.replace(name, json.dumps(value))

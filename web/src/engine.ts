@@ -9,7 +9,7 @@ import type { Model } from "./api/model.js";
 import type { Backend, BackendInfo } from "./backend.js";
 import { Embedder } from "./engine/embedder.js";
 import { Gate } from "./engine/gate.js";
-import type { Completion, GeneratedToken, TokenRequest } from "./engine/request.js";
+import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./engine/request.js";
 import type { EngineCounts } from "./engine/token_engine.js";
 import { TokenEngine } from "./engine/token_engine.js";
 import type { Tuner } from "./engine/tuner.js";
@@ -57,6 +57,7 @@ export class Engine implements EngineApi {
   /** Null where the model generates text. */
   readonly #embedder: Embedder | null;
   readonly #tokenizer: Tokenizer;
+  readonly #model: Model;
   readonly #closed = new AbortController();
   readonly #gate = new Gate();
   #backend: Backend;
@@ -84,6 +85,7 @@ export class Engine implements EngineApi {
       tools: format === null ? undefined : { parser: () => new ToolCallStream(format), grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice) },
       embeddings: this.#embedder === null || embedding === null ? undefined : { source: this.#embedder, size: manifest.spec.hidden_size, normalize: embedding.normalize },
     };
+    this.#model = model;
     this.chat = { completions: new ChatCompletions(model) };
     this.completions = new Completions(model);
     this.embeddings = new Embeddings(model);
@@ -126,6 +128,11 @@ export class Engine implements EngineApi {
   /** Continue token ids with token ids, without any text. Any number of requests may run at once. Throws as `generate` does. */
   generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
     return this.#tokens.generateTokens(request);
+  }
+
+  /** Chats with this model's template, tokenizer and stop strings, whose tokens come from elsewhere, as from `WireSpeculation`. */
+  over(tokens: TokenSource): ChatCompletions {
+    return new ChatCompletions({ ...this.#model, tokens });
   }
 
   /** The SHA-256, in hexadecimal, of the model's tokenizer.json: where a server tells the same, its token ids mean the same. */

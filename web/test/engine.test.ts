@@ -2,6 +2,7 @@
 
 import { beforeAll, expect, test } from "vitest";
 
+import type { TokenRequest, TokenSource } from "../src/engine/request.js";
 import type { GenerationEvent, LoadProgress } from "../src/index.js";
 import { Engine } from "../src/index.js";
 import { dawn } from "../tools/dawn.js";
@@ -125,6 +126,22 @@ withEngine("several answers at once are each as alone, and a left loop leaves th
     break;
   }
   expect((await collect(engine.generate("a"))).length).toBe(3);
+});
+
+withEngine("tokens of another source come in this model's words, for this model's prompt", async () => {
+  const messages = [{ role: "user" as const, content: "a" }];
+  const asked: TokenRequest[] = [];
+  const source: TokenSource = {
+    async *generateTokens(request) {
+      asked.push(request);
+      yield { tokenId: 3, logprob: null, alternatives: [] };
+      yield* engine.generateTokens({ ...request, maxTokens: 1 });
+      return { finishReason: "stop", promptTokens: request.promptIds.length, cachedTokens: 0, completionTokens: 2 };
+    },
+  };
+  const { choices, usage } = await engine.over(source).create({ messages, temperature: 0 });
+  expect([choices[0]?.message.content, usage.completion_tokens]).toEqual(["db", 2]);
+  expect(asked.map(({ promptIds }) => promptIds.length)).toEqual([await engine.countTokens(messages)]);
 });
 
 withEngine("raw with messages is a RequestError", async () => {

@@ -49,6 +49,8 @@ export interface CompletionUsage {
   total_tokens: number;
   /** Not there where the answer was cut short, by a stop string or an interrupt, so that nobody counted. */
   prompt_tokens_details?: { cached_tokens: number };
+  /** Extension of `nearfar serve`: how long the answer waited for the device. Not there where nobody told. */
+  queue_ms?: number;
 }
 
 /** Extension. tokens_per_second counts from the first token on; null where there was only one. */

@@ -32,10 +32,15 @@ export function resolveSampling(options: SamplingOptions, vocabSize: number): Sa
  * gave up its pages, so goes on with the same numbers.
  */
 export function drawAt(seed: number, index: number): number {
-  const state = (seed + Math.imul(index + 1, 0x6d2b79f5)) | 0;
+  const state = seedAfter(seed, index + 1) | 0;
   let mixed = Math.imul(state ^ (state >>> 15), state | 1);
   mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
   return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+}
+
+/** The seed whose numbers are those of ``seed`` after its first ``count``. */
+export function seedAfter(seed: number, count: number): number {
+  return (seed + Math.imul(count, 0x6d2b79f5)) >>> 0;
 }
 
 function denseBias(bias: ReadonlyMap<number, number> | undefined, vocabSize: number): Float32Array<ArrayBuffer> | null {

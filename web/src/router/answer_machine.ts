@@ -13,6 +13,7 @@
 // - Only the side that writes is shown. Of two that were asked at once (hedging) the first that speaks writes.
 // - A side is asked again only before its first token, and never for a request that it blames. A side that failed for good is asked no more.
 //   Far ends only by failing, once it writes, so each side is switched to once at most.
+// - Far computes the prompt ahead at most once, before it is asked, and never for a private request.
 // - After a part of a tool call was shown nothing is switched: it would be called twice.
 // - Until another side's first token, what was shown stands, so an escalation to a far side that then fails costs no text.
 
@@ -24,6 +25,8 @@ export type Phase = "choosing" | "running" | "switching" | "done" | "failed" | "
 export interface Rules {
   /** What an escalation does. */
   readonly then: "never" | "continue" | "restart";
+  /** When far computes the prompt of an answer that near writes: from the start, or once it begins to go astray. */
+  readonly warm: "never" | "doubt" | "always";
   readonly near_continues: boolean;
   readonly far_takes_over: boolean;
   readonly near_first_token_ms: number;
@@ -40,6 +43,7 @@ export interface Rules {
 
 export const DEFAULT_RULES: Rules = {
   then: "never",
+  warm: "never",
   near_continues: true,
   far_takes_over: true,
   near_first_token_ms: 20_000,
@@ -81,6 +85,8 @@ export interface State {
   readonly nextReason: SwitchReason | null;
   /** It starts anew. */
   readonly restart: boolean;
+  /** Far was told to compute the prompt. */
+  readonly warmed: boolean;
   readonly timers: readonly TimerName[];
 }
 
@@ -92,7 +98,7 @@ const UNASKED: Asked = { attempts: 0, tries: 0, live: false, spoke: false, faile
 export function begin(rules: Rules): State {
   return {
     rules, phase: "choosing", side: null, reason: "", switchedAt: null, text: "", toolCalls: false, standby: false,
-    near: UNASKED, far: UNASKED, nextReason: null, restart: false, timers: [],
+    near: UNASKED, far: UNASKED, nextReason: null, restart: false, warmed: false, timers: [],
   }; // prettier-ignore
 }
 
@@ -118,6 +124,8 @@ function after(state: State, event: Event, effects: Effect[]): State {
       return state.timers.includes(event.timer) ? tick(state, event.timer, effects) : state;
     case "escalate":
       return escalate(state, event, effects);
+    case "doubt":
+      return state.phase === "running" && state.side === "near" && state.rules.warm === "doubt" ? warm(state, effects) : state;
     case "abort":
       return { ...silence(state, effects), phase: "aborted" };
     default:
@@ -131,8 +139,10 @@ function start(state: State, { side, reason, standby }: Start, effects: Effect[]
     return { ...state, phase: "failed" };
   }
   const asked = ask({ ...state, side, reason, standby }, side, effects);
-  const { hedge_after_ms } = state.rules;
-  return side === "near" && hedge_after_ms !== null && maySwitch(asked, "far") ? setTimer(asked, "hedge", hedge_after_ms, effects) : asked;
+  if (side === "far") return asked;
+  const { hedge_after_ms, warm: when } = state.rules;
+  const warmed = when === "always" ? warm(asked, effects) : asked;
+  return hedge_after_ms !== null && maySwitch(warmed, "far") ? setTimer(warmed, "hedge", hedge_after_ms, effects) : warmed;
 }
 
 function said(before: State, event: Token | End | Failed, effects: Effect[]): State {
@@ -243,6 +253,12 @@ function ask(state: State, side: Side, effects: Effect[], tries = 1): State {
   effects.push({ type: "ask", side, continue_from: state.restart || state.text === "" ? null : state.text, attempt });
   const ms = side === "near" ? state.rules.near_first_token_ms : state.rules.far_first_token_ms;
   return setTimer({ ...state, [side]: { ...UNASKED, attempts: attempt, tries, live: true } }, FIRST_TOKEN[side], ms, effects);
+}
+
+function warm(state: State, effects: Effect[]): State {
+  if (state.rules.then === "never" || state.warmed || state.far.attempts > 0 || !maySwitch(state, "far")) return state;
+  effects.push({ type: "warm" });
+  return { ...state, warmed: true };
 }
 
 function cancel(state: State, side: Side, effects: Effect[]): State {

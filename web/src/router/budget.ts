@@ -3,6 +3,7 @@
 // Requests are counted when far is asked, dollars when an answer has ended. A text that cannot be read as a ledger begins anew: it bounds what is
 // spent, and must not keep answers from coming.
 
+import type { Budget } from "./policy_schema.js";
 import { isObject } from "./schema_check.js";
 
 export interface Spent {
@@ -46,6 +47,11 @@ export class StoredLedger implements Ledger {
   private day(): string {
     return new Date(this.now()).toISOString().slice(0, 10);
   }
+}
+
+/** Whether a day's budget allows nothing more. */
+export function isSpent({ far_requests_per_day: requests, far_usd_per_day: usd }: Budget, spent: Spent): boolean {
+  return (requests !== null && spent.requests >= requests) || (usd !== null && spent.usd >= usd);
 }
 
 /** What a ledger's text has for a day, nothing where it is of another one. */

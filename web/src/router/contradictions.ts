@@ -35,6 +35,7 @@ function* ofLabels(policy: Policy): Found {
 function* ofOneSide(policy: Policy): Found {
   const problem = `in mode ${policy.mode} there is no other side`;
   if (policy.escalation.then !== "never") yield ["escalation.then", problem];
+  if (policy.speculation !== null) yield ["speculation", problem];
   if (policy.fallback.near_continues) yield ["fallback.near_continues", problem];
   if (policy.fallback.far_takes_over) yield ["fallback.far_takes_over", problem];
   if (policy.timeouts.hedge_after_ms !== null) yield ["timeouts.hedge_after_ms", problem];

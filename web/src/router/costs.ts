@@ -1,6 +1,6 @@
 // Costs: how long each side would take, and what far would charge. A policy and a situation flow in; what is not known is null.
 
-import type { Policy } from "./policy_schema.js";
+import type { Policy, Price } from "./policy_schema.js";
 import type { FarState, NearState, Situation } from "./situation.js";
 
 /** Of an answer whose length nobody bounds. */
@@ -25,7 +25,11 @@ export function farTimes(situation: Situation): Times {
 export function farUsd({ price }: Policy, situation: Situation): number | null {
   const { prompt_tokens } = situation.far;
   if (prompt_tokens === null) return null;
-  return (prompt_tokens * price.prompt_usd_per_million + expectedTokens(situation) * price.completion_usd_per_million) / 1e6;
+  return usdOf(price, { prompt_tokens, completion_tokens: expectedTokens(situation) });
+}
+
+export function usdOf(price: Price, { prompt_tokens, completion_tokens }: { readonly prompt_tokens: number; readonly completion_tokens: number }): number {
+  return (prompt_tokens * price.prompt_usd_per_million + completion_tokens * price.completion_usd_per_million) / 1e6;
 }
 
 export function expectedTokens({ max_tokens }: Situation): number {

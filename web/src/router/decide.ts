@@ -3,6 +3,7 @@
 // Hard rules first (private, the mode, what a side lacks, a pin), then preference, then what the device, the clock, costs and predictor say.
 
 import { RequestError } from "../errors.js";
+import { isSpent } from "./budget.js";
 import { farTimes, farUsd, nearTimes } from "./costs.js";
 import type { Decision, DecisionReason, Lack, Scores } from "./decision.js";
 import { lastUserText } from "./features.js";
@@ -69,7 +70,7 @@ function checkLabels(policy: Policy, situation: Situation): void {
 }
 
 /** The first thing that near lacks; null where it may answer. */
-function nearLack(policy: Policy, situation: Situation): Lack | null {
+export function nearLack(policy: Policy, situation: Situation): Lack | null {
   if (policy.mode === "far-only") return "mode";
   if (!situation.near.available) return "near_unavailable";
   return lackOf(situation.near, situation);
@@ -81,8 +82,7 @@ function farLack({ mode, budget }: Policy, situation: Situation): Lack | null {
   if (!far.online) return "offline";
   const lack = lackOf(far, situation);
   if (lack !== null) return lack;
-  const { far_requests_per_day: requests, far_usd_per_day: usd } = budget;
-  return (requests !== null && far.requests_today >= requests) || (usd !== null && far.spent_usd_today >= usd) ? "budget" : null;
+  return isSpent(budget, { requests: far.requests_today, usd: far.spent_usd_today }) ? "budget" : null;
 }
 
 function lackOf(side: NearState | FarState, { max_tokens, tools, vision, language }: Situation): Lack | null {

@@ -64,12 +64,17 @@ export interface Escalate {
   readonly reason: EscalationReason;
 }
 
+/** The near answer begins to go astray (see Watch.doubts). */
+export interface Doubt {
+  readonly type: "doubt";
+}
+
 /** Whoever asked has left. */
 export interface Abort {
   readonly type: "abort";
 }
 
-export type Event = Start | Token | End | Failed | Tick | Escalate | Abort;
+export type Event = Start | Token | End | Failed | Tick | Escalate | Doubt | Abort;
 
 /**
  * Send the request to a side. continue_from: it goes on from this text, which counts towards max_tokens; null: from the start. Where the side asks
@@ -80,6 +85,14 @@ export interface Ask {
   readonly side: Side;
   readonly continue_from: string | null;
   readonly attempt: number;
+}
+
+/**
+ * Let far compute the prompt, and show nothing of what it says, so that it begins at once should it be asked. It is no attempt: nothing follows from its
+ * failure. Once at most, and never after far was asked.
+ */
+export interface Warm {
+  readonly type: "warm";
 }
 
 /** Stop what was asked of the side last. What it still says is ignored. */
@@ -145,4 +158,4 @@ export interface CircuitOutcome {
   readonly outcome: "succeeded" | "failed";
 }
 
-export type Effect = Ask | Cancel | Emit | Withdraw | Switch | Finish | Fail | Timer | CancelTimer | CircuitOutcome;
+export type Effect = Ask | Warm | Cancel | Emit | Withdraw | Switch | Finish | Fail | Timer | CancelTimer | CircuitOutcome;

@@ -7,7 +7,7 @@ import type { Dialect } from "./dialect.js";
 import { DIALECTS, chatBody, continuesAsTokens, tokensBody } from "./dialect.js";
 import type { Fetch, JsonObject } from "./far_http.js";
 import { FarHttp } from "./far_http.js";
-import type { Side, SideRequest } from "./sides.js";
+import type { PlainParams, Side, SideRequest } from "./sides.js";
 import { goingOn, limitAfter } from "./sides.js";
 
 export interface FarOptions {
@@ -28,6 +28,8 @@ export interface FarModel {
   readonly context: number | null;
   readonly tokenizerSha256: string | null;
   readonly tools: boolean;
+  /** Whether it checks guesses (/v1/nearfar/verify). */
+  readonly verify: boolean;
 }
 
 /** The version of /v1/nearfar routes and of our extensions that this client reads. */
@@ -96,11 +98,18 @@ export class FarSide implements Side {
     for await (const value of this.#http.stream("/v1/chat/completions", chatBody(given, id, this.dialect), signal)) yield chunkOf(value, id);
   }
 
+  /** The tokens of a chat's prompt, by a server of ours. Throws as `ask`. */
+  async tokenize(messages: PlainParams["messages"], signal: AbortSignal): Promise<readonly number[]> {
+    const { id: model } = await this.reach(signal);
+    const { tokens } = await this.#http.post("/tokenize", { model, messages }, signal);
+    if (!isIds(tokens)) throw new Unavailable("The far side's /tokenize gave no token ids", { retryable: false });
+    return tokens;
+  }
+
   /** Goes on after these tokens of the answer: exact where its text alone would be split into other tokens. */
   private async *askOn(request: SideRequest, tokenIds: readonly number[], model: string): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { params, signal } = request;
-    const { tokens: promptIds } = await this.#http.post("/tokenize", { model, messages: params.messages }, signal);
-    if (!isIds(promptIds)) throw new Unavailable("The far side's /tokenize gave no token ids", { retryable: false });
+    const promptIds = await this.tokenize(params.messages, signal);
     const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...limitAfter(request) };
     for await (const value of this.#http.stream("/v1/completions", body, signal)) {
       const choices = Array.isArray(value.choices) ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[]) : [];
@@ -114,15 +123,15 @@ export class FarSide implements Side {
     if (said.api_version !== API_VERSION) {
       throw new RequestError(`The far side speaks version ${String(said.api_version)} of nearfar's API, this client ${API_VERSION}; update the older of them`, { code: "api_version" });
     }
-    const { id, context, tokenizer_sha256: sha256, tools } = this.chosen(said.models);
-    return { id, context: number(context), tokenizerSha256: typeof sha256 === "string" ? sha256 : null, tools: tools !== false };
+    const { id, context, tokenizer_sha256: sha256, tools, verify } = this.chosen(said.models);
+    return { id, context: number(context), tokenizerSha256: typeof sha256 === "string" ? sha256 : null, tools: tools !== false, verify: verify === true };
   }
 
   private async listed(signal: AbortSignal): Promise<FarModel> {
     const said = await this.#http.get("/v1/models", signal);
     if (said === null) throw new RequestError("The far side has no /v1/models; is far.baseURL right?", { code: "unknown_model", param: "far.baseURL" });
     const { id, max_model_len: context } = this.chosen(said.data);
-    return { id, context: number(context), tokenizerSha256: null, tools: true };
+    return { id, context: number(context), tokenizerSha256: null, tools: true, verify: false };
   }
 
   private chosen(listed: unknown): JsonObject & { readonly id: string } {
@@ -162,15 +171,17 @@ function withoutNulls(delta: ChatCompletionDelta): ChatCompletionDelta {
 
 function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {
   if (typeof usage !== "object" || usage === null) return null;
-  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details } = usage as JsonObject;
+  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details, queue_ms: queue } = usage as JsonObject;
   const promptTokens = number(prompt) ?? 0;
   const completionTokens = number(completion) ?? 0;
   const cached = number((details as JsonObject | null | undefined)?.cached_tokens);
+  const queueMs = number(queue);
   return {
     prompt_tokens: promptTokens,
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
     ...(cached === null ? {} : { prompt_tokens_details: { cached_tokens: cached } }),
+    ...(queueMs === null ? {} : { queue_ms: queueMs }),
   };
 }
 

@@ -18,6 +18,9 @@ import type { LoadNear, NearGiven } from "./near.js";
 import { NearSide } from "./near.js";
 import type { Policy } from "./policy.js";
 import { parsePolicy } from "./policy.js";
+import type { SpeculatingFar } from "./speculating_far.js";
+import type { SocketClass } from "./verify_socket.js";
+import type { WireCounts } from "./wire_speculation.js";
 
 export interface HybridOptions {
   /** An engine, a bundle's address (or several, as Engine.load takes them), or nothing. */
@@ -28,6 +31,8 @@ export interface HybridOptions {
   /** For a bundle's address: as Engine.load takes them. */
   readonly load?: LoadOptions | undefined;
   readonly fetch?: Fetch | undefined;
+  /** For a policy's `speculation`; the platform's where it is not given. */
+  readonly WebSocket?: SocketClass | undefined;
   /** What the far side cost today; kept in localStorage where it is not given and there is one. */
   readonly ledger?: Ledger | undefined;
   readonly device?: DeviceSource | undefined;
@@ -41,6 +46,7 @@ export class Hybrid {
   private constructor(
     private readonly nearSide: NearSide,
     private readonly farSide: FarSide | null,
+    private readonly speculating: SpeculatingFar | null,
     completions: HybridCompletions,
   ) {
     this.chat = { completions };
@@ -62,11 +68,12 @@ export class Hybrid {
       if (far === null) await near.settled;
       else await reach(far, near, policy, clock);
       if (far === null && near.state === "failed") throw near.error;
+      const speculating = far === null ? null : await speculatingFar(far, near, policy, options);
+      return new Hybrid(near, far, speculating, new HybridCompletions({ policy, near, far, speculating, ledger, device, clock }));
     } catch (error) {
       near.close();
       throw error;
     }
-    return new Hybrid(near, far, new HybridCompletions({ policy, near, far, ledger, device, clock }));
   }
 
   /** The engine on this device: whether it is there, and how far its load is. */
@@ -77,6 +84,11 @@ export class Hybrid {
   /** What the server serves; null while it was not reached. */
   get far(): FarModel | null {
     return this.farSide?.model ?? null;
+  }
+
+  /** What near guessed for far, and how much of it held; null where the policy has no `speculation`. */
+  get speculation(): WireCounts | null {
+    return this.speculating?.counts ?? null;
   }
 
   /** Ends a load, and frees the engine where it was loaded here. */
@@ -94,6 +106,13 @@ function checkSides({ mode, escalation }: Policy, { near, far }: HybridOptions):
   if (escalation.then === "continue" && far?.dialect === "openai") {
     throw new RequestError('The policy\'s escalation.then is "continue", but a server of dialect openai starts anew only; make it "restart"', { code: "bad_policy", param: "escalation.then" });
   }
+}
+
+/** Its code comes where the policy wants it. */
+async function speculatingFar(far: FarSide, near: NearSide, { speculation }: Policy, options: HybridOptions): Promise<SpeculatingFar | null> {
+  if (speculation === null || options.far === null) return null;
+  const { SpeculatingFar } = await import("./speculation.js");
+  return new SpeculatingFar(far, near, { ...options.far, draftTokens: speculation.draft_tokens, WebSocket: options.WebSocket });
 }
 
 /** A missing network is no error where near may answer. */

@@ -10,6 +10,8 @@ import type { Choice } from "./choice_of_side.js";
 import { choose, situationOf, waitsForNear, wantsPromptLogprobs, wantsSignals } from "./choice_of_side.js";
 import { Circuit } from "./circuit.js";
 import type { Clock } from "./clock.js";
+import { usdOf } from "./costs.js";
+import { nearLack } from "./decide.js";
 import type { DeviceSource } from "./device_hints.js";
 import type { FarSide } from "./far.js";
 import { fitsFormat, isConstrained } from "./format_check.js";
@@ -29,12 +31,15 @@ import type { Side as Answering, SideRequest } from "./sides.js";
 import type { Side } from "./events.js";
 import type { Situation } from "./situation.js";
 import { UNKNOWN_SIDE } from "./situation.js";
+import { warmUp } from "./warm_up.js";
 import { Watch } from "./watch.js";
 
 export interface Wiring {
   readonly policy: Policy;
   readonly near: NearSide;
   readonly far: FarSide | null;
+  /** Far with near's guesses; null where the policy wants none. */
+  readonly speculating: Answering | null;
   readonly ledger: Ledger;
   readonly device: DeviceSource;
   readonly clock: Clock;
@@ -94,20 +99,21 @@ export class HybridCompletions {
   }
 
   private async *run(request: HybridRequest, first: Choice, signal: AbortSignal): AsyncGenerator<AnswerItem, void, undefined> {
-    const { policy, near, far, clock } = this.wiring;
+    const { policy, near, clock } = this.wiring;
     const logprobs = this.logprobs(request, first);
     const held = wantsSignals(policy, first) ? this.hold(request, logprobs.near, signal) : null;
     const choice = held === null ? first : await this.chooseAgain(first, held, signal);
     const { decision, standby } = choice;
     if (held !== null && decision.side === "far") held.drop();
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
-    const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(far) };
+    const sides = { near: held !== null && decision.side === "near" ? heldFirst(held, near) : near, far: this.guarded(this.farOf(choice)) };
     const items = runAnswer({
       params: request.params,
       decision,
       standby,
       rules: this.rules(request, decision.private),
       sides,
+      warm: (until) => this.warm(request, until),
       watch: isWatched ? new Watch(policy.escalation) : null,
       fits: isWatched ? fitsFormat(request.params) : null,
       logprobs,
@@ -226,15 +232,31 @@ export class HybridCompletions {
     return { near: shown === null ? wanted : Math.max(shown, wanted ?? 0), far: shown };
   }
 
+  private async warm(request: HybridRequest, signal: AbortSignal): Promise<void> {
+    const { far, ledger, policy } = this.wiring;
+    if (far === null) return;
+    const { params } = request;
+    await warmUp({ params, conversation: conversationOf(request), far, record: this.#records.far, ledger, policy, now: () => this.seconds() }, signal);
+  }
+
   private rules({ params }: HybridRequest, isPrivate: boolean): Rules {
     const { escalation, fallback, timeouts, retries } = this.wiring.policy;
+    const isOpenAi = this.wiring.far?.dialect === "openai";
     // A grammar starts anew with each side, so what one of them began under it cannot be gone on with.
-    const resumes: readonly Side[] = isConstrained(params) ? [] : this.wiring.far?.dialect === "openai" ? ["near"] : ["near", "far"];
-    return { then: escalation.then, ...fallback, ...timeouts, retries, private: isPrivate, resumes };
+    const resumes: readonly Side[] = isConstrained(params) ? [] : isOpenAi ? ["near"] : ["near", "far"];
+    // Such a server does not tell what it keeps.
+    const warm = isOpenAi ? "never" : escalation.warm;
+    return { then: escalation.then, warm, ...fallback, ...timeouts, retries, private: isPrivate, resumes };
+  }
+
+  /** Near guesses where it could have answered and far was chosen, not for a far side that stands in for it. */
+  private farOf({ decision, situation }: Choice): Answering | null {
+    const { policy, far, speculating } = this.wiring;
+    return decision.side === "far" && nearLack(policy, situation) === null ? (speculating ?? far) : far;
   }
 
   /** The far side, which never gets a text of near's that has something private in it. */
-  private guarded(far: FarSide | null): Answering {
+  private guarded(far: Answering | null): Answering {
     const check = this.#private;
     return {
       ask: (request: SideRequest) => {
@@ -279,8 +301,7 @@ export class HybridCompletions {
 
 /** In US dollars. Of a part that was broken off the tokens that came are counted, and its prompt as it was expected; where none came it cost nothing. */
 function costOf({ usage, tokens }: Part, expectedPrompt: number, { price }: Policy): number {
-  const { prompt_tokens: prompt, completion_tokens: completion } = usage ?? { prompt_tokens: tokens === 0 ? 0 : expectedPrompt, completion_tokens: tokens };
-  return (prompt * price.prompt_usd_per_million + completion * price.completion_usd_per_million) / 1e6;
+  return usdOf(price, usage ?? { prompt_tokens: tokens === 0 ? 0 : expectedPrompt, completion_tokens: tokens });
 }
 
 /** Near's answer where it has begun already, for the first time that it is asked from the start. */

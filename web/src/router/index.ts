@@ -16,7 +16,5 @@ export { Hybrid } from "./hybrid.js";
 export type { NearState } from "./near.js";
 export type { Policy } from "./policy.js";
 export type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming } from "./request.js";
-export type { NearTokens } from "./near_drafts.js";
 export type { SocketClass, SocketLike } from "./verify_socket.js";
-export type { WireCounts, WireSpeculationOptions } from "./wire_speculation.js";
-export { WireSpeculation } from "./wire_speculation.js";
+export type { WireCounts } from "./wire_speculation.js";

@@ -2,12 +2,18 @@
 
 import type { EngineApi } from "../api/engine_api.js";
 import type { ChatCompletionChunk, FunctionTool, PromptLogprobsOption } from "../api/types.js";
+import type { TokenSource } from "../engine/request.js";
 import { Unavailable, messageOf } from "../errors.js";
 import type { BundleAddress, LoadOptions, LoadProgress } from "../load.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
 import { goingOn } from "./sides.js";
 
 export type NearGiven = EngineApi | BundleAddress | readonly BundleAddress[];
+/** An engine whose tokens can be had, and which can put those of another source into words: `Engine` is one. */
+export interface DraftingEngine extends EngineApi, TokenSource {
+  over(tokens: TokenSource): EngineApi["chat"]["completions"];
+}
+
 export type NearState = "none" | "loading" | "ready" | "failed";
 
 /** What loads a bundle: Engine.load. */
@@ -50,6 +56,11 @@ export class NearSide implements Side {
 
   get info(): EngineApi["info"] | null {
     return this.#engine?.info ?? null;
+  }
+
+  /** The engine where it can guess for far: not one that is not there yet, nor one in a worker. */
+  get drafting(): DraftingEngine | null {
+    return this.#engine !== null && "over" in this.#engine ? (this.#engine as DraftingEngine) : null;
   }
 
   /** The tokens of a chat's prompt; null where there is no engine, or the engine cannot read the chat, which it says when it is asked. */

@@ -2,6 +2,7 @@
 // in, guesses flow out. Each guess is a request to the near engine for a few tokens, whose pages the next one finds.
 
 import type { TokenRequest, TokenSource } from "../engine/request.js";
+import { seedAfter } from "../engine/resolved_sampling.js";
 import type { NearfarError } from "../errors.js";
 import { isNearfarError } from "../errors.js";
 
@@ -89,12 +90,15 @@ export class NearDrafts {
 
   /** Guess ``count`` tokens behind ``promptIds``. */
   private async fill(count: number, promptIds: readonly number[], into: number[], started: () => void, signal: AbortSignal): Promise<void> {
-    const { maxTokens = Infinity, sampling, promptIds: prompt } = this.request;
+    const { maxTokens = Infinity, sampling: { seed, ...sampling } = {}, promptIds: prompt } = this.request;
+    const answered = promptIds.length - prompt.length;
     // The last token of all comes without a guess.
-    const most = Math.min(count, this.near.info.context - promptIds.length, maxTokens - (promptIds.length - prompt.length) - 1);
+    const most = Math.min(count, this.near.info.context - promptIds.length, maxTokens - answered - 1);
     if (most <= 0 || this.#failure !== null) return;
     try {
-      for await (const { tokenId } of this.near.generateTokens({ promptIds, maxTokens: most, sampling, signal })) {
+      // To the engine each guess is an answer of its own, and far draws these tokens with the later numbers of one.
+      const drawn = seed === undefined ? sampling : { ...sampling, seed: seedAfter(seed, answered) };
+      for await (const { tokenId } of this.near.generateTokens({ promptIds, maxTokens: most, sampling: drawn, signal })) {
         into.push(tokenId);
         started();
       }

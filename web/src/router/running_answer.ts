@@ -41,6 +41,8 @@ export interface AnswerJob {
   readonly standby: boolean;
   readonly rules: Rules;
   readonly sides: Readonly<Record<Side, Answering>>;
+  /** Lets far compute the prompt. Never rejected. */
+  readonly warm: (signal: AbortSignal) => Promise<void>;
   /** Null where near answers are not watched. */
   readonly watch: Watch | null;
   /** Whether a whole near answer fits the response format; null where there is none. */
@@ -86,6 +88,8 @@ class RunningAnswer {
   readonly #parts: Partial<Record<Side, OpenPart>> = {};
   readonly #errors: Partial<Record<Side, unknown>> = {};
   readonly #timers = new Map<TimerName, () => void>();
+  /** Breaks off the warm-up. */
+  readonly #warming = new AbortController();
   readonly #items: AnswerItem[] = [];
   #closed: { readonly error?: unknown } | null = null;
   #wake: () => void = () => undefined;
@@ -136,7 +140,12 @@ class RunningAnswer {
     const { job } = this;
     switch (effect.type) {
       case "ask":
+        // What it has computed stays in the server's cache.
+        if (effect.side === "far") this.#warming.abort();
         void this.listen(effect.side, effect.attempt, effect.continue_from === null ? null : this.#shown.soFar(effect.continue_from));
+        return;
+      case "warm":
+        void job.warm(this.#warming.signal);
         return;
       case "cancel":
         this.#parts[effect.side]?.controller.abort();
@@ -254,9 +263,11 @@ class RunningAnswer {
   private watch(tokens: readonly ChatCompletionTokenLogprob[]): void {
     for (const { token, logprob, top_logprobs: alternatives } of tokens) {
       const reason = this.job.watch?.add({ text: token, logprob, alternatives: alternatives.length === 0 ? null : alternatives.map((other) => other.logprob) }) ?? null;
-      if (reason === null) continue;
-      this.send({ type: "escalate", reason });
-      return;
+      if (reason !== null) {
+        this.send({ type: "escalate", reason });
+        return;
+      }
+      if (this.job.watch?.doubts === true) this.send({ type: "doubt" });
     }
   }
 
@@ -291,6 +302,7 @@ class RunningAnswer {
   private close(how: { readonly error?: unknown }): void {
     if (this.#closed !== null) return;
     this.#closed = how;
+    this.#warming.abort();
     for (const cancel of this.#timers.values()) cancel();
     this.#timers.clear();
     this.#wake();

@@ -22,14 +22,15 @@ export class SideRecord {
     return this.circuit.admits ? this.circuit.state : "open";
   }
 
-  /** A part of an answer that ended well. */
+  /** A part of an answer that ended well. What it waited in a queue says nothing of the side's speed, and is told by itself. */
   learn({ askedAt, firstAt, lastAt, tokens, usage }: Part, roundTripSeconds: number | null): void {
     if (firstAt === null || lastAt === null || usage === null) return;
+    const startedAt = askedAt + Math.max(0, usage.queue_ms ?? 0);
     this.#speed = speedAfter(this.#speed, {
       computed_tokens: Math.max(0, usage.prompt_tokens - (usage.prompt_tokens_details?.cached_tokens ?? 0)),
       completion_tokens: Math.max(tokens, usage.completion_tokens),
-      first_token_seconds: (firstAt - askedAt) / 1000,
-      total_seconds: (lastAt - askedAt) / 1000,
+      first_token_seconds: Math.max(0, firstAt - startedAt) / 1000,
+      total_seconds: Math.max(0, lastAt - startedAt) / 1000,
       round_trip_seconds: roundTripSeconds,
     });
   }

@@ -89,7 +89,7 @@ export class VerifySocket {
     // Browsers say nothing of why; the close that follows is what counts.
     socket.onerror = () => undefined;
     socket.onclose = ({ code }) => {
-      this.#end ??= this.#connected ? this.ended(code) : new Unavailable(`${this.#url}: no connection could be made; is it running, and does it allow this page's origin?`, { retryable: true });
+      this.#end ??= this.#connected ? this.ended(code) : this.unconnected();
       this.#wake();
     };
   }
@@ -179,6 +179,12 @@ export class VerifySocket {
       return new RequestError(message, { ...(typeof why === "string" ? { code: why } : {}), ...(typeof param === "string" ? { param } : {}), status });
     }
     return new Unavailable(`${this.#url}: ${message}`, { status, retryable: NOT_NOW.includes(status) });
+  }
+
+  /** A page is not told whether there is no server, or one that knows nothing of this. */
+  private unconnected(): Unavailable {
+    const message = `${this.#url}: no connection could be made; is it running, and does it allow WebSockets and this page's origin?`;
+    return new Unavailable(message, { code: "verify_unavailable", retryable: true });
   }
 
   private nonsense(): Unavailable {

@@ -1,13 +1,13 @@
 // The watch: whether a near answer goes astray, token by token.
 //
-// Tokens flow in with what the model thought of them; the reason to escalate flows out, where there is one. server_fallback/router/watch.py is the
-// same, and tests/conformance/router_traces.json holds both to the same reasons.
+// Tokens flow in with what the model thought of them; the reason to escalate flows out, where there is one, and sooner than that whether there are
+// doubts. server_fallback/router/watch.py is the same, and tests/conformance/router_traces.json holds both to the same reasons.
 
 import type { EscalationReason } from "./events.js";
 import type { Escalation, Repetition } from "./policy_schema.js";
 
 /** By the policy's rules. Windows are the last window_tokens tokens; logprobs and entropies (nats) are means over them. */
-export type WatchRules = Omit<Escalation, "then">;
+export type WatchRules = Omit<Escalation, "then" | "warm">;
 
 /** A token of the answer. null: not known, it is in no window. */
 export interface WatchedToken {
@@ -22,9 +22,15 @@ export class Watch {
   readonly #logprobs: number[] = [];
   readonly #entropies: number[] = [];
   readonly #texts: string[] = [];
+  #doubts = false;
 
   constructor(rules: WatchRules) {
     this.#rules = rules;
+  }
+
+  /** Whether half a window, or more, ever was half as bad as what is escalated. */
+  get doubts(): boolean {
+    return this.#doubts;
   }
 
   /** The reason to escalate after this token, if there is one. */
@@ -33,6 +39,9 @@ export class Watch {
     if (logprob !== null) keep(this.#logprobs, logprob, window_tokens);
     if (alternatives !== null) keep(this.#entropies, entropy(alternatives), window_tokens);
     if (repetition !== null) keep(this.#texts, text, repetition.tokens * repetition.times);
+    const half = Math.ceil(window_tokens / 2);
+    this.#doubts ||= min_mean_logprob !== null && this.#logprobs.length >= half && mean(this.#logprobs) < min_mean_logprob / 2;
+    this.#doubts ||= max_mean_entropy !== null && this.#entropies.length >= half && mean(this.#entropies) > max_mean_entropy / 2;
     // A window that is not full yet says nothing.
     if (min_mean_logprob !== null && this.#logprobs.length === window_tokens && mean(this.#logprobs) < min_mean_logprob) return "escalated_logprob";
     if (max_mean_entropy !== null && this.#entropies.length === window_tokens && mean(this.#entropies) > max_mean_entropy) return "escalated_entropy";

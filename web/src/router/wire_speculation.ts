@@ -52,8 +52,9 @@ export class WireSpeculation implements TokenSource {
    * Yields each token as it holds. Throws RequestError for what cannot be guessed or checked (``details.code``: tokenizer_differs, verify_version,
    * verify_unavailable, wrong_key), Unavailable where the server cannot be reached or breaks off, or the signal's reason.
    */
-  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
-    checkRequest(request);
+  async *generateTokens(given: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined> {
+    checkRequest(given);
+    const request = withSeed(given);
     const { signal, stopTokenIds = [], promptIds } = request;
     signal?.throwIfAborted();
     const { baseURL, apiKey = null, draftTokens = 4 } = this.options;
@@ -102,8 +103,15 @@ export class WireSpeculation implements TokenSource {
   }
 }
 
+/** With a seed that both sides share: of the same seed they draw alike. */
+function withSeed(request: TokenRequest): TokenRequest {
+  const { sampling = {} } = request;
+  const { temperature = 0, seed = crypto.getRandomValues(new Uint32Array(1))[0] } = sampling;
+  return temperature === 0 ? request : { ...request, sampling: { ...sampling, seed } };
+}
+
 /** Throws RequestError for what drafts are not checked with. */
-function checkRequest({ sampling = {}, constraint, whenFull = "stop", logprobs }: TokenRequest): void {
+export function checkRequest({ sampling = {}, constraint, whenFull = "stop", logprobs }: TokenRequest): void {
   const { repetitionPenalty = 1, frequencyPenalty = 0, presencePenalty = 0, logitBias } = sampling;
   const wrong = {
     penalties: repetitionPenalty !== 1 || frequencyPenalty !== 0 || presencePenalty !== 0,

@@ -21,7 +21,7 @@ type Act =
   | { readonly type: "end"; readonly ask: number }
   | { readonly type: "failed"; readonly ask: number; readonly kind: FailureKind; readonly retryable: boolean }
   | { readonly type: "due"; readonly timer: number }
-  | { readonly type: "escalate" | "abort" | "start" };
+  | { readonly type: "escalate" | "doubt" | "abort" | "start" };
 
 /** A driver that keeps its own books, from the effects alone. */
 class Driver {
@@ -33,6 +33,7 @@ class Driver {
   toolCalls = false;
   withdrawn = false;
   aborted = false;
+  warmed = false;
   #state: State;
 
   constructor(readonly rules: Rules, readonly decided: Side, readonly standby: boolean) {
@@ -76,6 +77,12 @@ class Driver {
         const nearSpeaks = this.asks.some(({ side, live, spoke }) => side === "near" && live && spoke);
         const effects = this.send({ type: "escalate", reason: "escalated_logprob" });
         expect(effects.length === 0 || (nearSpeaks && this.rules.then !== "never")).toBe(true);
+        return;
+      }
+      case "doubt": {
+        const nearSpeaks = this.asks.some(({ side, live, spoke }) => side === "near" && live && spoke);
+        const effects = this.send({ type: "doubt" });
+        expect(effects.length === 0 || (nearSpeaks && this.rules.warm === "doubt")).toBe(true);
         return;
       }
       case "start":
@@ -154,6 +161,13 @@ class Driver {
         this.asks.push({ side, attempt, live: true, spoke: false, answer: continue_from ?? "" });
         return;
       }
+      case "warm":
+        // What far may not be asked it may not see ahead either.
+        expect([this.warmed, this.rules.private, this.toolCalls]).toEqual([false, false, false]);
+        expect(this.standby && this.rules.then !== "never" && this.rules.warm !== "never").toBe(true);
+        expect(this.asks.some(({ side }) => side === "far")).toBe(false);
+        this.warmed = true;
+        return;
       case "cancel": {
         const live = this.asks.filter((asked) => asked.side === effect.side && asked.live);
         expect(live).toHaveLength(1);
@@ -208,6 +222,7 @@ class Driver {
 const RULES: fc.Arbitrary<Rules> = fc
   .record({
     then: fc.constantFrom("never", "continue", "restart"),
+    warm: fc.constantFrom("never", "doubt", "always"),
     near_continues: fc.boolean(),
     far_takes_over: fc.boolean(),
     hedge_after_ms: fc.constantFrom(null, 100),
@@ -233,8 +248,13 @@ const ACT: fc.Arbitrary<Act> = fc.oneof(
   },
   { weight: 4, arbitrary: fc.record({ type: fc.constant("due"), timer: fc.nat(3) }) },
   { weight: 4, arbitrary: fc.constant({ type: "escalate" }) },
+  { weight: 2, arbitrary: fc.constant({ type: "doubt" }) },
   { weight: 1, arbitrary: fc.constantFrom<Act>({ type: "abort" }, { type: "start" }) },
 );
+
+const SPEAKS: Act = { type: "token", ask: 0, text: "a", toolCall: false };
+/** Near goes astray, far breaks in mid-answer, near ends: which chance seldom finds. */
+const TWICE: readonly Act[] = [SPEAKS, { type: "doubt" }, { type: "escalate" }, SPEAKS, { type: "failed", ask: 0, kind: "server", retryable: false }, SPEAKS, { type: "end", ask: 0 }];
 
 test("any order of events gives one answer or one failure", () => {
   const seen = new Set<string>();
@@ -246,9 +266,10 @@ test("any order of events gives one answer or one failure", () => {
       for (let i = 0; i < 20; i++) for (const timer of [...driver.timers].slice(0, 1)) driver.fire(timer);
       expect(driver.aborted || driver.ends.length === 1).toBe(true);
       seen.add(`${driver.ends[0]?.type ?? "aborted"} ${driver.switches.length}`);
+      if (driver.warmed) seen.add(`warmed, ${driver.rules.warm}`);
     }),
-    { numRuns: 2500, seed: 1 },
+    { numRuns: 2500, seed: 1, examples: [[{ ...DEFAULT_RULES, then: "continue" }, "near", true, [...TWICE]]] },
   );
   // The property speaks of answers of every kind.
-  expect([...seen]).toEqual(expect.arrayContaining(["finish 0", "finish 1", "finish 2", "fail 0", "fail 1", "aborted 0"]));
+  expect([...seen]).toEqual(expect.arrayContaining(["finish 0", "finish 1", "finish 2", "fail 0", "fail 1", "aborted 0", "warmed, doubt", "warmed, always"]));
 });

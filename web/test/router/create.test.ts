@@ -55,7 +55,7 @@ test("a missing network is none where near may answer, and far is asked later", 
   expect([nf.far, (await nf.chat.completions.create({ messages: MESSAGES })).route?.reason]).toEqual([null, "far_failed"]);
   far.reachable = true;
   expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "prefer" });
-  expect(nf.far).toEqual({ id: "big", context: 4096, tokenizerSha256: null, tools: true });
+  expect(nf.far).toEqual({ id: "big", context: 4096, tokenizerSha256: null, tools: true, verify: false });
   await expect(create(Object.assign(new FakeFar(), { reachable: false }), { mode: "far-only" })).rejects.toMatchObject({ code: "unavailable" });
 });
 

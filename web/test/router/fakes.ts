@@ -74,6 +74,8 @@ export class FakeFar {
   reachable = true;
   about: object = { api_version: 1, models: [{ id: "big", context: 4096, tokenizer_sha256: null, vocab_size: 512, tools: true, verify: false }] };
   key: string | null = null;
+  /** Of any chat's prompt. */
+  promptIds: readonly number[] = [1, 2, 3];
   /** Of its good answers. */
   headers: Readonly<Record<string, string>> = {};
 
@@ -105,7 +107,7 @@ export class FakeFar {
     if (this.key !== null && request.headers.Authorization !== `Bearer ${this.key}`) return json({ error: { message: "bad key", type: "invalid_request_error" } }, 401);
     if (url.endsWith("/v1/nearfar/about")) return json(this.about, 200, this.headers);
     if (url.endsWith("/v1/models")) return json({ data: [{ id: "big", max_model_len: 4096 }] });
-    if (url.endsWith("/tokenize")) return json({ tokens: [1, 2, 3], count: 3, max_model_len: 4096 });
+    if (url.endsWith("/tokenize")) return json({ tokens: this.promptIds, count: this.promptIds.length, max_model_len: 4096 });
     const script = this.scripts[Math.min(this.chats.length, this.scripts.length) - 1] ?? "refused";
     if (script === "refused") throw new TypeError("fetch failed");
     if (script === "silent") return new Promise((_, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));

@@ -4,62 +4,13 @@ import { describe, expect, test } from "vitest";
 
 import type { ChatCompletionChunk, ChatCompletionMessageParam, Route } from "../../src/api/types.js";
 import { DeviceError } from "../../src/errors.js";
-import type { DeviceHints } from "../../src/router/device_hints.js";
-import type { HybridOptions } from "../../src/router/hybrid.js";
-import { Hybrid } from "../../src/router/hybrid.js";
-import type { FarScript, NearScript } from "./fakes.js";
-import { FAR, FakeClock, FakeFar, MemoryLedger, lawless, near, turns } from "./fakes.js";
+import type { NearScript } from "./fakes.js";
+import { FakeFar, lawless, near, turns } from "./fakes.js";
+import { MESSAGES, QUESTION, SURE, read, setUp, shown } from "./hybrid_set_up.js";
 
-const QUESTION = { role: "user" as const, content: "what is 27 + 58?" };
-const MESSAGES = [QUESTION];
-const SURE: NearScript = { text: "near by" };
 /** Sure of its first three tokens, and of none after them. */
 const LOST: NearScript = { text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] };
 const WATCHED = { then: "continue", window_tokens: 2, min_mean_logprob: -3 };
-const ONLINE: DeviceHints = { online: true, battery: null, charging: null, thermal: null };
-
-interface Setup extends Partial<Omit<HybridOptions, "policy" | "far">> {
-  readonly policy?: object;
-  readonly scripts?: readonly NearScript[];
-  readonly far?: readonly FarScript[] | FakeFar;
-  readonly dialect?: "openai" | "vllm" | "nearfar";
-  readonly hints?: Partial<DeviceHints>;
-}
-
-async function setUp({ policy = {}, scripts = [SURE], far: given = [{ texts: ["far", " away"] }], dialect, hints = {}, ...options }: Setup = {}) {
-  const far = given instanceof FakeFar ? given : new FakeFar(given);
-  const clock = new FakeClock();
-  const ledger = new MemoryLedger();
-  const { engine, source } = near(...scripts);
-  const device = { ...ONLINE, ...hints };
-  const nf = await Hybrid.create({
-    near: engine,
-    far: { baseURL: FAR, apiKey: "secret", dialect },
-    policy: { version: 1, mode: "prefer-near", ...policy },
-    fetch: far.fetch,
-    device: { read: () => Promise.resolve(device) },
-    ledger,
-    clock,
-    ...options,
-  });
-  return { nf, far, clock, ledger, source, device };
-}
-
-async function read(nf: Hybrid, rest: object = {}): Promise<ChatCompletionChunk[]> {
-  const chunks: ChatCompletionChunk[] = [];
-  for await (const chunk of await nf.chat.completions.create({ messages: MESSAGES, stream: true, ...rest })) chunks.push(chunk);
-  return chunks;
-}
-
-/** The text of a stream, as a page shows it: what a restart withdraws goes. */
-function shown(chunks: readonly ChatCompletionChunk[]): string {
-  let text = "";
-  for (const { choices, route } of chunks) {
-    if (route?.switched_at === 0 && choices[0]?.finish_reason === null) text = "";
-    text += choices[0]?.delta.content ?? "";
-  }
-  return text;
-}
 
 const routes = (chunks: readonly ChatCompletionChunk[]) => chunks.flatMap(({ route }) => (route === undefined ? [] : [{ side: route.side, reason: route.reason, at: route.switched_at }]));
 
@@ -159,6 +110,22 @@ describe("who answers", () => {
     far.headers = { "X-Nearfar-Queue-Ms": "1500" };
     await firstSeconds();
     expect((await firstSeconds()) - before).toBeCloseTo(1.5, 9);
+  });
+
+  test("what far waited in its queue is no part of its speed", async () => {
+    const secondsAfter = async (queue: object) => {
+      const { nf, clock } = await setUp({ policy: { mode: "prefer-far" }, far: [{ texts: ["far", " away"], usage: { prompt_tokens: 20, completion_tokens: 2, ...queue } }] });
+      clock.stride = 1000;
+      await nf.chat.completions.create({ messages: [{ role: "user", content: "how fast?" }] });
+      clock.stride = 0;
+      const { far_first_token_seconds: first, far_total_seconds: total } = (await nf.chat.completions.create({ messages: MESSAGES })).route?.scores ?? {};
+      return { first: first ?? NaN, later: (total ?? NaN) - (first ?? NaN) };
+    };
+    const [untold, told] = [await secondsAfter({}), await secondsAfter({ queue_ms: 500 })];
+    // Half a second less for 20 tokens; this prompt has 33.
+    expect(untold.first - told.first).toBeCloseTo((0.5 * 33) / 20, 9);
+    expect(told.later).toBeCloseTo(untold.later, 9);
+    expect((await secondsAfter({ queue_ms: 1e9 })).first).toBeNaN();
   });
 
   test("tools go to the side that knows them, and count as part of the prompt", async () => {

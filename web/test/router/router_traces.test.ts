@@ -20,6 +20,7 @@ interface Given {
     readonly rules: Partial<WatchRules>;
     readonly tokens: readonly (readonly [string, number | null, readonly number[] | null])[];
     readonly reasons: readonly (EscalationReason | null)[];
+    readonly doubts: readonly boolean[];
   }[];
 }
 
@@ -39,9 +40,10 @@ describe("the answer machine", () => {
 });
 
 describe("the watch", () => {
-  test.each(GIVEN.watch)("$name", ({ rules, tokens, reasons }) => {
+  test.each(GIVEN.watch)("$name", ({ rules, tokens, reasons, doubts }) => {
     const watch = new Watch({ ...UNWATCHED, ...rules });
-    expect(tokens.map(([text, logprob, alternatives]) => watch.add({ text, logprob, alternatives }))).toEqual(reasons);
+    const seen = tokens.map(([text, logprob, alternatives]) => [watch.add({ text, logprob, alternatives }), watch.doubts]);
+    expect(seen).toEqual(reasons.map((reason, index) => [reason, doubts[index]]));
   });
 
   test("a failing schema is a reason where the policy says so", () => {
