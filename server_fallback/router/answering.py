@@ -27,7 +27,7 @@ from ..schema.route import Route, Side
 from .answer_machine import State, begin, step
 from .attempt import Attempt, retry_seconds
 from .continued import continued, continued_ids, limits, plain
-from .decide import decide, near_lack
+from .decide import decide, may_guess
 from .decision import Decision
 from .events import (
     Ask,
@@ -342,9 +342,9 @@ class Answering(Generic[ChunkT]):
         return sides.ask_far(request, call, guessed=self._near_guesses())
 
     def _near_guesses(self) -> bool:
-        """Whether near may guess for far: it could have answered, and was not asked in vain in this answer."""
+        """Whether near guesses for far: it may, and was not asked in vain in this answer."""
         in_vain = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
-        return not in_vain and near_lack(self._sides.policy, self._asked) is None
+        return not in_vain and may_guess(self._sides.policy, self._asked)
 
     async def _handed_over(self, text: str) -> ChatCompletionRequest | CompletionRequest:
         """The request for far to go on: by token ids where both sides have the same, else by the text."""

@@ -28,7 +28,7 @@ def decide(policy: Policy, situation: Situation, *, private: bool | None = None)
     _check_labels(policy, situation)
     if private is None:
         private = policy.private_check.is_private(situation)
-    near = near_lack(policy, situation)
+    near = _near_lack(policy, situation)
     far = "private" if private else _far_lack(policy, situation)
     scores = score(policy, situation)
     side, reason = (
@@ -65,6 +65,11 @@ def score(policy: Policy, situation: Situation) -> Scores:
     )
 
 
+def may_guess(policy: Policy, situation: Situation) -> bool:
+    """Whether near may guess tokens for far, which answers: it could answer itself, and its device need not be spared."""
+    return _near_lack(policy, situation) is None and _hinted(policy, situation.near) is None
+
+
 def _check_labels(policy: Policy, situation: Situation) -> None:
     known = {*policy.labels, *policy.private.labels}
     places = [("labels", situation.labels)]
@@ -76,7 +81,7 @@ def _check_labels(policy: Policy, situation: Situation) -> None:
                 raise RequestError(f"{place}: the policy has no label {label!r}; it has {has}", code="unknown_label", param=place)
 
 
-def near_lack(policy: Policy, situation: Situation) -> Lack | None:
+def _near_lack(policy: Policy, situation: Situation) -> Lack | None:
     """The first thing that near lacks; None where it may answer."""
     if policy.mode == "far-only":
         return "mode"

@@ -18,6 +18,7 @@ from live_server import live_server
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.router.far import Far
 from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.router.sides import DeviceHints
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk
 
 RULES = policy("prefer-far", speculation={"draft_tokens": 4})
@@ -28,9 +29,10 @@ GREEDY: dict[str, Any] = {"messages": QUESTION, "temperature": 0, "max_tokens": 
 
 @asynccontextmanager
 async def pair(near: ByteExecutor | FakeNear, far: ByteExecutor, rules: dict[str, Any] = RULES, **options: Any) -> AsyncIterator[Hybrid]:
+    hints = options.pop("hints", DeviceHints())
     with live_server(FakeModels(far), ApiConfig()) as server:  # type: ignore[arg-type]
         place = Far(f"http://127.0.0.1:{server.port}", model="fake", **options)
-        async with await Hybrid.create(near=near, far=place, policy=rules) as opened:
+        async with await Hybrid.create(near=near, far=place, policy=rules, hints=lambda: hints) as opened:
             yield opened
     await far.close()
 
@@ -110,6 +112,20 @@ def test_a_pair_that_cannot_guess_is_asked_as_ever(
             assert told(await opened.chat.completions.create(**GREEDY))[1] == "far"
             assert len(there.requests) == 1
             assert opened.speculation is None or opened.speculation.rounds == 0
+
+    run(work())
+
+
+def test_near_does_not_guess_where_its_device_is_to_be_spared(tmp_path: Path) -> None:
+    rules = policy("auto", device={"min_battery": 0.2}, speculation={"draft_tokens": 4})
+
+    async def work() -> None:
+        near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far")
+        async with pair(near, far, rules, hints=DeviceHints(battery=0.1, charging=False)) as opened:
+            assert told(await opened.chat.completions.create(**GREEDY))[1:3] == ("far", "battery")
+            assert (len(near.requests), len(far.requests)) == (0, 1)
+            assert opened.speculation is not None
+            assert opened.speculation.rounds == 0
 
     run(work())
 

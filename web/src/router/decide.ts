@@ -57,6 +57,11 @@ export function score(policy: Policy, situation: Situation): Scores {
   };
 }
 
+/** Whether near may guess tokens for far, which answers: it could answer itself, and its device need not be spared. */
+export function mayGuess(policy: Policy, situation: Situation): boolean {
+  return nearLack(policy, situation) === null && hinted(policy, situation.near) === null;
+}
+
 function checkLabels(policy: Policy, situation: Situation): void {
   const known = new Set([...policy.labels, ...policy.private.labels]);
   const places = [["labels", situation.labels] as const, ...situation.messages.map(({ labels }, index) => [`messages[${index}].labels`, labels] as const)];
@@ -70,7 +75,7 @@ function checkLabels(policy: Policy, situation: Situation): void {
 }
 
 /** The first thing that near lacks; null where it may answer. */
-export function nearLack(policy: Policy, situation: Situation): Lack | null {
+function nearLack(policy: Policy, situation: Situation): Lack | null {
   if (policy.mode === "far-only") return "mode";
   if (!situation.near.available) return "near_unavailable";
   return lackOf(situation.near, situation);

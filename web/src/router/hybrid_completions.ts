@@ -11,7 +11,7 @@ import { choose, situationOf, waitsForNear, wantsPromptLogprobs, wantsSignals } 
 import { Circuit } from "./circuit.js";
 import type { Clock } from "./clock.js";
 import { usdOf } from "./costs.js";
-import { nearLack } from "./decide.js";
+import { mayGuess } from "./decide.js";
 import type { DeviceSource } from "./device_hints.js";
 import type { FarSide } from "./far.js";
 import { fitsFormat, isConstrained } from "./format_check.js";
@@ -249,10 +249,10 @@ export class HybridCompletions {
     return { then: escalation.then, warm, ...fallback, ...timeouts, retries, private: isPrivate, resumes };
   }
 
-  /** Near guesses where it could have answered and far was chosen, not for a far side that stands in for it. */
+  /** Near guesses where it may and far was chosen, not for a far side that stands in for it. */
   private farOf({ decision, situation }: Choice): Answering | null {
     const { policy, far, speculating } = this.wiring;
-    return decision.side === "far" && nearLack(policy, situation) === null ? (speculating ?? far) : far;
+    return decision.side === "far" && mayGuess(policy, situation) ? (speculating ?? far) : far;
   }
 
   /** The far side, which never gets a text of near's that has something private in it. */

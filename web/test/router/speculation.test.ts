@@ -6,6 +6,7 @@ import { ChatCompletions } from "../../src/api/chat_completions.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { DeviceError } from "../../src/errors.js";
+import type { DeviceHints } from "../../src/router/device_hints.js";
 import type { DraftingEngine } from "../../src/router/near.js";
 import type { SocketClass, SocketLike } from "../../src/router/verify_socket.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
@@ -134,9 +135,10 @@ interface Setup {
   readonly about?: object;
   readonly promptIds?: readonly number[];
   readonly WebSocket?: SocketClass;
+  readonly hints?: Partial<DeviceHints>;
 }
 
-async function speculating({ policy = {}, about = {}, promptIds = PROMPT, WebSocket = Verifier }: Setup = {}) {
+async function speculating({ policy = {}, about = {}, promptIds = PROMPT, WebSocket = Verifier, hints = {} }: Setup = {}) {
   const guesser = new Guesser();
   const tools = { parser: () => new ToolCallStream("hermes"), grammar: () => null };
   const model = modelOf(guesser, { name: "small", tools });
@@ -148,7 +150,7 @@ async function speculating({ policy = {}, about = {}, promptIds = PROMPT, WebSoc
     over: (tokens) => new ChatCompletions({ ...model, tokens }),
   };
   const far = Object.assign(new FakeFar([{ texts: [ANSWER] }]), { about: { api_version: 1, models: [{ ...ABOUT, ...about }] }, promptIds });
-  return { ...(await setUp({ policy: { ...POLICY, ...policy }, near, far, WebSocket })), guesser };
+  return { ...(await setUp({ policy: { ...POLICY, ...policy }, near, far, WebSocket, hints })), guesser };
 }
 
 test("the answer is the far model's own, in fewer rounds than it has tokens, and counts as any answer of far's", async () => {
@@ -255,6 +257,12 @@ test("near does not guess for a far side that stands in for it", async () => {
 test("near does not guess what it could not have answered", async () => {
   const { nf, far } = await speculating({ policy: { languages: { near: ["en"] } } });
   expect(shown(await read(nf, { language: "fr" }))).toBe(ANSWER);
+  expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
+});
+
+test("near does not guess where its device is to be spared", async () => {
+  const { nf, far } = await speculating({ policy: { mode: "auto", device: { min_battery: 0.2 } }, hints: { battery: 0.1, charging: false } });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "battery" });
   expect([far.chats.length, Verifier.sockets.length]).toEqual([1, 0]);
 });
 
