@@ -20,7 +20,7 @@ import type { Policy } from "./policy.js";
 import { parsePolicy } from "./policy.js";
 
 export interface HybridOptions {
-  /** An engine, a bundle's address (or several, as Engine.load takes them), or nothing. */
+  /** An engine, the promise of one that loads, a bundle's address (or several, as Engine.load takes them), or nothing. */
   readonly near: NearGiven | null;
   readonly far: FarOptions | null;
   /** What the policy's file holds. */
