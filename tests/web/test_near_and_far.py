@@ -532,6 +532,8 @@ def test_without_near_and_far_the_page_explains_and_a_server_that_is_named_then_
 ) -> None:
     far_server.die()
     with page_of(browser, NO_WEBGPU) as page:
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url})}")
+        page.wait_for_selector("body[data-state=error] #far-problem", state="visible")
         page.goto(near_server.url)
         page.wait_for_selector("body[data-state=error]")
         assert "no WebGPU" in (page.text_content("#failure-message .what") or "")

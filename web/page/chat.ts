@@ -86,6 +86,8 @@ export class Chat {
   async nearFailed(error: unknown): Promise<boolean> {
     this.#near = { state: "failed", error };
     await this.#form.settled;
+    // Asked again, a server that did not answer is a problem now.
+    if (this.#far !== null && !this.answerable) await this.#form.submit();
     await this.arrange();
     if (this.answerable) return true;
     this.#form.moveTo("failure-far");
