@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,17 +72,12 @@ POLICY: dict[str, Any] = {
 DEMO_POLICY = ROOT / "server_fallback" / "router" / "demo_policy.json"
 # Of a gain from the threshold.
 MARGIN = 0.25
-# Of sums, home, spelling and small talk, which near was taught.
-STAY = ("85+6=?", "will you put pickle on the shopping list.", "Spelling: botid?", "introduce yourself")
+# A sum, spelling and small talk, which near was taught.
+STAY = ("85+6=?", "Spelling: botid?", "introduce yourself")
 # Near would spell this, but is unsure how.
 UNSURE = "give me the letters of star?"
-# Of story problems, many numbers, sums of several and lists of commands, which far alone was taught.
-GO = (
-    "there were 11 chocolates in the box. i put in 75 and take out 5. how many are in the box?",
-    "sort 3, 9, 7, 8, 2, 1, 6, 4 and 5, largest first",
-    "quick math: 64 plus 40 plus 7 plus 93.",
-    UNSURE,
-)
+# The first is a sum of several, which far alone was taught.
+GO = ("quick math: 64 plus 40 plus 7 plus 93.", UNSURE)
 NO_WEBGPU = "delete Navigator.prototype.gpu"
 # How near is lost: a script, the bundle, and what is told of it.
 NO_ADAPTER = "GPU.prototype.requestAdapter = async () => null"
@@ -329,8 +325,12 @@ def test_the_fitted_policy_divides_what_is_easy_and_what_is_hard_as_in_python(
     """
     policy = Policy.read(DEMO_POLICY)
     assert policy.quality.predictor is not None
-    signals = asyncio.run(near_signals_in_python(near_server.bundle, [*STAY, *GO]))
+    # On a thread, for Playwright's loop runs on this one.
+    with ThreadPoolExecutor(1) as thread:
+        signals = thread.submit(asyncio.run, near_signals_in_python(near_server.bundle, [*STAY, *GO])).result()
     route_by(quality=json.loads(DEMO_POLICY.read_text())["quality"])
+    # What follows the signals is not looked at.
+    chat.fill("#max-tokens", str(SIGNAL_TOKENS))
     for prompt, told in signals.items():
         assert part_of(prompt) == "eval"
         expected = decide(policy, situation(prompt, told))
@@ -350,6 +350,7 @@ def test_the_fitted_policy_divides_what_is_easy_and_what_is_hard_as_in_python(
         assert percents == pytest.approx([100 * expected.scores.near_right, 100 * expected.scores.far_right], abs=1.5), prompt
         assert chat.locator(".mark").count() == 0
         chat.click("#new-chat")
+    chat.fill("#max-tokens", "")
     unsure = decide(policy, situation(UNSURE, None)).scores.gain
     assert unsure is not None
     assert unsure < policy.quality.threshold - MARGIN
