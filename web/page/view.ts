@@ -80,7 +80,7 @@ export class View {
     document.title = `${info?.model ?? far?.model ?? ""} · nearfar`;
     const line = info === null ? [make("span", "", far?.model ?? "")] : modelLine(info);
     element("model", HTMLElement).replaceChildren(...line, ...(far === null ? [] : [make("span", "wide", ` · far: ${far.host}`)]));
-    element("device", HTMLElement).textContent = info === null ? `Every message goes to ${far?.host ?? ""}` : deviceLine(info);
+    element("device", HTMLElement).textContent = info === null ? `What you send goes to ${far?.host ?? ""}` : deviceLine(info);
     element("model-card", HTMLElement).replaceChildren(...(info === null ? bundleCard(facts, near) : modelCard(info, facts)));
     if (info !== null) element("max-tokens", HTMLInputElement).max = String(info.context);
     if (far !== null) this.welcome(near, far.host);
