@@ -86,10 +86,10 @@ export class Chat {
   async nearFailed(error: unknown): Promise<boolean> {
     this.#near = { state: "failed", error };
     await this.#form.settled;
-    // Asked again, a server that did not answer is a problem now.
-    if (this.#far !== null && !this.answerable) await this.#form.submit();
     await this.arrange();
     if (this.answerable) return true;
+    // As long as near might have answered it was none.
+    if (this.#far !== null) this.#form.fail(silent(this.#far.host));
     this.#form.moveTo("failure-far");
     return false;
   }
@@ -99,7 +99,7 @@ export class Chat {
     const host = hostOf(address.url);
     const sides = await connectSides(this.#engine, this.facts, address, this.#network, () => this.#controls.pin);
     if (sides.farModel === null && this.#near.state === "failed") {
-      throw new Unavailable(`${host} does not answer; start it, and let it allow this page: nearfar serve --cors-origin ${location.origin}`, { retryable: true });
+      throw silent(host);
     }
     this.#far = { host, sides };
     await this.arrange();
@@ -211,4 +211,9 @@ export class Chat {
       return turn.view.text === "" ? [] : [question, { role: "assistant", content: turn.view.text, private: turn.private }];
     });
   }
+}
+
+/** The problem of a server that does not answer, where nobody else does. */
+function silent(host: string): Unavailable {
+  return new Unavailable(`${host} does not answer; start it, and let it allow this page: nearfar serve --cors-origin ${location.origin}`, { retryable: true });
 }

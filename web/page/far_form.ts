@@ -49,6 +49,13 @@ export class FarForm {
     return this.#settled;
   }
 
+  /** Why nobody is connected. */
+  fail(error: unknown): void {
+    explain(error, this.#problem);
+    this.#problem.hidden = false;
+    this.reveal();
+  }
+
   moveTo(place: "far-details" | "failure-far"): void {
     const parent = element(place, HTMLElement);
     // Who types in it would lose the focus.
@@ -66,9 +73,7 @@ export class FarForm {
       this.#details.open = false;
       this.keepInAddress();
     } catch (error) {
-      explain(error, this.#problem);
-      this.#problem.hidden = false;
-      this.reveal();
+      this.fail(error);
     } finally {
       this.#connect.disabled = false;
     }

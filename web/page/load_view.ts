@@ -25,6 +25,13 @@ export class LoadView {
     element("kernels", HTMLElement).textContent = totalKernels === 0 ? "" : `${compiledKernels} of ${totalKernels}`;
   }
 
+  /** The model did not load; whether somebody else answers is not known yet, which takes a while where a server says nothing. */
+  askServer(): void {
+    element("loading-title", HTMLElement).textContent = "The model did not load";
+    element("phase", HTMLElement).textContent = "Asking the server";
+    element("amount", HTMLElement).textContent = "";
+  }
+
   /** The model did not load, and nobody else answers. */
   fail(error: unknown, bundle: string): void {
     document.body.dataset.state = "error";

@@ -38,6 +38,7 @@ async function main(): Promise<void> {
     await chat.nearReady(model);
   } catch (error) {
     console.error(error);
+    loading.askServer();
     if (!(await chat.nearFailed(error))) loading.fail(error, bundle);
   }
 }
