@@ -17,9 +17,10 @@ FLAGS = (
     "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+# Of the model on the page's device; a server may answer before, or instead of it.
 READ_STATE = """() => ({
-    state: document.body.dataset.state,
-    error: document.getElementById("failure-message").textContent,
+    near: document.body.dataset.state === "error" ? "failed" : document.body.dataset.near,
+    error: document.getElementById("failure-message").textContent || document.getElementById("near-why").textContent,
     device: document.getElementById("device").textContent,
 })"""
 READ_ANSWER = """() => {
@@ -65,9 +66,9 @@ class Page:
         deadline = time.monotonic() + LOAD_SECONDS
         while time.monotonic() < deadline:
             found = self._page.evaluate(READ_STATE)
-            if found["state"] == "ready":
+            if found["near"] == "ready":
                 return str(found["device"])
-            if found["state"] == "error":
+            if found["near"] == "failed":
                 raise BundleError(f"the page could not load the bundle: {found['error']}")
             time.sleep(POLL_SECONDS)
         raise BundleError(f"the page did not load the bundle within {LOAD_SECONDS} s")

@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--screenshot", type=Path, default=Path("nearfar-demo.png"), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--serve", action="store_true", help="serve the page for your own browser until Ctrl-C")
     parser.add_argument("--far", metavar="URL", help="a server that is to answer as well, where that pays: nearfar serve, or a gateway")
-    parser.add_argument("--policy", type=Path, metavar="FILE", help="with --far: when it is asked (default: the page's own policy)")
+    parser.add_argument("--policy", type=Path, metavar="FILE", help="with --far: when it is asked (default: the page's own)")
     parser.add_argument("--port", type=int, default=0, help="of the page's server on 127.0.0.1 (default: a free one)")
 
 

@@ -1,33 +1,54 @@
 """Near and far as one, in headless Chromium: the page's engine runs the demo model on WebGPU, `nearfar serve` a model on the CPU.
 
-Answers go where they should, change sides where they must, and never leave where they are private. Pictures go to build/screenshots.
+Answers go where they should, change sides where they must, and never leave where they are private; where there is no near, far answers.
+Pictures go to build/screenshots.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from conftest import ROOT
 from light_bundle import lighten
 from page_looks import DESK, NAMELESS, SCREENSHOTS, fact, look
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 from recording_proxy import RecordingProxy, recording_proxy
 
+from nearfar.compiler.batch import Limits
 from nearfar.compiler.browser.page_server import PageServer
+from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.reference import ReferenceRunner
+from nearfar.server_fallback.engine.model import TokenModel
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
+from nearfar.server_fallback.router import ask_both
+from nearfar.server_fallback.router.decide import decide
+from nearfar.server_fallback.router.demo_traffic import part_of
+from nearfar.server_fallback.router.policy import Policy
+from nearfar.server_fallback.router.prompts import Prompt
+from nearfar.server_fallback.router.signals import SIGNAL_TOKENS, near_signals
+from nearfar.server_fallback.router.situation import FarState, Message, NearSignals, NearState, Situation
 
 TIMEOUT_MS = 180_000
 # What is served far.
 FAR_MODEL = "demo-far"
 EASY, HARD, STORY = "what is 27 + 58?", "what is 12 + 30 + 7?", "tell me a story about a fox"
-# Three numbers are too many for near, says this predictor. What failed may be asked again at once, for the next test.
+# Three numbers are too many for near, says this predictor: for tests of what comes after a decision. What failed may be asked again at
+# once, for the next test.
 POLICY: dict[str, Any] = {
     "version": 1,
     "mode": "auto",
@@ -48,6 +69,23 @@ POLICY: dict[str, Any] = {
     "retries": 0,
     "breaker": {"failures": 100, "open_ms": 1},
 }
+DEMO_POLICY = ROOT / "server_fallback" / "router" / "demo_policy.json"
+# Of a gain from the threshold.
+MARGIN = 0.25
+# A sum, spelling and small talk, which near was taught.
+STAY = ("85+6=?", "Spelling: botid?", "introduce yourself")
+# Near would spell this, but is unsure how.
+UNSURE = "give me the letters of star?"
+# The first is a sum of several, which far alone was taught.
+GO = ("quick math: 64 plus 40 plus 7 plus 93.", UNSURE)
+NO_WEBGPU = "delete Navigator.prototype.gpu"
+# How near is lost: a script, the bundle, and what is told of it.
+NO_ADAPTER = "GPU.prototype.requestAdapter = async () => null"
+BROKEN = [
+    pytest.param(NO_WEBGPU, "./bundle/", "This device cannot run the model", "This browser has no WebGPU", id="no WebGPU"),
+    pytest.param(NO_ADAPTER, "./bundle/", "This device cannot run the model", "no WebGPU adapter", id="no adapter"),
+    pytest.param("", "./nowhere/", "The model did not load", "nowhere/manifest.json answers 404", id="no bundle"),
+]
 # Devices are collected, so that a test can take them away; from `window.noMore` on there is no other.
 KEEP_DEVICES = """() => {
     window.devices = [];
@@ -104,20 +142,40 @@ def far_server(near_server: PageServer, tmp_path_factory: pytest.TempPathFactory
             process.wait()
 
 
+@dataclass
+class Opened:
+    """The page of both sides, whose weights do not come before they are let through."""
+
+    page: Page
+    weights: list[Route]
+    loading: bool = True
+
+
 @pytest.fixture(scope="module")
-def loaded(browser: Browser, near_server: PageServer, far_server: RecordingProxy) -> Iterator[Page]:
-    """The chat page with both sides, loaded once."""
+def opened(browser: Browser, near_server: PageServer, far_server: RecordingProxy) -> Iterator[Opened]:
     context = browser.new_context(viewport={"width": DESK[0], "height": DESK[1]})
     context.set_default_timeout(TIMEOUT_MS)
     context.add_init_script(f"({KEEP_DEVICES})()")
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
+    opened = Opened(page, [])
+    page.route("**/bundle/weights/*", lambda route: opened.weights.append(route) if opened.loading else route.continue_())
     page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './policy.json'})}")
     page.wait_for_selector("body[data-sides]")
-    yield page
+    yield opened
     context.close()
     assert errors == []
+
+
+@pytest.fixture(scope="module")
+def loaded(opened: Opened) -> Page:
+    """The chat page with both sides, loaded once."""
+    opened.loading = False
+    for route in opened.weights:
+        route.continue_()
+    opened.page.wait_for_selector("body[data-near=ready]")
+    return opened.page
 
 
 @pytest.fixture
@@ -135,14 +193,19 @@ def chat(loaded: Page, far_server: RecordingProxy) -> Page:
 def route_by(chat: Page, policy_file: Path) -> Iterator[Callable[..., None]]:
     """route_by(key=value, ...) connects the page by a policy that differs so, for the rest of the test."""
 
-    def connect(**changes: Any) -> None:
+    def by(**changes: Any) -> None:
         policy_file.write_text(json.dumps({**POLICY, **changes}))
-        chat.evaluate("() => { document.getElementById('far-details').open = true; }")
-        chat.click("#far-connect")
-        chat.wait_for_selector("#far-details:not([open])")
+        connect(chat)
 
-    yield connect
-    connect()
+    yield by
+    by()
+
+
+def connect(page: Page) -> None:
+    """Anew, to the same server."""
+    page.evaluate("() => { document.getElementById('far-details').open = true; }")
+    page.click("#far-connect")
+    page.wait_for_selector("#far-details:not([open])")
 
 
 def pin(page: Page, side: str) -> None:
@@ -166,6 +229,40 @@ def ended(page: Page, index: int = 0) -> dict[str, str]:
         "side": answer.get_attribute("data-side") or "",
         "reason": answer.get_attribute("data-reason") or "",
     }
+
+
+@contextmanager
+def page_of(browser: Browser, script: str) -> Iterator[Page]:
+    """A page of its own, whose browser the script has changed before."""
+    context = browser.new_context(viewport={"width": DESK[0], "height": DESK[1]})
+    context.set_default_timeout(TIMEOUT_MS)
+    context.add_init_script(script)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
+    assert errors == []
+
+
+async def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[str, NearSignals]:
+    """What the near model itself tells of the prompts, on the numpy reference, as `nearfar router log` asks it."""
+    opened = open_bundle(bundle)
+    runner = ReferenceRunner(opened, limits=Limits(tokens=128, sequences=2, rows=128), activation="float32")
+    near = LocalExecutor(TokenEngine(runner, TokenModel.of(opened.manifest)), TextModel.of(opened, "near"))
+    found = {}
+    for prompt in prompts:
+        told: list[float] = []
+        call = Call("signals", observe_prompt_logprobs=told.extend)
+        asked = ask_both.request("near", Prompt(prompt=prompt), SIGNAL_TOKENS, logprobs=True)
+        _, tokens, _ = await ask_both.answer(near, asked, call)
+        found[prompt] = near_signals(tokens, told)
+    await near.close()
+    return found
+
+
+def situation(prompt: str, signals: NearSignals | None) -> Situation:
+    return Situation((Message("user", prompt),), NearState(available=True), FarState(online=True), near_signals=signals)
 
 
 def tell_a_story_far(page: Page, far_server: RecordingProxy) -> str:
@@ -195,17 +292,79 @@ def assert_goes_on(page: Page, before: str, side: str, reason: str) -> None:
     assert fact(page, 0, "Changed sides") == f"after {len(first)} characters"
 
 
-def test_what_is_easy_stays_near_and_what_is_hard_goes_far(chat: Page, far_server: RecordingProxy) -> None:
-    before = len(far_server.received)
-    send(chat, EASY)
-    assert ended(chat) == {"text": "27 + 58 = 85", "side": "near", "reason": "quality"}
-    assert len(far_server.received) == before
-    send(chat, HARD)
-    hard = ended(chat, 1)
-    assert (hard["side"], hard["reason"]) == ("far", "quality")
-    assert HARD.encode() in far_server.received
-    assert fact(chat, 1, "Answered") == f"by {far_server.url.removeprefix('http://')}"
-    assert chat.locator(".mark").count() == 0
+def test_while_near_loads_far_answers_and_what_is_private_waits_for_near(
+    opened: Opened, far_server: RecordingProxy, request: pytest.FixtureRequest
+) -> None:
+    """The first one: the page of the others has its model later."""
+    page = opened.page
+    assert page.get_attribute("body", "data-near") == "loading"
+    assert "still loading" in (page.text_content("#near-notice") or "")
+    send(page, EASY)
+    assert ended(page) == {"text": "27 + 58 = 85", "side": "far", "reason": "near_unavailable"}
+    before = bytes(far_server.received)
+    page.click("#private")
+    assert "once its model is loaded" in (page.text_content("#privacy") or "")
+    send(page, "my diary says quokka")
+    page.wait_for_selector(".answer[data-state=streaming]")
+    assert opened.weights
+    request.getfixturevalue("loaded")
+    assert (ended(page, 1)["side"], ended(page, 1)["reason"]) == ("near", "private")
+    assert bytes(far_server.received) == before
+    assert page.is_hidden("#near-notice")
+    assert "swiftshader" in fact(page, 1, "Ran on")
+
+
+def test_the_fitted_policy_divides_what_is_easy_and_what_is_hard_as_in_python(
+    chat: Page, near_server: PageServer, far_server: RecordingProxy, route_by: Callable[..., None]
+) -> None:
+    """Real prompts, near's own signals of them, measured by WebGPU here and by numpy there, and the predictor fitted to both models.
+
+    The prompts are none that the predictor was fitted on, of several tasks, and their gains are further from the threshold than engines
+    differ: by at least ``MARGIN``, where rounding moves a gain by less than a hundredth. One of them is near's to answer by its words,
+    and goes far because near's first tokens show that it is unsure: without real signals it would stay.
+    """
+    policy = Policy.read(DEMO_POLICY)
+    assert policy.quality.predictor is not None
+    # On a thread, for Playwright's loop runs on this one.
+    with ThreadPoolExecutor(1) as thread:
+        signals = thread.submit(asyncio.run, near_signals_in_python(near_server.bundle, [*STAY, *GO])).result()
+    route_by(quality=json.loads(DEMO_POLICY.read_text())["quality"])
+    # What follows the signals is not looked at.
+    chat.fill("#max-tokens", str(SIGNAL_TOKENS))
+    for prompt, told in signals.items():
+        assert part_of(prompt) == "eval"
+        expected = decide(policy, situation(prompt, told))
+        gain = expected.scores.gain
+        assert gain is not None
+        assert abs(gain - policy.quality.threshold) > MARGIN, prompt
+        assert expected.side == ("near" if prompt in STAY else "far"), prompt
+        before = len(far_server.received)
+        send(chat, prompt)
+        shown = ended(chat)
+        assert (shown["side"], shown["reason"]) == (expected.side, "quality"), prompt
+        assert (len(far_server.received) > before) == (prompt in GO)
+        percents = [int(percent) for percent in re.findall(r"(\d+)%", fact(chat, 0, "Expected right"))]
+        assert expected.scores.near_right is not None
+        assert expected.scores.far_right is not None
+        # In whole percents.
+        assert percents == pytest.approx([100 * expected.scores.near_right, 100 * expected.scores.far_right], abs=1.5), prompt
+        assert chat.locator(".mark").count() == 0
+        chat.click("#new-chat")
+    chat.fill("#max-tokens", "")
+    unsure = decide(policy, situation(UNSURE, None)).scores.gain
+    assert unsure is not None
+    assert unsure < policy.quality.threshold - MARGIN
+
+
+def test_without_a_policy_of_its_own_the_demo_page_has_the_fitted_one_and_explains_its_threshold(chat: Page) -> None:
+    given = chat.evaluate("() => location.search")
+    without = re.sub(r"&?policy=[^&]*", "", given)
+    chat.evaluate("(search) => history.replaceState(null, '', search)", without)
+    connect(chat)
+    points = round(100 * json.loads(DEMO_POLICY.read_text())["quality"]["threshold"])
+    assert f"ahead by more than {points} points" in (chat.text_content("#far-state") or "")
+    chat.evaluate("(search) => history.replaceState(null, '', search)", given)
+    connect(chat)
 
 
 def test_a_pinned_side_answers(chat: Page) -> None:
@@ -322,6 +481,80 @@ def test_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(chat: Page
     for shown in look(chat):
         chat.screenshot(path=SCREENSHOTS / f"hybrid-{shown}.png")
     assert chat.evaluate(NAMELESS) == []
+
+
+@pytest.mark.parametrize(("broken", "bundle", "title", "why"), BROKEN)
+def test_where_there_is_no_near_far_answers_alone_and_the_page_says_why(
+    broken: str, bundle: str, title: str, why: str, browser: Browser, near_server: PageServer, far_server: RecordingProxy
+) -> None:
+    far_server.come_back()
+    with page_of(browser, broken) as page:
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'bundle': bundle})}")
+        page.wait_for_selector("body[data-near=failed][data-state=ready]")
+        notice = page.text_content("#near-notice") or ""
+        assert page.is_visible("#near-notice")
+        for part in (title, why, "nothing stays on this device"):
+            assert part in notice
+        assert page.is_disabled("#pin input[value=near]")
+        send(page, EASY)
+        assert ended(page) == {"text": "27 + 58 = 85", "side": "far", "reason": "near_unavailable"}
+        badge = page.text_content(".answer .sided") or ""
+        assert badge.startswith("Far")
+        assert badge.endswith("no model on this device")
+        assert "everything" in (page.text_content("#far-state") or "")
+
+
+def test_where_there_is_no_near_a_private_message_is_refused_before_it_is_sent(
+    browser: Browser, near_server: PageServer, far_server: RecordingProxy
+) -> None:
+    far_server.come_back()
+    with page_of(browser, NO_WEBGPU) as page:
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url})}")
+        page.wait_for_selector("body[data-near=failed][data-state=ready]")
+        before = bytes(far_server.received)
+        page.click("#private")
+        assert "would never be answered" in (page.text_content("#privacy") or "")
+        send(page, "my diary says quokka")
+        assert (page.text_content("#status") or "").startswith("Not sent.")
+        assert page.input_value("#prompt") == "my diary says quokka"
+        assert page.locator(".answer").count() == 0
+        assert bytes(far_server.received) == before
+        for shown in look(page):
+            page.screenshot(path=SCREENSHOTS / f"far-alone-{shown}.png")
+        assert page.evaluate(NAMELESS) == []
+        page.click("#private")
+        send(page, EASY)
+        assert ended(page)["side"] == "far"
+    assert b"quokka" not in far_server.received
+
+
+def test_without_near_and_far_the_page_explains_and_a_server_that_is_named_then_answers(
+    browser: Browser, near_server: PageServer, far_server: RecordingProxy
+) -> None:
+    far_server.die()
+    with page_of(browser, NO_WEBGPU) as page:
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url})}")
+        page.wait_for_selector("body[data-state=error] #far-problem", state="visible")
+        page.goto(near_server.url)
+        page.wait_for_selector("body[data-state=error]")
+        assert "no WebGPU" in (page.text_content("#failure-message .what") or "")
+        assert not page.is_visible("#composer")
+        page.evaluate("() => { window.sameDocument = true; }")
+        page.fill("#far-url", far_server.url)
+        page.press("#far-url", "Enter")
+        page.wait_for_selector("#failure #far-problem", state="visible")
+        assert "does not answer" in (page.text_content("#far-problem") or "")
+        assert f"--cors-origin {near_server.origin}" in (page.text_content("#far-problem") or "")
+        for shown in look(page):
+            page.screenshot(path=SCREENSHOTS / f"no-side-{shown}.png", full_page=True)
+        far_server.come_back()
+        page.click("#far-connect")
+        page.wait_for_selector("body[data-state=ready]")
+        assert page.is_hidden("#failure")
+        send(page, EASY)
+        assert ended(page) == {"text": "27 + 58 = 85", "side": "far", "reason": "near_unavailable"}
+        assert page.evaluate("() => window.sameDocument")
+        assert page.locator("#panel #far-form").count() == 1
 
 
 def test_where_the_device_is_lost_in_mid_answer_far_goes_on(chat: Page) -> None:

@@ -34,7 +34,6 @@ export class AnswerView {
   /** ``far`` is the far side's name; null where there is none. */
   constructor(
     question: Question,
-    private readonly info: EngineInfo,
     private readonly far: string | null,
     private readonly actions: AnswerActions,
   ) {
@@ -77,14 +76,15 @@ export class AnswerView {
     this.answer.append(this.#badge);
   }
 
-  finish(end: AnswerEnd, settings: Settings): void {
+  /** ``info``: of this device's engine, null where there is none. */
+  finish(end: AnswerEnd, settings: Settings, info: EngineInfo | null): void {
     this.answer.dataset.ttftMs = end.timeToFirstTokenMs.toFixed(1);
     this.answer.dataset.tokensPerSecond = end.tokensPerSecond?.toFixed(1) ?? "";
     const chevron = makeSvg("svg", { class: "chevron", viewBox: "0 0 20 20", "aria-hidden": "true" }, makeSvg("path", { d: "m7 5 5 5-5 5" }));
     const route = this.#route;
     const line = route === null ? summary(end) : [badge(route, this.#text.sides, end.totalMs)];
     const routed = route === null ? [] : routeFacts(route, this.far ?? "");
-    const facts = factList([...routed, ...ran(end, settings, route?.side === "far" ? null : this.info)]);
+    const facts = factList([...routed, ...ran(end, settings, route?.side === "far" ? null : info)]);
     this.end(make("details", "ran", make("summary", "timings", chevron, ...line), facts));
     this.actions.announce(this.#text.plain);
   }

@@ -14,6 +14,14 @@ export function make<K extends keyof HTMLElementTagNameMap>(tag: K, className = 
   return node;
 }
 
+/** A track shows how much of a whole is done. */
+export function fill(id: string, done: number, total: number): void {
+  const percent = total === 0 ? 0 : Math.round((100 * done) / total);
+  const track = element(id, HTMLElement);
+  track.setAttribute("aria-valuenow", String(percent));
+  (track.firstElementChild as HTMLElement).style.width = `${percent}%`;
+}
+
 /** An element of an SVG with these attributes. */
 export function makeSvg(tag: string, attributes: Readonly<Record<string, string | number>>, ...content: (string | Node)[]): SVGElement {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);

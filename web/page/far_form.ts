@@ -1,10 +1,11 @@
-// Where the far side is: the page's address (?far=, &key=, &far-model=, &dialect=) and the form in the panel flow in, an address to connect to flows out.
+// Where the far side is: the page's address (?far=, &key=, &far-model=, &dialect=) and the form flow in, an address to connect to flows out. The form stands
+// in the panel, or in the explanation where the model did not load and nobody answers.
 
 import type { Dialect } from "../src/router/index.js";
 import { element, factList } from "./elements.js";
 import { explain } from "./explain.js";
 import type { FarAddress } from "./far_address.js";
-import { hostOf, urlOf } from "./far_address.js";
+import { urlOf } from "./far_address.js";
 import { formatBytes, formatCount } from "./format.js";
 import type { Sent } from "./network.js";
 
@@ -19,16 +20,15 @@ export class FarForm {
   readonly #connect = element("far-connect", HTMLButtonElement);
   readonly #problem = element("far-problem", HTMLElement);
   readonly #details = element("far-details", HTMLDetailsElement);
+  readonly #form = element("far-form", HTMLFormElement);
+  #settled = Promise.resolve();
 
-  /**
-   * ``connect`` is called with the address that the page was opened with, and with those that are typed later; it gives the name of the model there, or
-   * null where nobody answers yet.
-   */
-  constructor(private readonly connect: (address: FarAddress) => Promise<string | null>) {
+  /** ``connect`` is called with the address that the page was opened with, and with those that are typed later; what it throws is shown. */
+  constructor(private readonly connect: (address: FarAddress) => Promise<void>) {
     const given = new URLSearchParams(location.search);
     for (const [name, field] of Object.entries(this.#fields)) field.value = given.get(name) ?? field.value;
     if (given.has("far")) this.keepInAddress();
-    element("far-form", HTMLFormElement).addEventListener("submit", (event) => {
+    this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
       void this.submit();
     });
@@ -39,26 +39,49 @@ export class FarForm {
     return this.#fields.far.value !== "";
   }
 
-  async submit(): Promise<void> {
+  /** Fulfilled once it is known how the last connection went. */
+  get settled(): Promise<void> {
+    return this.#settled;
+  }
+
+  submit(): Promise<void> {
+    this.#settled = this.connectTyped();
+    return this.#settled;
+  }
+
+  /** Why nobody is connected. */
+  fail(error: unknown): void {
+    explain(error, this.#problem);
+    this.#problem.hidden = false;
+    this.reveal();
+  }
+
+  moveTo(place: "far-details" | "failure-far"): void {
+    const parent = element(place, HTMLElement);
+    // Who types in it would lose the focus.
+    if (this.#form.parentElement !== parent) parent.append(this.#form);
+    this.reveal();
+  }
+
+  private async connectTyped(): Promise<void> {
     this.#problem.hidden = true;
     this.#connect.disabled = true;
     const address = this.read();
     try {
-      const model = await this.connect(address);
-      const reached = model === null ? `${hostOf(address.url)} does not answer; it is tried again later.` : `${model} at ${hostOf(address.url)}.`;
-      element("far-state", HTMLElement).textContent = `${reached} It is asked only where that pays, and never for what is private.`;
+      await this.connect(address);
       this.#details.querySelector("summary")?.replaceChildren("Connect another");
       this.#details.open = false;
       this.keepInAddress();
     } catch (error) {
-      explain(error, this.#problem);
-      this.#problem.hidden = false;
-      this.#details.open = true;
-      const panel = element("panel", HTMLElement);
-      if (!this.#problem.checkVisibility()) panel.showPopover();
+      this.fail(error);
     } finally {
       this.#connect.disabled = false;
     }
+  }
+
+  /** Who is connected. */
+  tell(words: string): void {
+    element("far-state", HTMLElement).textContent = words;
   }
 
   /** What has gone to the far side since the page was opened. */
@@ -71,6 +94,14 @@ export class FarForm {
     const traffic = element("far-traffic", HTMLElement);
     traffic.replaceChildren(...list.children);
     traffic.hidden = false;
+  }
+
+  /** A problem is shown wherever the form stands, but not over a page that still loads. */
+  private reveal(): void {
+    if (this.#problem.hidden || document.body.dataset.state === "loading") return;
+    this.#details.open = true;
+    const panel = element("panel", HTMLElement);
+    if (!this.#problem.checkVisibility()) panel.showPopover();
   }
 
   private read(): FarAddress {

@@ -1,7 +1,7 @@
 // The page while a model loads, and when it did not load. Progress and errors flow in.
 
 import type { BundleFacts } from "./bundle_facts.js";
-import { element } from "./elements.js";
+import { element, fill } from "./elements.js";
 import { errorKind, explain } from "./explain.js";
 import { formatBytes, formatParameters } from "./format.js";
 import type { LoadProgress } from "./model.js";
@@ -25,7 +25,14 @@ export class LoadView {
     element("kernels", HTMLElement).textContent = totalKernels === 0 ? "" : `${compiledKernels} of ${totalKernels}`;
   }
 
-  /** The model did not load. */
+  /** The model did not load; whether somebody else answers is not known yet, which takes a while where a server says nothing. */
+  askServer(): void {
+    element("loading-title", HTMLElement).textContent = "The model did not load";
+    element("phase", HTMLElement).textContent = "Asking the server";
+    element("amount", HTMLElement).textContent = "";
+  }
+
+  /** The model did not load, and nobody else answers. */
   fail(error: unknown, bundle: string): void {
     document.body.dataset.state = "error";
     element("failure-kind", HTMLElement).textContent = errorKind(error);
@@ -45,11 +52,4 @@ export class LoadView {
     if (!(seconds > 3 && seconds < 36_000)) return "";
     return seconds < 90 ? `, ${Math.ceil(seconds)} s left` : `, ${Math.ceil(seconds / 60)} min left`;
   }
-}
-
-function fill(id: string, done: number, total: number): void {
-  const percent = total === 0 ? 0 : Math.round((100 * done) / total);
-  const track = element(id, HTMLElement);
-  track.setAttribute("aria-valuenow", String(percent));
-  (track.firstElementChild as HTMLElement).style.width = `${percent}%`;
 }

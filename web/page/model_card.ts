@@ -4,18 +4,12 @@ import type { BundleFacts } from "./bundle_facts.js";
 import { factList, make } from "./elements.js";
 import { formatBytes, formatCount, formatDispatches, formatParameters } from "./format.js";
 import type { EngineInfo, SelfTestInfo } from "./model.js";
+import type { Near } from "./near_notice.js";
 
 /** ``facts`` is null where the manifest could not be read on its own. */
 export function modelCard(info: EngineInfo, facts: BundleFacts | null): readonly HTMLElement[] {
   return [
-    make("h3", "name", info.model),
-    factList([
-      ["Parameters", facts === null ? null : formatParameters(facts.parameters)],
-      ["Layers", facts === null ? null : formatCount(facts.layers)],
-      ["Quantization", info.quantization],
-      ["Context", `${formatCount(info.context)} tokens`],
-      ["Download", formatBytes(info.downloadBytes)],
-    ]),
+    ...nameAndFacts(info, facts),
     make("h3", "", "On this device"),
     factList([
       ["Adapter", info.adapter],
@@ -25,6 +19,28 @@ export function modelCard(info: EngineInfo, facts: BundleFacts | null): readonly
       ["Self-test", describeSelfTest(info.selfTest)],
     ]),
     memoryBar(info),
+  ];
+}
+
+/** Of a model that is not on this device. */
+export function bundleCard(facts: BundleFacts | null, near: Near["state"]): readonly HTMLElement[] {
+  const why = near === "loading" ? "It is still loading." : "It is not here; the server answers.";
+  return [...(facts === null ? [] : nameAndFacts(facts, facts)), make("h3", "", "On this device"), make("p", "help", why)];
+}
+
+function nameAndFacts(
+  { model, quantization, context, downloadBytes }: Pick<BundleFacts, "model" | "quantization" | "context" | "downloadBytes">,
+  facts: BundleFacts | null,
+): readonly HTMLElement[] {
+  return [
+    make("h3", "name", model),
+    factList([
+      ["Parameters", facts === null ? null : formatParameters(facts.parameters)],
+      ["Layers", facts === null ? null : formatCount(facts.layers)],
+      ["Quantization", quantization],
+      ["Context", `${formatCount(context)} tokens`],
+      ["Download", formatBytes(downloadBytes)],
+    ]),
   ];
 }
 

@@ -3,12 +3,14 @@
 import { element } from "./elements.js";
 import type { Network } from "./network.js";
 import type { Side } from "./model.js";
+import type { Near } from "./near_notice.js";
 
 export class SideControls {
   readonly #lock = element("private", HTMLButtonElement);
   readonly #note = element("privacy", HTMLElement);
   /** Whether the conversation has a private message already, which goes with all that follow. */
   #carried = false;
+  #near: Near["state"] = "loading";
 
   constructor(network: Network) {
     this.#lock.addEventListener("click", () => {
@@ -28,6 +30,12 @@ export class SideControls {
     for (const id of ["private", "sides"]) element(id, HTMLElement).hidden = false;
   }
 
+  /** Whether this device can answer; where it never will, it cannot be pinned. */
+  near(state: Near["state"]): void {
+    this.#near = state;
+    this.show();
+  }
+
   /** Null leaves it to the router. */
   get pin(): Side | null {
     const chosen = document.querySelector<HTMLInputElement>("input[name=pin]:checked")?.value;
@@ -37,6 +45,12 @@ export class SideControls {
   /** Whether the message that is typed is to stay here. */
   get private(): boolean {
     return this.#lock.getAttribute("aria-pressed") === "true";
+  }
+
+  /** Why the message that is typed cannot be sent; null where it can. The lock stays, lest it goes to the server unlocked. */
+  get refused(): string | null {
+    if (!this.private || this.#near !== "failed") return null;
+    return "A private message would never be answered: there is no model on this device, and the server must not see it. Unlock it to send it there.";
   }
 
   /** Whether a conversation so far has a private message. */
@@ -49,13 +63,26 @@ export class SideControls {
   }
 
   private show(): void {
-    const far = element("pin", HTMLFieldSetElement).querySelector<HTMLInputElement>("input[value=far]");
-    if (far === null) throw new Error("the page has no choice of the far side");
-    far.disabled = this.private;
-    if (far.disabled && far.checked) document.querySelector<HTMLInputElement>("input[name=pin][value=auto]")?.click();
+    const failed = this.#near === "failed";
+    disable("near", failed);
+    disable("far", this.private);
     this.#note.hidden = !this.private;
-    this.#note.textContent = this.#carried
-      ? "Private from here on: every message carries the private one along, so this device answers. A new chat is free again."
-      : "Private: this device answers it, and every later message of this chat, for they carry this one along.";
+    this.#note.dataset.refused = String(this.refused !== null);
+    this.#lock.title = failed ? "Private: not here, for no model is on this device" : "Private: this message never leaves this device";
+    this.#note.textContent = this.refused ?? this.words();
   }
+
+  private words(): string {
+    if (this.#carried) return "Private from here on: every message carries the private one along, so this device answers. A new chat is free again.";
+    const when = this.#near === "loading" ? " once its model is loaded" : "";
+    return `Private: this device answers it${when}, and every later message of this chat, for they carry this one along.`;
+  }
+}
+
+/** A side that cannot be chosen is not. */
+function disable(side: Side, disabled: boolean): void {
+  const choice = document.querySelector<HTMLInputElement>(`input[name=pin][value=${side}]`);
+  if (choice === null) throw new Error(`the page has no choice of the ${side} side`);
+  choice.disabled = disabled;
+  if (disabled && choice.checked) document.querySelector<HTMLInputElement>("input[name=pin][value=auto]")?.click();
 }

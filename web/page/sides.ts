@@ -1,26 +1,40 @@
-// Both sides as one that answers: this page's engine is near, a server is far, and a policy decides. Messages flow in, text and routes flow out.
+// Both sides as one that answers: this page's engine is near, from when it is loaded on, a server is far, and a policy decides. Messages flow in, text and
+// routes flow out.
 
+import type { HybridOptions } from "../src/router/index.js";
 import { Hybrid } from "../src/router/index.js";
 import { platformDevice } from "../src/router/device_hints.js";
+import { parsePolicy } from "../src/router/policy.js";
 import type { Engine } from "../src/index.js";
+import type { BundleFacts } from "./bundle_facts.js";
 import type { FarAddress } from "./far_address.js";
 import type { AnswerEnd, Answerer, ChatMessage, Piece, Settings, Side } from "./model.js";
 import type { Network } from "./network.js";
-import { pagePolicy } from "./policy.js";
+import { fittedPolicy, givenPolicy, ownPolicy, policyWords } from "./policy.js";
 
 export interface Sides extends Answerer {
   /** What the server calls its model; null where it could not be reached yet. */
   readonly farModel: string | null;
+  /** When the server is asked. */
+  readonly words: string;
 }
 
-/** ``pin`` is asked for each answer anew: null leaves it to the policy. Throws what Hybrid.create throws, and where the policy's file cannot be read. */
-export async function connectSides(engine: Engine, far: FarAddress, network: Network, pin: () => Side | null): Promise<Sides> {
+/**
+ * ``pin`` is asked for each answer anew: null leaves it to the policy. Resolves before ``engine`` does, which answers from then on. Throws what Hybrid.create
+ * throws, and where the policy's file cannot be read.
+ */
+export async function connectSides(
+  engine: Promise<Engine>,
+  facts: Promise<BundleFacts | null>,
+  far: FarAddress,
+  network: Network,
+  pin: () => Side | null,
+): Promise<Sides> {
   const { url: baseURL, key: apiKey, model, dialect } = far;
   const platform = platformDevice();
-  const hybrid = await Hybrid.create({
+  const options: Omit<HybridOptions, "policy"> = {
     near: engine,
     far: { baseURL, apiKey, model, dialect },
-    policy: await pagePolicy(dialect),
     fetch: network.fetch,
     device: {
       read: async () => {
@@ -28,8 +42,23 @@ export async function connectSides(engine: Engine, far: FarAddress, network: Net
         return { ...hints, online: hints.online && network.on };
       },
     },
-  });
-  return { farModel: hybrid.far?.id ?? null, answer: (messages, settings, signal) => answer(hybrid, messages, settings, pin(), signal) };
+  };
+  const given = await givenPolicy();
+  let policy: unknown = given ?? ownPolicy(dialect);
+  let hybrid = await Hybrid.create({ ...options, policy });
+  const fitted = given === null ? await fittedPolicy((await facts)?.model ?? null, hybrid.far?.id ?? null, dialect) : null;
+  if (fitted !== null) {
+    policy = fitted;
+    hybrid.close();
+    hybrid = await Hybrid.create({ ...options, policy });
+  }
+  return {
+    get farModel() {
+      return hybrid.far?.id ?? null;
+    },
+    words: policyWords(parsePolicy(policy).quality),
+    answer: (messages, settings, signal) => answer(hybrid, messages, settings, pin(), signal),
+  };
 }
 
 async function* answer(

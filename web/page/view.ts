@@ -5,8 +5,10 @@ import { AnswerView } from "./answer_view.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import { element, make } from "./elements.js";
 import { formatDispatches } from "./format.js";
+import { DEMO_MODELS } from "./demo_models.js";
 import type { EngineInfo } from "./model.js";
-import { modelCard, modelLine } from "./model_card.js";
+import { bundleCard, modelCard, modelLine } from "./model_card.js";
+import type { Near } from "./near_notice.js";
 
 export interface Handlers {
   readonly send: (prompt: string) => void;
@@ -16,7 +18,17 @@ export interface Handlers {
   readonly regenerate: () => void;
 }
 
-const DEMO = "nearfar-demo";
+/** Who answers. */
+export interface Answerers {
+  readonly near: Near["state"];
+  /** Of this device's engine; null where there is none. */
+  readonly info: EngineInfo | null;
+  /** Null where the bundle's manifest cannot be read. */
+  readonly facts: BundleFacts | null;
+  /** ``model`` is null for a server that was not reached yet. */
+  readonly far: { readonly host: string; readonly model: string | null } | null;
+}
+
 const DEMO_EXAMPLES = [
   "dim the kitchen lights to 30 percent",
   "what is 27 + 58?",
@@ -63,28 +75,36 @@ export class View {
     element("bench-link", HTMLAnchorElement).search = location.search;
   }
 
-  ready(info: EngineInfo, facts: BundleFacts | null): void {
-    document.title = `${info.model} · nearfar`;
-    element("model", HTMLElement).replaceChildren(...modelLine(info));
-    const dispatches = formatDispatches(info.dispatchesPerToken);
-    element("device", HTMLElement).textContent = [info.adapter, info.activation, ...(dispatches === null ? [] : [`${dispatches} a token`])].join(" · ");
-    element("model-card", HTMLElement).replaceChildren(...modelCard(info, facts));
-    element("max-tokens", HTMLInputElement).max = String(info.context);
-    this.offer(info.model === DEMO ? DEMO_EXAMPLES : EXAMPLES);
+  /** At least one of them can answer: from now on questions are asked. */
+  present({ near, info, facts, far }: Answerers): void {
+    document.title = `${info?.model ?? far?.model ?? ""} · nearfar`;
+    const line = info === null ? [make("span", "", far?.model ?? "")] : modelLine(info);
+    element("model", HTMLElement).replaceChildren(...line, ...(far === null ? [] : [make("span", "wide", ` · far: ${far.host}`)]));
+    element("device", HTMLElement).textContent = info === null ? `What you send goes to ${far?.host ?? ""}` : deviceLine(info);
+    element("model-card", HTMLElement).replaceChildren(...(info === null ? bundleCard(facts, near) : modelCard(info, facts)));
+    if (info !== null) element("max-tokens", HTMLInputElement).max = String(info.context);
+    if (far !== null) this.welcome(near, far.host);
+    const isDemo = (info?.model ?? facts?.model) === DEMO_MODELS.near || far?.model === DEMO_MODELS.far;
+    this.offer(isDemo ? (far === null ? DEMO_EXAMPLES : DEMO_EXAMPLES_OF_BOTH) : EXAMPLES);
+    if (document.body.dataset.state !== "ready") this.open();
+  }
+
+  /** The composer and the welcome instead of what stood there. */
+  private open(): void {
     document.body.dataset.state = "ready";
-    element("loading", HTMLElement).hidden = true;
-    element("open-panel", HTMLElement).hidden = false;
-    element("composer", HTMLElement).hidden = false;
-    this.announce(`${info.model} is ready`);
+    for (const id of ["loading", "failure"]) element(id, HTMLElement).hidden = true;
+    for (const id of ["open-panel", "composer"]) element(id, HTMLElement).hidden = false;
     this.clear();
   }
 
-  /** There is a far side as well. */
-  bothSides(info: EngineInfo, far: string): void {
-    element("welcome-title", HTMLElement).textContent = "Near where it can, far where it pays.";
-    element("welcome-line", HTMLElement).textContent = `The model in this page answers what it can; the larger one at ${far} does the rest. What you mark private never leaves this device.`;
-    element("model", HTMLElement).replaceChildren(...modelLine(info), make("span", "wide", ` · far: ${far}`));
-    if (info.model === DEMO) this.offer(DEMO_EXAMPLES_OF_BOTH);
+  private welcome(near: Near["state"], host: string): void {
+    const [title, line] = {
+      ready: ["Near where it can, far where it pays.", `The model in this page answers what it can; the larger one at ${host} does the rest. What you mark private never leaves this device.`],
+      loading: ["Far at once, near once it is here.", `The model at ${host} answers until this page has its own.`],
+      failed: ["A language model, far from here.", `The model at ${host} answers. What you type is sent there.`],
+    }[near];
+    element("welcome-title", HTMLElement).textContent = title ?? "";
+    element("welcome-line", HTMLElement).textContent = line ?? "";
   }
 
   /** Back to an empty conversation. */
@@ -97,10 +117,10 @@ export class View {
   }
 
   /** Show a question, and the place of its answer. */
-  ask(question: Question, info: EngineInfo, far: string | null): AnswerView {
+  ask(question: Question, far: string | null): AnswerView {
     this.show("conversation");
     this.#prompt.value = "";
-    const view = new AnswerView(question, info, far, {
+    const view = new AnswerView(question, far, {
       regenerate: this.handlers.regenerate,
       announce: (text) => {
         this.announce(text);
@@ -134,7 +154,8 @@ export class View {
     if (root.scrollHeight - root.scrollTop - root.clientHeight < 120) root.scrollTop = root.scrollHeight;
   }
 
-  private announce(text: string): void {
+  /** Says something to those who cannot see the page. */
+  announce(text: string): void {
     element("status", HTMLElement).textContent = text;
   }
 
@@ -179,4 +200,9 @@ export class View {
     });
     return make("li", "", button);
   }
+}
+
+function deviceLine({ adapter, activation, dispatchesPerToken }: EngineInfo): string {
+  const dispatches = formatDispatches(dispatchesPerToken);
+  return [adapter, activation, ...(dispatches === null ? [] : [`${dispatches} a token`])].join(" · ");
 }

@@ -23,7 +23,7 @@ import type { SocketClass } from "./verify_socket.js";
 import type { WireCounts } from "./wire_speculation.js";
 
 export interface HybridOptions {
-  /** An engine, a bundle's address (or several, as Engine.load takes them), or nothing. */
+  /** An engine, the promise of one that loads, a bundle's address (or several, as Engine.load takes them), or nothing. */
   readonly near: NearGiven | null;
   readonly far: FarOptions | null;
   /** What the policy's file holds. */

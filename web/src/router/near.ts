@@ -1,4 +1,4 @@
-// The near side: an engine on this device, given as it is or loaded from a bundle meanwhile. While it is not there, it answers nothing and says why.
+// The near side: an engine on this device, given as it is, or once it is there, or loaded from a bundle meanwhile. While it is not there, it answers nothing and says why.
 
 import type { EngineApi } from "../api/engine_api.js";
 import type { ChatCompletionChunk, FunctionTool, PromptLogprobsOption } from "../api/types.js";
@@ -8,7 +8,9 @@ import type { BundleAddress, LoadOptions, LoadProgress } from "../load.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
 import { goingOn } from "./sides.js";
 
-export type NearGiven = EngineApi | BundleAddress | readonly BundleAddress[];
+/** A promise is an engine that somebody else loads. */
+export type NearGiven = EngineApi | Promise<EngineApi> | BundleAddress | readonly BundleAddress[];
+
 /** An engine whose tokens can be had, and which can put those of another source into words: `Engine` is one. */
 export interface DraftingEngine extends EngineApi, TokenSource {
   over(tokens: TokenSource): EngineApi["chat"]["completions"];
@@ -36,7 +38,7 @@ export class NearSide implements Side {
       this.settled = Promise.resolve();
     } else {
       this.#state = "loading";
-      this.settled = this.load(given, load, options);
+      this.settled = given instanceof Promise ? this.take(given, false) : this.take(this.load(given, load, options), true);
     }
   }
 
@@ -87,21 +89,26 @@ export class NearSide implements Side {
     this.#state = "none";
   }
 
-  private async load(bundle: BundleAddress | readonly BundleAddress[], load: LoadNear, options: LoadOptions): Promise<void> {
+  private async load(bundle: BundleAddress | readonly BundleAddress[], load: LoadNear, options: LoadOptions): Promise<EngineApi> {
     const { signal, onProgress } = options;
     const told = (progress: LoadProgress): void => {
       this.#progress = progress;
       onProgress?.(progress);
     };
+    const until = signal === undefined ? this.#closed.signal : AbortSignal.any([signal, this.#closed.signal]);
+    return load(bundle, { ...options, signal: until, onProgress: told });
+  }
+
+  /** ``owned`` where nobody else has the engine, to free it. */
+  private async take(coming: Promise<EngineApi>, owned: boolean): Promise<void> {
     try {
-      const until = signal === undefined ? this.#closed.signal : AbortSignal.any([signal, this.#closed.signal]);
-      const engine = await load(bundle, { ...options, signal: until, onProgress: told });
+      const engine = await coming;
       if (this.#closed.signal.aborted) {
-        engine.destroy();
+        if (owned) engine.destroy();
         return;
       }
       this.#engine = engine;
-      this.#owned = true;
+      this.#owned = owned;
       this.#state = "ready";
     } catch (error) {
       this.#error = error;

@@ -103,6 +103,26 @@ test("a bundle that cannot be loaded leaves far, and says why to what may not le
   await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).rejects.toThrow(/no manifest/);
 });
 
+test("the promise of an engine is waited for, and its engine is not freed with the router", async () => {
+  let destroyed = 0;
+  const engine = { ...near({ text: "near by" }).engine, destroy: () => destroyed++ };
+  let give: (engine: EngineApi) => void = () => undefined;
+  const nf = await create(new FakeFar(), { mode: "prefer-near" }, { near: new Promise<EngineApi>((resolve) => (give = resolve)) });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "near_unavailable" });
+  const private_ = nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] });
+  await turns();
+  give(engine);
+  expect((await private_).route).toMatchObject({ side: "near", reason: "private" });
+  nf.close();
+  expect([loads.length, nf.near.state, destroyed]).toEqual([0, "none", 0]);
+});
+
+test("an engine that does not come leaves far, and says why to what may not leave", async () => {
+  const nf = await create(new FakeFar(), { mode: "prefer-near" }, { near: Promise.reject(new BundleError("no manifest")) });
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far", reason: "near_unavailable" });
+  await expect(nf.chat.completions.create({ messages: MESSAGES, labels: ["private"] })).rejects.toThrow(/no manifest/);
+});
+
 test("where near alone may answer creation waits for the bundle, and throws what loading throws", async () => {
   const creating = create(new FakeFar(), { mode: "near-only" }, { near: "./bundle/" });
   await turns();

@@ -1,0 +1,42 @@
+// Why a server answers alone: the model is still loading, or this device cannot have it. The state of the near side and its progress flow in.
+
+import { DeviceError } from "../src/index.js";
+import { element, fill } from "./elements.js";
+import { explain } from "./explain.js";
+import { formatBytes } from "./format.js";
+import type { LoadProgress } from "./model.js";
+import { PHASES } from "./model.js";
+
+/** The model of this page. */
+export type Near = { readonly state: "loading" | "ready" } | { readonly state: "failed"; readonly error: unknown };
+
+export class NearNotice {
+  readonly #notice = element("near-notice", HTMLElement);
+  readonly #title = element("near-title", HTMLElement);
+  readonly #words = element("near-words", HTMLElement);
+  readonly #why = element("near-why", HTMLElement);
+  readonly #load = element("near-load", HTMLElement);
+
+  progress({ phase, loadedBytes, totalBytes }: LoadProgress): void {
+    element("near-phase", HTMLElement).textContent = PHASES[phase];
+    element("near-amount", HTMLElement).textContent = totalBytes === 0 ? "" : `${formatBytes(loadedBytes)} of ${formatBytes(totalBytes)}`;
+    fill("near-track", loadedBytes, totalBytes);
+  }
+
+  /** ``far`` is the server that answers; null where there is none. */
+  show(near: Near, far: string | null): void {
+    this.#notice.hidden = near.state === "ready" || far === null;
+    if (this.#notice.hidden) return;
+    this.#notice.dataset.state = near.state;
+    this.#load.hidden = near.state !== "loading";
+    this.#why.hidden = near.state !== "failed";
+    if (near.state === "failed") {
+      this.#title.textContent = near.error instanceof DeviceError ? "This device cannot run the model" : "The model did not load on this device";
+      this.#words.textContent = `${far} answers instead. Everything you send goes there: nothing stays on this device, and nothing can be private.`;
+      explain(near.error, this.#why);
+    } else {
+      this.#title.textContent = "The model is still loading";
+      this.#words.textContent = `Until it is here ${far} answers. What you mark private waits for this device.`;
+    }
+  }
+}
