@@ -59,4 +59,6 @@ def prompt_alone(request: ChatCompletionRequest | CompletionRequest) -> ChatComp
     if isinstance(request, CompletionRequest):
         return request.model_copy(update={"max_tokens": 1, "stop": None, "logprobs": None})
     without = dict.fromkeys(("stop", "response_format", "logprobs", "top_logprobs", "max_completion_tokens"))
-    return request.model_copy(update={**without, "max_tokens": 1})
+    # One token is no call, so none may be required; without tools it would be another prompt.
+    choice = "none" if request.tool_choice == "none" else None
+    return request.model_copy(update={**without, "max_tokens": 1, "tool_choice": choice})

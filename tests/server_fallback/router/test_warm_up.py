@@ -24,6 +24,7 @@ from nearfar.server_fallback.router.budget import FileLedger
 from nearfar.server_fallback.router.far import Far
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.situation import Message
+from nearfar.server_fallback.router.warm_up import prompt_alone
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 
@@ -144,6 +145,15 @@ def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_al
         assert ledger.today().usd == pytest.approx(2 * FAR_USAGE["prompt_tokens"] / 1000)
 
     run(work())
+
+
+@pytest.mark.parametrize(("choice", "warmed"), [("required", None), ("auto", None), ("none", "none")])
+def test_the_tools_are_of_the_prompt_and_no_call_is_required_of_one_token(choice: str, warmed: str | None) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = ChatCompletionRequest.model_validate({"model": "big", "messages": QUESTION, "tools": tools, "tool_choice": choice})
+    alone = prompt_alone(asked)
+    assert isinstance(alone, ChatCompletionRequest)
+    assert (alone.tools, alone.tool_choice) == (asked.tools, warmed)
 
 
 def test_a_budget_that_is_spent_leaves_it(tmp_path: Path) -> None:

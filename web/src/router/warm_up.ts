@@ -38,6 +38,8 @@ export async function warmUp({ params, conversation, far, record, ledger, policy
 }
 
 /** The same prompt; a token is the least that a server says, and nothing holds it to a form. */
-function promptOnly(params: PlainParams): PlainParams {
-  return { ...params, max_tokens: 1, max_completion_tokens: undefined, stop: undefined, response_format: undefined, logprobs: undefined, top_logprobs: undefined };
+export function promptOnly(params: PlainParams): PlainParams {
+  // One token is no call, so none may be required; without tools it would be another prompt.
+  const choice = params.tool_choice === "none" ? params.tool_choice : undefined;
+  return { ...params, tool_choice: choice, max_tokens: 1, max_completion_tokens: undefined, stop: undefined, response_format: undefined, logprobs: undefined, top_logprobs: undefined };
 }

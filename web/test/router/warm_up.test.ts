@@ -2,7 +2,9 @@
 
 import { expect, test } from "vitest";
 
+import type { ChatCompletionTool } from "../../src/api/types.js";
 import { DeviceError } from "../../src/errors.js";
+import { promptOnly } from "../../src/router/warm_up.js";
 import type { FarScript, NearScript } from "./fakes.js";
 import { turns } from "./fakes.js";
 import { MESSAGES, QUESTION, read, setUp, shown } from "./hybrid_set_up.js";
@@ -22,6 +24,14 @@ test("a doubt lets far compute the prompt, once: paid for, and nothing of it is 
   await turns();
   expect(far.bodies).toEqual([{ model: "big", messages: MESSAGES, temperature: 0, max_tokens: 1, stream: true, stream_options: { include_usage: true } }]);
   expect(ledger.spent).toEqual({ requests: 1, usd: (20 * 1 + 1 * 10) / 1e6 });
+});
+
+test.each<["required" | "none", "none" | undefined]>([
+  ["required", undefined],
+  ["none", "none"],
+])("with tool_choice %s the tools are of the prompt, and no call is required of one token", (tool_choice, warmed) => {
+  const tools: ChatCompletionTool[] = [{ type: "function", function: { name: "f" } }];
+  expect(promptOnly({ messages: MESSAGES, tools, tool_choice })).toMatchObject({ tools, tool_choice: warmed, max_tokens: 1 });
 });
 
 test("what far computed ahead is taken to be in its cache", async () => {
