@@ -101,7 +101,7 @@ bench-cuda: .venv/.dev
 quality: .venv/.dev | vulkan
 	$(BIN)/python tests/bench/bench_quality.py
 
-# FAR is a folder, a bundle or the address of a server. What is committed is policy.json as server_fallback/router/demo_policy.json, and eval.png.
+# FAR is a folder, a bundle or the address of a server. What is committed is policy.json as server_fallback/router/fitting/demo_policy.json, and eval.png.
 router-eval: FAR ?= compiler/demo/nearfar-demo-far
 router-eval: .venv/.dev
 	@mkdir -p build/router

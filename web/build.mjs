@@ -46,5 +46,5 @@ await Promise.all([
   build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [xgrammarEsbuild], external: nodeModules }),
   build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: laterFiles("..") }),
   ...["index.html", "bench.html", "style.css", "chat.css", "sides.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
-  copyFile("../server_fallback/router/demo_policy.json", "dist/page/demo_policy.json"),
+  copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),
 ]);

@@ -17,8 +17,8 @@ from nearfar.compiler.errors import RequestError, Unavailable
 from .serve import add_access, api_config, require_libraries
 
 if TYPE_CHECKING:
-    from ..router.far import Far
-    from ..router.policy import Policy
+    from ..router.decision.policy import Policy
+    from ..router.sides.far import Far
 
 # Not that of `nearfar serve`, which may be the far side on the same machine.
 DEFAULT_PORT = 8001
@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> None:
     from ..api.traces import open_traces
     from ..executors.local_opener import LocalOpener, LocalOptions
     from ..executors.registry import Registry
+    from ..router.decision.policy import Policy
     from ..router.opening import HybridOpener
-    from ..router.policy import Policy
     from ..schema.models import LoadRequest
     from .announcement import Announcement
 
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
 
 def far_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Far:
     from ..executors.dialect import DIALECTS
-    from ..router.far import Far
+    from ..router.sides.far import Far
 
     dialect = next((known for known in DIALECTS if known == options.far_dialect), None)
     if dialect is None:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..executors.executor import Executor
-    from ..router.evaluation import Evaluation, Interval
-    from ..router.fit import FitResult
-    from ..router.prompts import Prompt
-    from ..router.reliability import SideReport
+    from ..router.fitting.evaluation import Evaluation, Interval
+    from ..router.fitting.fit import FitResult
+    from ..router.fitting.prompts import Prompt
+    from ..router.fitting.reliability import SideReport
 
 EXAMPLE = "nearfar router log --near demo --far http://127.0.0.1:8000 --prompts prompts.jsonl -o pairs.jsonl"
 DEMO_PARTS = ("demo-fit", "demo-eval")
@@ -90,8 +90,8 @@ def run_log(options: argparse.Namespace) -> None:
 
 
 def read_prompts(options: argparse.Namespace) -> Sequence[Prompt]:
-    from ..router.demo_traffic import demo_prompts
-    from ..router.prompts import Prompt
+    from ..router.fitting.demo_traffic import demo_prompts
+    from ..router.fitting.prompts import Prompt
 
     if options.prompts in DEMO_PARTS:
         return demo_prompts("fit" if options.prompts == "demo-fit" else "eval", options.count or DEMO_COUNT, options.seed)
@@ -108,7 +108,7 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
 
     from nearfar.compiler.cli.compile import progress_bars
 
-    from ..router.ask_both import ask_both
+    from ..router.fitting.ask_both import ask_both
 
     right = {"near": 0, "far": 0}
     async with AsyncExitStack() as opened:
@@ -174,10 +174,10 @@ def run_fit(options: argparse.Namespace) -> None:
 
     from rich.console import Console
 
-    from ..router.fit import fit
-    from ..router.pairs import read_pairs
-    from ..router.policy import Policy
-    from ..router.predictor import Wanted
+    from ..router.decision.policy import Policy
+    from ..router.decision.predictor import Wanted
+    from ..router.fitting.fit import fit
+    from ..router.fitting.pairs import read_pairs
 
     pairs = read_pairs(options.pairs)
     wanted = None
@@ -230,11 +230,11 @@ def run_eval(options: argparse.Namespace) -> None:
 
     from nearfar.compiler.cli.output import print_json
 
-    from ..router.baselines import all_scores
-    from ..router.evaluation import evaluate
-    from ..router.pairs import read_pairs, rights
-    from ..router.plots import plot
-    from ..router.policy import Policy
+    from ..router.decision.policy import Policy
+    from ..router.fitting.baselines import all_scores
+    from ..router.fitting.evaluation import evaluate
+    from ..router.fitting.pairs import read_pairs, rights
+    from ..router.fitting.plots import plot
 
     pairs, policy = read_pairs(options.pairs), Policy.read(options.policy)
     found = evaluate(*rights(pairs), all_scores(pairs, policy), policy.quality.threshold)

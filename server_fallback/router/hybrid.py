@@ -23,13 +23,13 @@ from ..executors.registry import default_name
 from ..schema.chat import ChatCompletion, ChatCompletionChunk
 from ..schema.fold import fold_chat
 from ..schema.routed import RoutedChatRequest
-from .budget import Ledger
-from .far import Far
+from .decision.budget import Ledger
+from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
 from .opening import open_hybrid
-from .policy import Policy
-from .sides import DeviceHints
-from .wire_speculation import WireCounts
+from .sides.far import Far
+from .sides.sides import DeviceHints
+from .sides.wire_speculation import WireCounts
 
 
 class Hybrid:

@@ -25,13 +25,13 @@ from ..schema.routed import (
     unlabelled_embedding,
 )
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from .answering import Answering
-from .continued import images_of, limits
-from .decide import decide
-from .forms import ChatForm, CompletionForm
-from .sides import Sides, lacking
-from .situation import FarState, Message, NearState, Situation
-from .texts import messages_of, other_texts
+from .answer.answering import Answering
+from .answer.forms import ChatForm, CompletionForm
+from .decision.decide import decide
+from .decision.situation import FarState, Message, NearState, Situation
+from .sides.continued import images_of, limits
+from .sides.sides import Sides, lacking
+from .sides.texts import messages_of, other_texts
 
 
 class HybridExecutor:

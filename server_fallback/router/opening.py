@@ -12,12 +12,12 @@ from nearfar.compiler.errors import RequestError
 from ..executors.bundle_cache import cache_folder
 from ..executors.executor import Executor
 from ..executors.opening import Opener, Opening
-from .budget import FileLedger, Ledger
-from .far import Far, FarSide
+from .decision.budget import FileLedger, Ledger
+from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
-from .near import NearSide
-from .policy import Policy
-from .sides import DeviceHints, Sides
+from .sides.far import Far, FarSide
+from .sides.near import NearSide
+from .sides.sides import DeviceHints, Sides
 
 
 class HybridOpener:

@@ -32,7 +32,7 @@ from nearfar.compiler.tokenizer import Tokenizer
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest, TokenSource
 from nearfar.server_fallback.engine.token_engine import TokenEngine
-from nearfar.server_fallback.router.wire_speculation import FarModel, WireSpeculation
+from nearfar.server_fallback.router.sides.wire_speculation import FarModel, WireSpeculation
 
 SEED, MAX_TOKENS = 2024, 128
 DRAFTS = (2, 4, 8)

@@ -35,13 +35,13 @@ from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor, TextModel
-from nearfar.server_fallback.router import ask_both
-from nearfar.server_fallback.router.decide import decide
-from nearfar.server_fallback.router.demo_traffic import part_of
-from nearfar.server_fallback.router.policy import Policy
-from nearfar.server_fallback.router.prompts import Prompt
-from nearfar.server_fallback.router.signals import SIGNAL_TOKENS, near_signals
-from nearfar.server_fallback.router.situation import FarState, Message, NearSignals, NearState, Situation
+from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS, near_signals
+from nearfar.server_fallback.router.decision.decide import decide
+from nearfar.server_fallback.router.decision.policy import Policy
+from nearfar.server_fallback.router.decision.situation import FarState, Message, NearSignals, NearState, Situation
+from nearfar.server_fallback.router.fitting import ask_both
+from nearfar.server_fallback.router.fitting.demo_traffic import part_of
+from nearfar.server_fallback.router.fitting.prompts import Prompt
 
 TIMEOUT_MS = 180_000
 # What is served far.
@@ -69,7 +69,7 @@ POLICY: dict[str, Any] = {
     "retries": 0,
     "breaker": {"failures": 100, "open_ms": 1},
 }
-DEMO_POLICY = ROOT / "server_fallback" / "router" / "demo_policy.json"
+DEMO_POLICY = ROOT / "server_fallback" / "router" / "fitting" / "demo_policy.json"
 # Of a gain from the threshold.
 MARGIN = 0.25
 # A sum, spelling and small talk, which near was taught.

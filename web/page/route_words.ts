@@ -1,7 +1,7 @@
 // Why an answer came from where it came, in plain words. A route flows in, text flows out.
 
-import type { DecisionReason } from "../src/router/decision.js";
-import type { SwitchReason } from "../src/router/events.js";
+import type { DecisionReason } from "../src/router/decision/decision.js";
+import type { SwitchReason } from "../src/router/answer/events.js";
 import type { Route, Side } from "./model.js";
 
 const OTHER = { near: "far", far: "near" } as const;

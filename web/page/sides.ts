@@ -3,8 +3,8 @@
 
 import type { HybridOptions } from "../src/router/index.js";
 import { Hybrid } from "../src/router/index.js";
-import { platformDevice } from "../src/router/device_hints.js";
-import { parsePolicy } from "../src/router/policy.js";
+import { platformDevice } from "../src/router/decision/device_hints.js";
+import { parsePolicy } from "../src/router/decision/policy.js";
 import type { Engine } from "../src/index.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { FarAddress } from "./far_address.js";

@@ -22,8 +22,8 @@ from nearfar.compiler.cli import main
 from nearfar.compiler.errors import Unavailable
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamOptions, open_upstream
-from nearfar.server_fallback.router.far import Far
 from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 
 QUESTION = "what is 27 + 58?"

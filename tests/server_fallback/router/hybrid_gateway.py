@@ -14,9 +14,9 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.executor import Executor
 from nearfar.server_fallback.executors.opening import Opening
 from nearfar.server_fallback.executors.registry import Registry
-from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.opening import HybridOpener
-from nearfar.server_fallback.router.policy import Policy
+from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.models import LoadRequest
 
 

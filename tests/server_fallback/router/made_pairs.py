@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from nearfar.server_fallback.router.pairs import FarAnswer, NearAnswer, Pair
-from nearfar.server_fallback.router.situation import NearSignals
+from nearfar.server_fallback.router.decision.situation import NearSignals
+from nearfar.server_fallback.router.fitting.pairs import FarAnswer, NearAnswer, Pair
 
 FILLERS = ("lamp", "river", "seven", "door", "paper", "green")
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nearfar.server_fallback.router.situation import Situation
+from nearfar.server_fallback.router.decision.situation import Situation
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/router_cases.json").read_text(encoding="utf-8"))
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from nearfar.server_fallback.router.answer_machine import Rules, begin, step
-from nearfar.server_fallback.router.events import (
+from nearfar.server_fallback.router.answer.answer_machine import Rules, begin, step
+from nearfar.server_fallback.router.answer.events import (
     Abort,
     Ask,
     Cancel,

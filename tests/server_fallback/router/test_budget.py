@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.compiler.errors import OutputError
-from nearfar.server_fallback.router.budget import FileLedger, Spent
+from nearfar.server_fallback.router.decision.budget import FileLedger, Spent
 
 # 2026-11-22, 23:59:59 UTC.
 LATE = 1795391999.0
@@ -49,7 +49,7 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_processes_share_a_ledger(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from nearfar.server_fallback.router.budget import FileLedger;"
+        "import sys; from pathlib import Path; from nearfar.server_fallback.router.decision.budget import FileLedger;"
         f"ledger = FileLedger(Path(sys.argv[1]), clock=lambda: {LATE});"
         "[ledger.add(usd=0.5, requests=1) for _ in range(40)]"
     )

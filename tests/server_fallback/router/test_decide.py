@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from router_cases import VECTORS, situation_of
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.router.decide import decide
-from nearfar.server_fallback.router.decision import DecisionReason, Lack, PinnedLack
-from nearfar.server_fallback.router.features import bucket_counts, text_features
-from nearfar.server_fallback.router.policy import Policy
-from nearfar.server_fallback.router.situation import FarState, Message, NearSignals, NearState, Situation
-from nearfar.server_fallback.router.speed import Finished, Speed
+from nearfar.server_fallback.router.decision.decide import decide
+from nearfar.server_fallback.router.decision.decision import DecisionReason, Lack, PinnedLack
+from nearfar.server_fallback.router.decision.features import bucket_counts, text_features
+from nearfar.server_fallback.router.decision.policy import Policy
+from nearfar.server_fallback.router.decision.situation import FarState, Message, NearSignals, NearState, Situation
+from nearfar.server_fallback.router.decision.speed import Finished, Speed
 
 
 class Numbers(dict[str, float | None]):

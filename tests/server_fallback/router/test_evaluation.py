@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.router.evaluation import evaluate
+from nearfar.server_fallback.router.fitting.evaluation import evaluate
 
 # Far is better on the first two, as good on the third, and worse on the last: near is right on half, far on three quarters.
 NEAR, FAR = np.array([0.0, 0.0, 1.0, 1.0]), np.array([1.0, 1.0, 1.0, 0.0])

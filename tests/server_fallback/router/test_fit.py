@@ -9,11 +9,11 @@ import pytest
 from made_pairs import made_pairs
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.router.fit import FitResult, choose_threshold, fit
-from nearfar.server_fallback.router.policy import Policy
-from nearfar.server_fallback.router.predictor import Wanted
+from nearfar.server_fallback.router.decision.policy import Policy
+from nearfar.server_fallback.router.decision.predictor import Wanted
+from nearfar.server_fallback.router.fitting.fit import FitResult, choose_threshold, fit
 
-DEMO_POLICY = Path(__file__).parents[3] / "server_fallback/router" / "demo_policy.json"
+DEMO_POLICY = Path(__file__).parents[3] / "server_fallback/router/fitting/demo_policy.json"
 
 PAIRS = made_pairs(400)
 

@@ -25,9 +25,9 @@ from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.api.server import Server, bind
 from nearfar.server_fallback.cli.gateway import routes
 from nearfar.server_fallback.executors.registry import Registry
-from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.opening import HybridOpener
-from nearfar.server_fallback.router.policy import Policy
+from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.models import LoadRequest
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]

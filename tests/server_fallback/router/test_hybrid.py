@@ -8,9 +8,9 @@ import pytest
 from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, policy, run, told
 
 from nearfar.compiler.errors import RequestError, Unavailable
-from nearfar.server_fallback.router.budget import Spent
-from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.decision.budget import Spent
 from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 
 

@@ -9,8 +9,8 @@ from fake_openai import FakeOpenAI, Reply, running
 from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, hybrid, policy, run, told
 
 from nearfar.compiler.errors import RequestError, Unavailable
-from nearfar.server_fallback.router.far import Far
 from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.router.sides.far import Far
 
 
 def refused(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], **options: Any) -> RequestError:

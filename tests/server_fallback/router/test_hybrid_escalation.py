@@ -8,9 +8,9 @@ import pytest
 from fake_openai import Reply, said
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, run, told
 
-from nearfar.server_fallback.router import attempt
-from nearfar.server_fallback.router.privacy import PrivateCheck
-from nearfar.server_fallback.router.situation import Situation
+from nearfar.server_fallback.router.answer import attempt
+from nearfar.server_fallback.router.decision.privacy import PrivateCheck
+from nearfar.server_fallback.router.decision.situation import Situation
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 
 UNSURE = {"window_tokens": 2, "min_mean_logprob": -1.0, "repetition": None}

@@ -11,7 +11,7 @@ from fake_openai import Asked, Reply, said
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, completion, hybrid, policy, run, told
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError, Unavailable
-from nearfar.server_fallback.router import attempt
+from nearfar.server_fallback.router.answer import attempt
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 
 LOST = DeviceError("the device is lost")

@@ -16,9 +16,9 @@ from hybrid_gateway import gateway
 from hybrid_sides import QUESTION, FakeFar, FakeNear, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError
-from nearfar.server_fallback.router.far import Far
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
-from nearfar.server_fallback.router.texts import other_texts
+from nearfar.server_fallback.router.sides.far import Far
+from nearfar.server_fallback.router.sides.texts import other_texts
 
 SECRET = "my number is 123-45-6789"
 # Everything that could make a request leave, all at once.

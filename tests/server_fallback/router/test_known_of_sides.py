@@ -9,13 +9,13 @@ from fake_openai import Reply, said
 from hybrid_sides import ABOUT, FAR_USAGE, FakeFar, FakeNear, hybrid, policy, run
 
 from nearfar.compiler.errors import DeviceError
-from nearfar.server_fallback.router.far_queue import FarQueue
+from nearfar.server_fallback.router.decision.far_queue import FarQueue
+from nearfar.server_fallback.router.decision.policy import Policy
+from nearfar.server_fallback.router.decision.situation import Situation
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.hybrid_executor import asked_by
-from nearfar.server_fallback.router.policy import Policy
-from nearfar.server_fallback.router.sides import Sides
-from nearfar.server_fallback.router.situation import Situation
-from nearfar.server_fallback.router.texts import messages_of
+from nearfar.server_fallback.router.sides.sides import Sides
+from nearfar.server_fallback.router.sides.texts import messages_of
 from nearfar.server_fallback.schema.chat import ChatCompletion
 from nearfar.server_fallback.schema.common import Usage
 

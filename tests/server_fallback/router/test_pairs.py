@@ -8,9 +8,9 @@ import pytest
 
 from nearfar.compiler.demo.corpus import HARD
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.router.demo_traffic import demo_prompts
-from nearfar.server_fallback.router.pairs import read_pairs
-from nearfar.server_fallback.router.prompts import Prompt
+from nearfar.server_fallback.router.fitting.demo_traffic import demo_prompts
+from nearfar.server_fallback.router.fitting.pairs import read_pairs
+from nearfar.server_fallback.router.fitting.prompts import Prompt
 
 PAIR = '{"prompt": "2+2", "near": {"answer": "5", "right": false, "seconds": 0.1}, "far": {"answer": "4", "right": RIGHT, "seconds": 1}}'
 

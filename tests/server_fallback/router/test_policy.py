@@ -12,9 +12,9 @@ import pytest
 from router_cases import VECTORS
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.router.policy import Policy
-from nearfar.server_fallback.router.privacy import PrivateCheck
-from nearfar.server_fallback.router.schema import json_schema, typescript
+from nearfar.server_fallback.router.decision.policy import Policy
+from nearfar.server_fallback.router.decision.privacy import PrivateCheck
+from nearfar.server_fallback.router.decision.schema import json_schema, typescript
 
 ROOT = Path(__file__).parents[3]
 ROUTER = ROOT / "server_fallback/router"
@@ -22,8 +22,8 @@ EXAMPLES = re.findall(r"```json\n(.*?)```", (ROUTER / "README.md").read_text(enc
 
 
 def test_what_is_generated_from_the_policy_is_committed() -> None:
-    assert (ROUTER / "policy.schema.json").read_text(encoding="utf-8") == json_schema()
-    assert (ROOT / "web/src/router/policy_schema.ts").read_text(encoding="utf-8") == typescript()
+    assert (ROUTER / "decision/policy.schema.json").read_text(encoding="utf-8") == json_schema()
+    assert (ROOT / "web/src/router/decision/policy_schema.ts").read_text(encoding="utf-8") == typescript()
 
 
 def test_every_policy_that_is_taken_is_valid_in_its_schema() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nearfar.server_fallback.router.prefix_memory import PrefixMemory
-from nearfar.server_fallback.router.situation import Message
+from nearfar.server_fallback.router.decision.prefix_memory import PrefixMemory
+from nearfar.server_fallback.router.decision.situation import Message
 
 CASES = json.loads((Path(__file__).parents[2] / "conformance/router_prefix.json").read_text(encoding="utf-8"))["cases"]
 

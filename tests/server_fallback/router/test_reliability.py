@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nearfar.server_fallback.router.reliability import area_under_curve, calibration_error
+from nearfar.server_fallback.router.fitting.reliability import area_under_curve, calibration_error
 
 
 def test_equal_scores_count_half_of_a_right_order() -> None:

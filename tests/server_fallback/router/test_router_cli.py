@@ -12,7 +12,7 @@ from fake_openai import Asked, FakeOpenAI, Reply, in_a_thread, said
 from nearfar.compiler.cli import main
 from nearfar.compiler.reference import ReferenceRunner
 from nearfar.server_fallback.executors import local_opener
-from nearfar.server_fallback.router.policy import Policy
+from nearfar.server_fallback.router.decision.policy import Policy
 
 HARD, EASY = 24, 16
 

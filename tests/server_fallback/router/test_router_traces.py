@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nearfar.server_fallback.router.answer_machine import Rules, begin, step
-from nearfar.server_fallback.router.events import EFFECTS, EVENTS, effect_json, event_of_json
-from nearfar.server_fallback.router.policy import Escalation
-from nearfar.server_fallback.router.watch import Watch
+from nearfar.server_fallback.router.answer.answer_machine import Rules, begin, step
+from nearfar.server_fallback.router.answer.events import EFFECTS, EVENTS, effect_json, event_of_json
+from nearfar.server_fallback.router.answer.watch import Watch
+from nearfar.server_fallback.router.decision.policy import Escalation
 
 GIVEN = json.loads((Path(__file__).parents[2] / "conformance/router_traces.json").read_text())
 BASE = {"near_first_token_ms": 900, "far_first_token_ms": 700, "between_tokens_ms": 500}

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from nearfar.server_fallback.router.signals import near_signals
-from nearfar.server_fallback.router.situation import NearSignals
+from nearfar.server_fallback.router.answer.signals import near_signals
+from nearfar.server_fallback.router.decision.situation import NearSignals
 from nearfar.server_fallback.schema.common import TokenLogprob, TopLogprob
 
 

@@ -16,9 +16,9 @@ from hybrid_sides import FakeNear, policy, run, told
 from live_server import live_server
 
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.router.far import Far
 from nearfar.server_fallback.router.hybrid import Hybrid
-from nearfar.server_fallback.router.sides import DeviceHints
+from nearfar.server_fallback.router.sides.far import Far
+from nearfar.server_fallback.router.sides.sides import DeviceHints
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk
 
 RULES = policy("prefer-far", speculation={"draft_tokens": 4})

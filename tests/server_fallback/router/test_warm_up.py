@@ -20,11 +20,11 @@ from live_server import live_server
 
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.router.budget import FileLedger
-from nearfar.server_fallback.router.far import Far
+from nearfar.server_fallback.router.answer.warm_up import prompt_alone
+from nearfar.server_fallback.router.decision.budget import FileLedger
+from nearfar.server_fallback.router.decision.situation import Message
 from nearfar.server_fallback.router.hybrid import Hybrid
-from nearfar.server_fallback.router.situation import Message
-from nearfar.server_fallback.router.warm_up import prompt_alone
+from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 

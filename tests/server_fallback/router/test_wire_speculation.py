@@ -22,7 +22,7 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.engine.request import Completion, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
-from nearfar.server_fallback.router.wire_speculation import FarModel, WireSpeculation
+from nearfar.server_fallback.router.sides.wire_speculation import FarModel, WireSpeculation
 
 LIMITS = Limits(tokens=24, sequences=4, rows=4, pages=24)
 PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]

@@ -1,13 +1,13 @@
 // The choice of a side for a request: the request's facts and what is known of both sides flow in; the decision, and whether the other side may be asked
 // too, flow out.
 
-import { decide } from "./decide.js";
-import type { Decision } from "./decision.js";
-import type { DeviceHints } from "./device_hints.js";
-import type { Policy } from "./policy.js";
+import { decide } from "./decision/decide.js";
+import type { Decision } from "./decision/decision.js";
+import type { DeviceHints } from "./decision/device_hints.js";
+import type { Policy } from "./decision/policy.js";
 import type { HybridRequest } from "./request.js";
-import type { Side } from "./events.js";
-import type { NearSignals, Situation } from "./situation.js";
+import type { Side } from "./decision/decision.js";
+import type { NearSignals, Situation } from "./decision/situation.js";
 
 export interface Choice {
   readonly decision: Decision;

@@ -4,23 +4,23 @@
 import type { Engine } from "../engine.js";
 import { RequestError, Unavailable } from "../errors.js";
 import type { LoadOptions } from "../load.js";
-import type { Ledger } from "./budget.js";
-import { browserLedger } from "./browser_ledger.js";
-import type { Clock } from "./clock.js";
-import { SYSTEM_CLOCK, withTimeout } from "./clock.js";
-import type { DeviceSource } from "./device_hints.js";
-import { platformDevice } from "./device_hints.js";
-import type { FarModel, FarOptions } from "./far.js";
-import { FarSide } from "./far.js";
-import type { Fetch } from "./far_http.js";
+import type { Ledger } from "./decision/budget.js";
+import { browserLedger } from "./decision/browser_ledger.js";
+import type { Clock } from "./sides/clock.js";
+import { SYSTEM_CLOCK, withTimeout } from "./sides/clock.js";
+import type { DeviceSource } from "./decision/device_hints.js";
+import { platformDevice } from "./decision/device_hints.js";
+import type { FarModel, FarOptions } from "./sides/far.js";
+import { FarSide } from "./sides/far.js";
+import type { Fetch } from "./sides/far_http.js";
 import { HybridCompletions } from "./hybrid_completions.js";
-import type { LoadNear, NearGiven } from "./near.js";
-import { NearSide } from "./near.js";
-import type { Policy } from "./policy.js";
-import { parsePolicy } from "./policy.js";
-import type { SpeculatingFar } from "./speculating_far.js";
-import type { SocketClass } from "./verify_socket.js";
-import type { WireCounts } from "./wire_speculation.js";
+import type { LoadNear, NearGiven } from "./sides/near.js";
+import { NearSide } from "./sides/near.js";
+import type { Policy } from "./decision/policy.js";
+import { parsePolicy } from "./decision/policy.js";
+import type { SpeculatingFar } from "./sides/speculating_far.js";
+import type { SocketClass } from "./sides/verify_socket.js";
+import type { WireCounts } from "./sides/wire_speculation.js";
 
 export interface HybridOptions {
   /** An engine, the promise of one that loads, a bundle's address (or several, as Engine.load takes them), or nothing. */

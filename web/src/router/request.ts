@@ -10,9 +10,9 @@ import type {
   ChatCompletionMessageParam,
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
-import type { PlainParams } from "./sides.js";
-import type { Side } from "./events.js";
-import type { Situation } from "./situation.js";
+import type { PlainParams } from "./sides/sides.js";
+import type { Side } from "./decision/decision.js";
+import type { Situation } from "./decision/situation.js";
 
 /** What only claims to be base64 is a text. */
 const BEFORE_BYTES = /^data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}$)/;

@@ -2,9 +2,9 @@
 
 export type { ErrorCode, ErrorDetails, ErrorJson } from "../errors.js";
 export { NearfarError, RequestError, Unavailable } from "../errors.js";
-export type { NearTokens } from "./near_drafts.js";
-export type { SpeculatingOptions } from "./speculating_far.js";
-export { SpeculatingFar } from "./speculating_far.js";
-export type { SocketClass, SocketLike } from "./verify_socket.js";
-export type { WireCounts, WireSpeculationOptions } from "./wire_speculation.js";
-export { WireSpeculation } from "./wire_speculation.js";
+export type { NearTokens } from "./sides/near_drafts.js";
+export type { SpeculatingOptions } from "./sides/speculating_far.js";
+export { SpeculatingFar } from "./sides/speculating_far.js";
+export type { SocketClass, SocketLike } from "./sides/verify_socket.js";
+export type { WireCounts, WireSpeculationOptions } from "./sides/wire_speculation.js";
+export { WireSpeculation } from "./sides/wire_speculation.js";

@@ -2,7 +2,7 @@
 
 import { beforeEach, expect, test } from "vitest";
 
-import { Circuit, FAILURES_TO_OPEN, FIRST_WAIT_MS, LONGEST_WAIT_MS } from "../../src/router/circuit.js";
+import { Circuit, FAILURES_TO_OPEN, FIRST_WAIT_MS, LONGEST_WAIT_MS } from "../../src/router/answer/circuit.js";
 
 let now: number;
 const clock = () => now;

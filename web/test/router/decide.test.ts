@@ -4,11 +4,11 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 
 import { RequestError } from "../../src/errors.js";
-import { decide } from "../../src/router/decide.js";
-import { bucketCounts, textFeatures } from "../../src/router/features.js";
-import { parsePolicy } from "../../src/router/policy.js";
-import type { Situation } from "../../src/router/situation.js";
-import { UNKNOWN_SPEED, speedAfter } from "../../src/router/speed.js";
+import { decide } from "../../src/router/decision/decide.js";
+import { bucketCounts, textFeatures } from "../../src/router/decision/features.js";
+import { parsePolicy } from "../../src/router/decision/policy.js";
+import type { Situation } from "../../src/router/decision/situation.js";
+import { UNKNOWN_SPEED, speedAfter } from "../../src/router/decision/speed.js";
 import { VECTORS, situationOf } from "./cases.js";
 
 /** That every number, and every null, is as expected to 1e-9. */

@@ -2,10 +2,10 @@
 
 import { expect, test } from "vitest";
 
-import type { Dialect } from "../../src/router/dialect.js";
-import { FarSide } from "../../src/router/far.js";
-import type { PlainParams } from "../../src/router/sides.js";
-import { events } from "../../src/router/sse.js";
+import type { Dialect } from "../../src/router/sides/dialect.js";
+import { FarSide } from "../../src/router/sides/far.js";
+import type { PlainParams } from "../../src/router/sides/sides.js";
+import { events } from "../../src/router/sides/sse.js";
 import type { FarScript } from "./fakes.js";
 import { FAR, FakeClock, FakeFar } from "./fakes.js";
 

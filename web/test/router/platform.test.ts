@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
-import { browserLedger } from "../../src/router/browser_ledger.js";
-import { platformDevice } from "../../src/router/device_hints.js";
+import { browserLedger } from "../../src/router/decision/browser_ledger.js";
+import { platformDevice } from "../../src/router/decision/device_hints.js";
 
 test("the battery and the network are told where the browser tells them", async () => {
   const battery = { level: 0.4, charging: false };

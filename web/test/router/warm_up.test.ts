@@ -4,7 +4,7 @@ import { expect, test } from "vitest";
 
 import type { ChatCompletionTool } from "../../src/api/types.js";
 import { DeviceError } from "../../src/errors.js";
-import { promptOnly } from "../../src/router/warm_up.js";
+import { promptOnly } from "../../src/router/answer/warm_up.js";
 import type { FarScript, NearScript } from "./fakes.js";
 import { turns } from "./fakes.js";
 import { MESSAGES, QUESTION, read, setUp, shown } from "./hybrid_set_up.js";

@@ -4,9 +4,9 @@ import { expect, test } from "vitest";
 
 import type { Completion, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { DeviceError } from "../../src/errors.js";
-import type { NearTokens } from "../../src/router/near_drafts.js";
-import type { SocketLike } from "../../src/router/verify_socket.js";
-import { WireSpeculation } from "../../src/router/wire_speculation.js";
+import type { NearTokens } from "../../src/router/sides/near_drafts.js";
+import type { SocketLike } from "../../src/router/sides/verify_socket.js";
+import { WireSpeculation } from "../../src/router/sides/wire_speculation.js";
 
 const PROMPT = [3, 1, 4];
 const TOKENS = 20;

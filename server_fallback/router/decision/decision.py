@@ -1,0 +1,57 @@
+"""A decision: who answers, and why. Drivers put it into every answer as its route (`schema/route.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from ...schema.route import Side
+
+# What takes a side out of the choice, or takes all of them out.
+Lack = Literal["private", "mode", "near_unavailable", "offline", "circuit_open", "context", "tools", "vision", "language", "budget"]
+PinnedLack = Literal[
+    "pinned_mode",
+    "pinned_near_unavailable",
+    "pinned_offline",
+    "pinned_circuit_open",
+    "pinned_context",
+    "pinned_tools",
+    "pinned_vision",
+    "pinned_language",
+    "pinned_budget",
+]
+DecisionReason = Lack | PinnedLack | Literal["pinned", "prefer", "battery", "thermal", "seconds", "quality", "cost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What was expected of both sides; None where it is not known. ``*_right`` are probabilities, ``gain`` is what far is worth above
+    near, in the unit of the policy's threshold.
+    """
+
+    near_right: float | None = None
+    far_right: float | None = None
+    gain: float | None = None
+    near_first_token_seconds: float | None = None
+    near_total_seconds: float | None = None
+    far_first_token_seconds: float | None = None
+    far_total_seconds: float | None = None
+    far_usd: float | None = None
+
+    def to_json(self) -> dict[str, float | None]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``side`` is None where nobody may or can answer; ``reason`` then says what stopped the last side. A private answer is near's or
+    nobody's, to its end.
+    """
+
+    side: Side | None
+    reason: DecisionReason
+    private: bool
+    scores: Scores = field(default_factory=Scores)
+
+    def to_json(self) -> dict[str, object]:
+        return {"side": self.side, "reason": self.reason, "private": self.private, "scores": self.scores.to_json()}

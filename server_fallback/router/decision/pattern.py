@@ -1,0 +1,211 @@
+r"""Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike. A pattern flows in, one of re's
+flows out.
+
+Characters, `.`, `[...]`, `(...)`, `(?:...)`, `|`, `* + ? {n} {n,} {n,m}` and their lazy forms, `^` and `$` (the ends of the text), `\b \B
+\d \D \w \W \s \S` in ASCII's meaning, `\t \n \r \f \v \xHH \uHHHH`, and a backslash before any sign. All else (lookaround, back
+references, named groups, flags) is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+
+from ...text.grammar.characters import ANY, Ranges, single, subtract, union
+
+MAX_CHARACTERS = 1000
+# How often a part may be repeated, the counts of all groups around it multiplied: engines copy it so many times.
+MAX_COPIES = 1000
+MAX_DEPTH = 50
+# Ranges are widened to both cases for the scripts up to here: Latin, Greek, Cyrillic.
+LAST_CASED = 0x52F
+
+_CLASSES: dict[str, Ranges] = {
+    "d": ((0x30, 0x39),),
+    "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
+    "s": ((0x09, 0x0D), (0x20, 0x20)),
+}
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+_COUNTS = re.compile(r"\{([0-9]{1,4})(,([0-9]{1,4})?)?\}")
+_CODES = {"x": re.compile("[0-9a-fA-F]{2}"), "u": re.compile("[0-9a-fA-F]{4}")}
+
+
+def read_pattern(pattern: str) -> str:
+    """The pattern as it is. Raises ValueError that says what is outside the subset, or that it would match an empty text."""
+    if compile_pattern(pattern, ignore_case=False).search(""):
+        raise ValueError(f"the pattern {json.dumps(pattern, ensure_ascii=False)} matches the empty text, and so every text")
+    return pattern
+
+
+@lru_cache(maxsize=256)
+def compile_pattern(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
+    """Raises ValueError as `read_pattern` does."""
+    return re.compile(_Parser(pattern, ignore_case).parse(), re.ASCII)
+
+
+class _Parser:
+    """Writes every character as its code point, so that nothing is left for an engine to read in its own way."""
+
+    def __init__(self, pattern: str, ignore_case: bool) -> None:
+        self._pattern = pattern
+        self._ignore_case = ignore_case
+        self._position = 0
+        self._depth = 0
+        self._copies = 1
+
+    def parse(self) -> str:
+        if len(self._pattern) > MAX_CHARACTERS:
+            raise self._refusal(f"has more than {MAX_CHARACTERS} characters")
+        expression = self._alternation()
+        if self._position < len(self._pattern):
+            raise self._refusal("has a parenthesis too many")
+        return expression
+
+    def _alternation(self) -> str:
+        parts = [self._sequence()]
+        while self._take("|"):
+            parts.append(self._sequence())
+        return "|".join(parts)
+
+    def _sequence(self) -> str:
+        parts = []
+        while self._peek() not in ("", "|", ")"):
+            parts.append(self._quantified())
+        return "".join(parts)
+
+    def _quantified(self) -> str:
+        # In re, \B matches no empty text (until Python 3.14); in JavaScript it does.
+        for written, meant in (("^", r"\A"), ("$", r"\Z"), (r"\b", r"\b"), (r"\B", r"(?!\b)")):
+            if self._take(written):
+                return meant
+        outer, self._copies = self._copies, 1
+        atom = self._atom()
+        quantifier = self._quantifier()
+        self._copies = max(outer, self._copies)
+        if self._peek() in ("*", "+", "?", "{"):
+            raise self._refusal("repeats what is repeated already")
+        return atom + quantifier
+
+    def _quantifier(self) -> str:
+        if self._peek() in ("*", "+", "?"):
+            quantifier = self._next()
+        else:
+            counts = _COUNTS.match(self._pattern, self._position)
+            if counts is None:
+                return ""
+            self._position = counts.end()
+            least, most = int(counts[1]), int(counts[3] or counts[1])
+            if most < least:
+                raise self._refusal("has the ends of a count the wrong way round")
+            self._copies *= max(most, 1)
+            if self._copies > MAX_COPIES:
+                raise self._refusal(f"repeats a part more than {MAX_COPIES} times")
+            quantifier = counts[0]
+        return quantifier + ("?" if self._take("?") else "")
+
+    def _atom(self) -> str:
+        character = self._next()
+        match character:
+            case "(":
+                return self._group()
+            case "[":
+                return self._written(self._bracket())
+            case ".":
+                return self._written(subtract(ANY, single("\n")))
+            case "]" | "{" | "}":
+                raise self._refusal(f"has a {character} that must be written \\{character}")
+            case "*" | "+" | "?":
+                raise self._refusal("has nothing to repeat")
+            case _:
+                self._position -= 1
+                member, is_class = self._member()
+                return self._written(member if is_class else self._cased(member))
+
+    def _group(self) -> str:
+        if self._peek() == "?" and not self._take("?:"):
+            raise self._refusal("has a group that Python and JavaScript read differently: lookaround, names and flags are not taken")
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._refusal("is nested too deep")
+        inner = self._alternation()
+        self._depth -= 1
+        if not self._take(")"):
+            raise self._refusal("has a group without an end")
+        return f"(?:{inner})"
+
+    def _bracket(self) -> Ranges:
+        negated = self._take("^")
+        parts: list[tuple[int, int]] = []
+        while not self._take("]"):
+            member, is_class = self._member()
+            if self._peek() == "-" and self._pattern[self._position + 1 : self._position + 2] != "]":
+                self._position += 1
+                end, ends_in_class = self._member()
+                if is_class or ends_in_class or end[0][0] < member[0][0]:
+                    raise self._refusal("has a range whose end is no character above its start")
+                member = ((member[0][0], end[0][0]),)
+            parts += member if is_class else self._cased(member)
+        if not parts:
+            raise self._refusal("has an empty [], or a ] in it that must be written \\]")
+        return subtract(ANY, parts) if negated else union(parts)
+
+    def _member(self) -> tuple[Ranges, bool]:
+        """Characters, and whether they are a class: those are as they are in either case."""
+        character = self._next()
+        if character != "\\":
+            return single(character), False
+        character = self._next()
+        if character.lower() in _CLASSES:
+            named = _CLASSES[character.lower()]
+            return (subtract(ANY, named) if character.isupper() else named), True
+        if character in _CODES:
+            code = _CODES[character].match(self._pattern, self._position)
+            if code is None or 0xD800 <= int(code[0], 16) <= 0xDFFF:
+                raise self._refusal(f"has a \\{character} without the digits of a character")
+            self._position = code.end()
+            return single(chr(int(code[0], 16))), False
+        if character.isascii() and character.isalnum() and character not in _CONTROLS:
+            raise self._refusal(f"has \\{character}, which Python and JavaScript read differently, or not at all")
+        return single(_CONTROLS.get(character, character)), False
+
+    def _cased(self, ranges: Ranges) -> Ranges:
+        """With the other case of each character, where case is ignored."""
+        if not self._ignore_case:
+            return ranges
+        both = [*ranges]
+        for first, last in ranges:
+            for point in range(first, max(first, min(last, LAST_CASED)) + 1):
+                both += [(ord(form), ord(form)) for form in cases(chr(point))]
+        return union(both)
+
+    def _written(self, ranges: Ranges) -> str:
+        if not ranges or 0xD800 <= ranges[0][0] <= 0xDFFF:
+            raise self._refusal("has a class without a character")
+        return "[" + "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges) + "]"
+
+    def _peek(self) -> str:
+        return self._pattern[self._position : self._position + 1]
+
+    def _next(self) -> str:
+        character = self._peek()
+        if not character:
+            raise self._refusal("ends too early")
+        self._position += 1
+        return character
+
+    def _take(self, text: str) -> bool:
+        if not self._pattern.startswith(text, self._position):
+            return False
+        self._position += len(text)
+        return True
+
+    def _refusal(self, problem: str) -> ValueError:
+        return ValueError(f"the pattern {json.dumps(self._pattern[:80], ensure_ascii=False)} {problem}")
+
+
+def cases(character: str) -> set[str]:
+    """A character in both cases; such as become two by it are left out."""
+    forms = {character, character.lower(), character.upper()}
+    forms |= {form.lower() for form in forms} | {form.upper() for form in forms}
+    return {form for form in forms if len(form) == 1}

@@ -1,0 +1,78 @@
+"""Asking both sides: prompts flow in, pairs of answers flow out in the same order, each as soon as it and those before it are there.
+
+All is greedy, so the same models give the same pairs. The near side tells log-probabilities beside, of the prompt too, of which the
+signals are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from ...executors.executor import Call, Executor
+from ...schema.chat import ChatCompletionRequest
+from ...schema.common import TokenLogprob
+from ..answer.signals import near_signals
+from .pairs import FarAnswer, NearAnswer, Pair
+from .prompts import Prompt
+
+TOP_LOGPROBS = 20
+
+
+async def ask_both(
+    prompts: Sequence[Prompt], near: Executor, far: Executor, *, far_model: str, max_tokens: int, concurrency: int
+) -> AsyncGenerator[Pair, None]:
+    """``concurrency`` prompts are on their way at once. Raises what the sides raise; what was yielded before is sound."""
+    turns = asyncio.Semaphore(concurrency)
+
+    async def ask(index: int, prompt: Prompt) -> Pair:
+        async with turns:
+            call = Call(f"router-log-{index}")
+            near_request = request("near", prompt, max_tokens, logprobs=True)
+            prompt_logprobs: list[float] = []
+            near_call = replace(call, observe_prompt_logprobs=prompt_logprobs.extend)
+            (text, tokens, seconds), (far_text, _, far_seconds) = await asyncio.gather(
+                answer(near, near_request, near_call), answer(far, request(far_model, prompt, max_tokens), call)
+            )
+        return Pair(
+            prompt=prompt.prompt,
+            task=prompt.task,
+            near=NearAnswer(answer=text, right=prompt.is_right(text), seconds=seconds, signals=near_signals(tokens, prompt_logprobs)),
+            far=FarAnswer(answer=far_text, right=prompt.is_right(far_text), seconds=far_seconds),
+        )
+
+    tasks = [asyncio.create_task(ask(index, prompt)) for index, prompt in enumerate(prompts)]
+    try:
+        for task in tasks:
+            yield await task
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def request(model: str, prompt: Prompt, max_tokens: int, *, logprobs: bool = False) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt.prompt}],
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            **({"logprobs": True, "top_logprobs": TOP_LOGPROBS} if logprobs else {}),
+        }
+    )
+
+
+async def answer(side: Executor, asked: ChatCompletionRequest, call: Call) -> tuple[str, list[TokenLogprob], float]:
+    """The text, its tokens where their log-probabilities were asked for, and the seconds that it took."""
+    text, tokens, started = "", list[TokenLogprob](), time.perf_counter()
+    async with aclosing(side.chat(asked, call)) as chunks:
+        async for chunk in chunks:
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                if choice.logprobs is not None:
+                    tokens += choice.logprobs.content or []
+    return text, tokens, time.perf_counter() - started

@@ -1,0 +1,68 @@
+"""A request that goes on from what was answered so far: as text, for any server that continues a message, or as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...schema.chat import ChatCompletionRequest, ImagePart, Message, TextFormat, TextPart
+from ...schema.common import GenerationRequest
+from ...schema.completions import CompletionRequest
+
+# What both kinds of requests take.
+ALIKE = set(GenerationRequest.model_fields) - {"stream", "stream_options", "n"}
+
+
+def continued(request: ChatCompletionRequest | CompletionRequest, text: str, num_tokens: int) -> ChatCompletionRequest | CompletionRequest:
+    """``num_tokens``: how many of ``max_tokens`` the text took. A completion must be of a text."""
+    left = {name: max(1, limit - num_tokens) for name, limit in limits(request).items()}
+    if isinstance(request, CompletionRequest):
+        assert isinstance(request.prompt, str)
+        return request.model_copy(update={**left, "prompt": request.prompt + text})
+    messages = list(request.messages)
+    if request.continue_final_message:
+        # The client began the answer itself.
+        text = text_of(messages.pop()) + text
+    messages.append(Message(role="assistant", content=text))
+    return request.model_copy(update={**left, "messages": messages, "continue_final_message": True})
+
+
+def continued_ids(request: ChatCompletionRequest, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> CompletionRequest:
+    """The same answer as a completion of token ids. The request must be `plain`."""
+    limit = min(limits(request).values(), default=None)
+    fields: dict[str, Any] = {name: value for name in ALIKE if (value := getattr(request, name)) is not None}
+    return CompletionRequest(
+        **fields,
+        prompt=[*prompt_ids, *answer_ids],
+        # A completion that says nothing gets as much as the context holds, as a chat does.
+        max_tokens=None if limit is None else max(1, limit - len(answer_ids)),
+    )
+
+
+def plain(request: ChatCompletionRequest | CompletionRequest) -> bool:
+    """Whether a chat is nothing but tokens after tokens: no tools, no form, no log-probabilities, no answer that the client began."""
+    return isinstance(request, ChatCompletionRequest) and not (
+        request.tools or structured(request) or request.logprobs or request.continue_final_message
+    )
+
+
+def structured(request: ChatCompletionRequest | CompletionRequest) -> bool:
+    """Whether the answer has a form, which a server applies from where it starts."""
+    return isinstance(request, ChatCompletionRequest) and not isinstance(request.response_format, TextFormat | None)
+
+
+def limits(request: ChatCompletionRequest | CompletionRequest) -> dict[str, int]:
+    given = {"max_tokens": request.max_tokens}
+    if isinstance(request, ChatCompletionRequest):
+        given["max_completion_tokens"] = request.max_completion_tokens
+    return {name: limit for name, limit in given.items() if limit is not None}
+
+
+def text_of(message: Message) -> str:
+    """All of a message's text, the parts joined as chat templates get them."""
+    content = message.content
+    return content if isinstance(content, str) else "".join(part.text for part in content or () if isinstance(part, TextPart))
+
+
+def images_of(message: Message) -> list[ImagePart]:
+    return [part for part in message.content if isinstance(part, ImagePart)] if isinstance(message.content, list) else []

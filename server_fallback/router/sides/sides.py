@@ -1,0 +1,257 @@
+"""Sides: near and far, and what all of their answers share: the policy, circuits, speeds, the last conversations, what was spent today."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
+
+from ...executors.circuit import Circuit
+from ...executors.executor import Call
+from ...schema.chat import ChatCompletionRequest, Message
+from ...schema.common import Usage
+from ...schema.completions import CompletionRequest
+from ...schema.route import Side
+from ...schema.tokenize import TokenizeRequest
+from ..decision.budget import Ledger, Spent
+from ..decision.policy import Policy
+from ..decision.prefix_memory import PrefixMemory
+from ..decision.situation import CircuitState, FarState, NearState, Situation, Thermal
+from ..decision.situation import Message as WrittenMessage
+from ..decision.speed import Finished, Speed
+from .far import FarSide
+from .near import NearSide
+from .said import Said
+from .speculated_far import SpeculatedFar
+from .texts import conversation_of
+from .wire_speculation import WireCounts
+
+# One message, whose tokens show whether both sides write chats alike.
+PROBE = [Message(role="user", content="a")]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHints:
+    """Of the machine that near runs on; None where it is not known. ``battery`` from 0 to 1."""
+
+    battery: float | None = None
+    charging: bool | None = None
+    thermal: Thermal | None = None
+
+
+class Sides:
+    """Of ``near`` and ``far`` one may be None. ``ledger`` None: nothing is counted. ``hints`` is asked before each decision."""
+
+    def __init__(
+        self,
+        near: NearSide | None,
+        far: FarSide | None,
+        policy: Policy,
+        ledger: Ledger | None = None,
+        hints: Callable[[], DeviceHints] = DeviceHints,
+    ) -> None:
+        self.near, self.far, self.policy = near, far, policy
+        self._ledger, self._hints = ledger, hints
+        wait = policy.breaker.open_ms / 1000
+        self.circuits: dict[Side, Circuit] = {
+            side: Circuit(failures=policy.breaker.failures, first_wait_seconds=wait, longest_wait_seconds=wait) for side in ("near", "far")
+        }
+        self._speeds: dict[Side, Speed] = {"near": Speed(), "far": Speed()}
+        self._answered: dict[Side, PrefixMemory] = {"near": PrefixMemory(), "far": PrefixMemory()}
+        self._near_queue_seconds = 0.0
+        # Between looking at what is left of the budget and taking from it.
+        self.spending = asyncio.Lock()
+        self._same_tokens: bool | None = None
+        self._speculated: SpeculatedFar | None = None
+
+    def open_near(self, near: NearSide) -> None:
+        """Near comes later where the far side is asked first what it serves."""
+        self.near, speculation = near, self.policy.speculation
+        if speculation is not None and self.far is not None and self.far.far.dialect == "nearfar":
+            self._speculated = SpeculatedFar(near, self.far, self.same_tokens, speculation.draft_tokens)
+
+    @property
+    def speculation(self) -> WireCounts | None:
+        """What near guessed for far; None where the policy has no speculation, or one of the sides takes no part in it."""
+        return None if self._speculated is None else self._speculated.counts
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether either side does."""
+        far = self.far is not None and (self.far.known is None or self.far.known.tools)
+        return far or (self.near is not None and (self.near.abilities is None or self.near.abilities.tools))
+
+    async def check(self, *, near_may_answer: bool) -> None:
+        """Ask the far server what it serves. Raises RequestError for what can never be; that it is offline now is an error where near may
+        not answer instead."""
+        if self.far is None or self.policy.mode == "near-only":
+            return
+        try:
+            known = await self.far.opened()
+        except Unavailable:
+            self.circuits["far"].failed(certain=True)
+            if not near_may_answer or self.policy.mode == "far-only":
+                raise
+            return
+        self._speeds["far"] = replace(self._speeds["far"], round_trip_seconds=known.round_trip_seconds)
+
+    async def situation(self, asked: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
+        """``asked`` with what is known of both sides now. Nothing is sent to the far side."""
+        ids = await self.near.prompt_ids(request) if self.near is not None else None
+        near, far = self._near_state(ids), await self.far_state()
+        if ids is None:
+            return replace(asked, near=near, far=far)
+        cached = self._cached_tokens(conversation_of(request, asked.messages), len(ids))
+        # Of other tokens than near's the number is much the same.
+        far = replace(far, prompt_tokens=len(ids), cached_tokens=cached["far"])
+        return replace(asked, near=replace(near, cached_tokens=cached["near"]), far=far)
+
+    async def far_state(self) -> FarState:
+        spent = await self._spent()
+        if self.far is None:
+            return FarState(online=False)
+        known, speed = self.far.known, self._speeds["far"]
+        return FarState(
+            online=True,
+            context=known.context if known is not None else None,
+            tools=known is None or known.tools,
+            vision=self.far.far.vision,
+            languages=self.policy.languages.far,
+            prefill_tokens_per_second=speed.prefill_tokens_per_second,
+            decode_tokens_per_second=speed.decode_tokens_per_second,
+            queue_seconds=self.far.queue_seconds,
+            round_trip_seconds=speed.round_trip_seconds,
+            circuit=self._circuit_state("far"),
+            spent_usd_today=spent.usd,
+            requests_today=spent.requests,
+        )
+
+    async def same_tokens(self, call: Call) -> bool:
+        """Whether both sides make the same token ids of the same chat. Asks the far side, once."""
+        if self._same_tokens is None:
+            self._same_tokens = await self._find_same_tokens(call)
+        return self._same_tokens
+
+    def ask_far(self, request: ChatCompletionRequest | CompletionRequest, call: Call, *, guessed: bool) -> AsyncGenerator[Said, None]:
+        """As `FarSide.ask`. ``guessed``: near may guess far's tokens, where the policy says so."""
+        assert self.far is not None
+        return self._speculated.ask(request, call) if guessed and self._speculated is not None else self.far.ask(request, call)
+
+    async def take(self) -> bool:
+        """Take a request from today's budget; False where it is spent."""
+        if self._ledger is None:
+            return True
+        async with self.spending:
+            if self._is_spent(await self._spent()):
+                return False
+            await asyncio.to_thread(self._ledger.add, requests=1)
+            return True
+
+    async def pay(self, prompt_tokens: int, completion_tokens: int) -> None:
+        price = self.policy.price
+        usd = (prompt_tokens * price.prompt_usd_per_million + completion_tokens * price.completion_usd_per_million) / 1e6
+        if self._ledger is not None and usd > 0:
+            await asyncio.to_thread(self._ledger.add, usd=usd)
+
+    def finished(self, side: Side, usage: Usage, first_token_seconds: float, total_seconds: float) -> None:
+        """An answer that one side gave from its beginning to its end. What it waited in the side's queue is no part of the side's speed."""
+        queue_seconds = (usage.queue_ms or 0.0) / 1000
+        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else 0
+        known = self.far.known if side == "far" and self.far is not None else None
+        self._speeds[side] = self._speeds[side].after(
+            Finished(
+                max(0, usage.prompt_tokens - cached),
+                usage.completion_tokens,
+                max(0.0, first_token_seconds - queue_seconds),
+                max(0.0, total_seconds - queue_seconds),
+                known.round_trip_seconds if known is not None else None,
+            )
+        )
+        if side == "near":
+            self._near_queue_seconds = queue_seconds
+
+    def answered(self, side: Side, conversation: Sequence[WrittenMessage], answer: str) -> None:
+        """Whoever wrote the end of an answer has computed all of it."""
+        self._answered[side].remember(conversation, answer, monotonic())
+
+    async def close(self) -> None:
+        if self.far is not None:
+            await self.far.close()
+        if self.near is not None:
+            await self.near.close()
+
+    def _near_state(self, ids: Sequence[int] | None) -> NearState:
+        if self.near is None:
+            return NearState(available=False)
+        hints, speed, state = self._hints(), self._speeds["near"], self.near.executor.state()
+        return NearState(
+            available=self.near.available,
+            context=self.near.executor.context or None,
+            tools=self.near.abilities is None or self.near.abilities.tools,
+            languages=self.policy.languages.near,
+            prompt_tokens=None if ids is None else len(ids),
+            prefill_tokens_per_second=speed.prefill_tokens_per_second,
+            decode_tokens_per_second=speed.decode_tokens_per_second,
+            # As long as the last one waited, where there is a queue now.
+            queue_seconds=self._near_queue_seconds if state.waiting else 0.0,
+            circuit=self._circuit_state("near"),
+            battery=hints.battery,
+            charging=hints.charging,
+            thermal=hints.thermal,
+        )
+
+    def _cached_tokens(self, conversation: Sequence[WrittenMessage], prompt_tokens: int) -> dict[Side, int]:
+        now = monotonic()
+        return {side: math.floor(prompt_tokens * memory.cached_share(conversation, now)) for side, memory in self._answered.items()}
+
+    def _circuit_state(self, side: Side) -> CircuitState:
+        circuit = self.circuits[side]
+        # While the one trial is under way, nobody else is let through.
+        return circuit.state if circuit.admits else "open"
+
+    def _is_spent(self, spent: Spent) -> bool:
+        budget = self.policy.budget
+        requests, usd = budget.far_requests_per_day, budget.far_usd_per_day
+        return (requests is not None and spent.requests >= requests) or (usd is not None and spent.usd >= usd)
+
+    async def _spent(self) -> Spent:
+        return Spent() if self._ledger is None else await asyncio.to_thread(self._ledger.today)
+
+    async def _find_same_tokens(self, call: Call) -> bool:
+        if self.near is None or self.far is None or self.near.abilities is None:
+            return False
+        ours = self.near.abilities.tokenizer_sha256
+        if ours is None or (await self.far.opened(call)).tokenizer_sha256 != ours:
+            return False
+        asked = TokenizeRequest(model=self.near.name, messages=PROBE)
+        try:
+            # The tokenizers are the same; the chat templates need not be.
+            return (await self.near.executor.tokenize(asked)).tokens == (await self.far.tokenize(asked, call)).tokens
+        except RequestError:
+            return False
+
+
+def lacking(reason: str) -> NearfarError:
+    """The error where nobody may or can answer: the request's fault, or one that may pass."""
+    lack = reason.removeprefix("pinned_")
+    told = f"{LACKS[lack]}; it is pinned" if lack != reason else LACKS[lack]
+    return Unavailable(told, code=reason) if lack in PASSING else RequestError(told, code=reason)
+
+
+PASSING = ("near_unavailable", "offline", "circuit_open", "budget")
+LACKS = {
+    "private": "the request is private, and the side that it is pinned to may not see it",
+    "mode": "the policy's mode forbids this side",
+    "near_unavailable": "the near model cannot answer now, and the far side may not or cannot",
+    "offline": "there is no far side, and the near one may not or cannot answer",
+    "circuit_open": "the side that may answer has failed and is left alone for a while; ask again soon",
+    "context": "the prompt and the answer are longer than the context of the side that may answer; shorten the prompt, or ask for less",
+    "tools": "the side that may answer calls no tools; leave tools out",
+    "vision": "the side that may answer sees no images; leave them out",
+    "language": "the side that may answer does not speak this language",
+    "budget": "what the policy allows the far side in a day is spent, and the near side may not or cannot answer",
+}

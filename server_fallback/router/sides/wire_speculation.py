@@ -1,0 +1,228 @@
+"""Speculation across the wire: a near model guesses tokens, a far one with the same tokenizer says which hold, several at a time.
+
+A token request flows in; the far model's tokens flow out, those that it would have said alone, greedy or sampled with a seed. What it gains
+is the far side's: fewer forwards a token. `schema/verify.py` has the messages. Leviathan et al. 2023.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.typing import Subprotocol
+
+from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+
+from ...engine.request import Completion, FinishReason, GeneratedToken, TokenRequest
+from ...engine.verification import VerifyingSource
+from ...schema.common import Answer, ErrorDetail
+from ...schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, VerifyError, VerifyOpen, VerifyOpened
+from .near_drafts import NearDrafts
+
+PATH = "/v1/nearfar/verify"
+# Of a client's frame: its header with the mask, and two bytes of length where the message is longer.
+FRAME_BYTES, LONG_FRAME_BYTES, LONG_MESSAGE = 6, 8, 125
+OPEN_SECONDS = 20.0
+# What a server closes with, beside the HTTP status of the error.
+CLOSE_CODES = 4000
+
+Said = TypeVar("Said", VerifyOpened, VerifyAccepted)
+MESSAGES: TypeAdapter[VerifyOpened | VerifyAccepted | VerifyError] = TypeAdapter(VerifyOpened | VerifyAccepted | VerifyError)
+
+
+@dataclass(frozen=True, slots=True)
+class FarModel:
+    """``url`` of the server, with or without /v1; ``model`` is its name for it. ``tokenizer_sha256`` is of the near tokenizer.json."""
+
+    url: str
+    model: str
+    tokenizer_sha256: str
+    api_key: str | None = None
+
+    @property
+    def address(self) -> str:
+        return "ws" + self.url.removesuffix("/").removesuffix("/v1").removeprefix("http") + PATH
+
+
+@dataclass(slots=True)
+class WireCounts:
+    """Of all answers: rounds, tokens guessed, of these the right ones, tokens in all; bytes on the wire with the frames' headers."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True)
+class WireSpeculation:
+    """A `TokenSource`: the far model's answers, guessed by the near engine, which stays its owner's."""
+
+    near: VerifyingSource
+    far: FarModel
+    draft_tokens: int = 4
+    counts: WireCounts = field(default_factory=WireCounts)
+
+    async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
+        """As `TokenEngine.generate`. Closing it early ends the answer on both sides.
+
+        Raises RequestError for what cannot be guessed or checked: its details' ``code`` is "tokenizer_differs", "verify_version",
+        "verify_unavailable" (the server, or its model, checks no drafts) or "wrong_key"; Unavailable where the server cannot be reached
+        or breaks off.
+        """
+        request = checkable(request)
+        started = time.monotonic()
+        first_at: float | None = None
+        count, cached = 0, 0
+        async with self._connected(request) as (socket, opened):
+            drafts = NearDrafts(self.near, request, min(self.draft_tokens, opened.max_drafts))
+            try:
+                while True:
+                    guesses = await drafts.next()
+                    await self._say(socket, VerifyDraft(type="draft", tokens=guesses))
+                    drafts.go_on()
+                    said = await self._hear(socket, VerifyAccepted)
+                    await drafts.learn(said.tokens)
+                    self._count(guesses, said)
+                    cached = cached if count else said.cached_tokens
+                    first_at = first_at or time.monotonic()
+                    reason: FinishReason | None = said.finish_reason
+                    for token_id in said.tokens:
+                        if token_id in request.stop_token_ids:
+                            reason = "stop"
+                            break
+                        count += 1
+                        yield GeneratedToken(token_id)
+                    if reason is not None:
+                        now = time.monotonic()
+                        first = first_at - started
+                        yield Completion(reason, len(request.prompt_ids), count, cached, 0.0, first, now - started)
+                        return
+            finally:
+                await drafts.close()
+
+    @asynccontextmanager
+    async def _connected(self, request: TokenRequest) -> AsyncIterator[tuple[ClientConnection, VerifyOpened]]:
+        headers = {}
+        if self.far.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.far.api_key}"
+        if request.deadline is not None:
+            headers["X-Request-Timeout-Ms"] = str(max(1, int((request.deadline - time.monotonic()) * 1000)))
+        try:
+            socket = await connect(
+                self.far.address,
+                additional_headers=headers,
+                subprotocols=[Subprotocol(PROTOCOL)],
+                compression=None,
+                open_timeout=OPEN_SECONDS,
+            )
+        except InvalidStatus as error:
+            # A server that does not know the address says 403 or 404; ours tells what is wrong when the connection stands.
+            status, message = error.response.status_code, "the server has no /v1/nearfar/verify, or lets nobody in here"
+            code = "verify_unavailable" if status in (403, 404) else None
+            raise far_error(self.far.url, status, ErrorDetail(message=message, type="", code=code)) from error
+        except (OSError, TimeoutError, WebSocketException) as error:
+            raise Unavailable(f"{self.far.url}: cannot be reached ({error}); is the server running?") from error
+        try:
+            await self._say(socket, self._opening(request))
+            opened = await self._hear(socket, VerifyOpened)
+            if opened.version != VERSION:
+                message = f"{self.far.url}: speaks version {opened.version} of these messages, this client {VERSION}; update the older"
+                raise RequestError(message, code="verify_version")
+            yield socket, opened
+        finally:
+            await socket.close()
+
+    def _opening(self, request: TokenRequest) -> VerifyOpen:
+        sampling = request.sampling
+        return VerifyOpen(
+            type="open",
+            version=VERSION,
+            model=self.far.model,
+            tokenizer_sha256=self.far.tokenizer_sha256,
+            prompt=list(request.prompt_ids),
+            max_tokens=request.max_tokens,
+            temperature=sampling.temperature or None,
+            top_p=None if sampling.top_p == 1 else sampling.top_p,
+            top_k=sampling.top_k or None,
+            min_p=sampling.min_p or None,
+            seed=sampling.seed if sampling.temperature else None,
+            priority=request.priority or None,
+        )
+
+    async def _say(self, socket: ClientConnection, message: VerifyOpen | VerifyDraft) -> None:
+        text = message.model_dump_json(exclude_none=True)
+        self.counts.sent_bytes += len(text) + (FRAME_BYTES if len(text) <= LONG_MESSAGE else LONG_FRAME_BYTES)
+        try:
+            await socket.send(text)
+        except ConnectionClosed:
+            # Why is what the server said before.
+            return
+
+    async def _hear(self, socket: ClientConnection, kind: type[Said]) -> Said:
+        try:
+            text = await socket.recv()
+        except ConnectionClosed as error:
+            raise Unavailable(f"{self.far.url}: broke off ({error})", retryable=True) from error
+        # The server's frames have no mask.
+        self.counts.received_bytes += len(text) + (FRAME_BYTES if len(text) <= LONG_MESSAGE else LONG_FRAME_BYTES) - 4
+        try:
+            said: Answer = MESSAGES.validate_json(text)
+        except ValidationError as error:
+            raise Unavailable(f"{self.far.url}: says what is no message of /v1/nearfar/verify; is it nearfar serve?") from error
+        if isinstance(said, VerifyError):
+            await socket.wait_closed()
+            raise far_error(self.far.url, (socket.close_code or 0) - CLOSE_CODES, said.error)
+        if not isinstance(said, kind):
+            raise Unavailable(f"{self.far.url}: says {type(said).__name__} where {kind.__name__} is due")
+        return said
+
+    def _count(self, guesses: list[int], said: VerifyAccepted) -> None:
+        counts = self.counts
+        counts.rounds += 1
+        counts.drafted += len(guesses)
+        counts.tokens += len(said.tokens)
+        counts.accepted += sum(guess == token for guess, token in zip(guesses, said.tokens, strict=False))
+
+
+def checkable(request: TokenRequest) -> TokenRequest:
+    """With a seed that both sides share. Raises RequestError for what drafts are not checked with."""
+    sampling = request.sampling
+    penalties = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+    wrong: Mapping[str, Any] = {
+        "penalties": penalties,
+        "logit_bias": sampling.logit_bias,
+        "constraint": request.constraint is not None,
+        "when_full": request.when_full != "stop",
+        "logprobs": request.logprobs is not None,
+        "prompt_logprobs": request.prompt_logprobs > 0,
+        "adapter": request.adapter is not None,
+    }
+    found = ", ".join(name for name, given in wrong.items() if given)
+    if found:
+        raise RequestError(f"{found}: cannot be given where drafts are checked over the wire; ask the far side alone", param=found)
+    seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+    return replace(request, sampling=replace(sampling, seed=seed))
+
+
+def far_error(url: str, status: int, error: ErrorDetail) -> NearfarError:
+    """The server's refusal, by the HTTP status that it stands for, as an error of ours."""
+    message, param = f"{url}: {error.message}", {} if error.param is None else {"param": error.param}
+    if status in (401, 403) and error.code != "verify_unavailable":
+        return RequestError(f"{message}; give the right API key", code="wrong_key")
+    if status == 429:
+        return QueueFull(message)
+    if status in (408, 503):
+        return Unavailable(message)
+    if 400 <= status < 500:
+        return RequestError(message, code=error.code, **param)
+    return DeviceError(message)

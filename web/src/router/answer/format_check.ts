@@ -1,0 +1,35 @@
+// Whether a whole answer fits the format that was asked for, as far as that can be told without a validator: what shall be JSON must be JSON.
+
+import type { PlainParams } from "../sides/sides.js";
+
+/** Null where no format was asked for that could fail. */
+export function fitsFormat({ response_format: format }: PlainParams): ((text: string) => boolean) | null {
+  switch (format?.type) {
+    case "json_object":
+      return (text) => isObject(parsed(text));
+    case "json_schema":
+      return (text) => parsed(text) !== undefined;
+    case "regex":
+    case "grammar":
+    case "text":
+    case undefined:
+      return null;
+  }
+}
+
+/** Whether a grammar holds the answer from its first token on. */
+export function isConstrained({ response_format: format, tool_choice: choice }: PlainParams): boolean {
+  return (format !== undefined && format.type !== "text") || choice === "required" || typeof choice === "object";
+}
+
+function isObject(value: unknown): boolean {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,142 @@
+// The decision: a policy and a situation flow in, who answers and why flows out. Pure, and total: every situation has an answer.
+//
+// Hard rules first (private, the mode, what a side lacks, a pin), then preference, then what the device, the clock, costs and predictor say.
+
+import { RequestError } from "../../errors.js";
+import { isSpent } from "./budget.js";
+import { farTimes, farUsd, nearTimes } from "./costs.js";
+import type { Decision, DecisionReason, Lack, Scores } from "./decision.js";
+import { lastUserText } from "./features.js";
+import type { Costs, Policy } from "./policy_schema.js";
+import { predictRights } from "./predictor.js";
+import { PrivateCheck } from "./privacy.js";
+import type { Side } from "../decision/decision.js";
+import type { FarState, NearState, Situation, Thermal } from "./situation.js";
+
+interface Choice {
+  readonly side: Side | null;
+  readonly reason: DecisionReason;
+}
+
+const THERMALS: readonly Thermal[] = ["nominal", "fair", "serious", "critical"];
+
+/** Throws RequestError with the code "unknown_label" for a label that the policy does not have, and for nothing else. */
+export function decide(policy: Policy, situation: Situation): Decision {
+  checkLabels(policy, situation);
+  const isPrivate = PrivateCheck.of(policy.private).isPrivate(situation);
+  const near = nearLack(policy, situation);
+  const far = isPrivate ? "private" : farLack(policy, situation);
+  const scores = score(policy, situation);
+  const { side, reason } =
+    hard(situation.pin, near, far) ?? preferred(policy) ?? hinted(policy, situation.near) ?? inTime(policy.costs, scores) ?? byGain(policy, scores);
+  return { side, reason, private: isPrivate, scores };
+}
+
+/** What is expected of both sides, whether or not they may answer. Without a predictor both are taken to be right. */
+export function score(policy: Policy, situation: Situation): Scores {
+  const near = nearTimes(situation);
+  const far = farTimes(situation);
+  const usd = farUsd(policy, situation);
+  const { predictor } = policy.quality;
+  const rights = predictor === null ? null : predictRights(predictor, lastUserText(situation.messages), situation.near_signals);
+  let gain: number | null = null;
+  if (policy.mode === "auto") {
+    const waited = near.total === null || far.total === null ? 0 : far.total - near.total;
+    const more = (usd ?? 0) + policy.costs.usd_per_second * waited;
+    gain = (rights === null ? 0 : rights.far - rights.near) - more;
+  }
+  return {
+    near_right: rights?.near ?? null,
+    far_right: rights?.far ?? null,
+    gain,
+    near_first_token_seconds: near.first,
+    near_total_seconds: near.total,
+    far_first_token_seconds: far.first,
+    far_total_seconds: far.total,
+    far_usd: usd,
+  };
+}
+
+/** Whether near may guess tokens for far, which answers: it could answer itself, and its device need not be spared. */
+export function mayGuess(policy: Policy, situation: Situation): boolean {
+  return nearLack(policy, situation) === null && hinted(policy, situation.near) === null;
+}
+
+function checkLabels(policy: Policy, situation: Situation): void {
+  const known = new Set([...policy.labels, ...policy.private.labels]);
+  const places = [["labels", situation.labels] as const, ...situation.messages.map(({ labels }, index) => [`messages[${index}].labels`, labels] as const)];
+  for (const [place, labels] of places) {
+    for (const label of labels) {
+      if (known.has(label)) continue;
+      const has = [...known].sort().join(", ") || "none";
+      throw new RequestError(`${place}: the policy has no label '${label}'; it has ${has}`, { code: "unknown_label", param: place });
+    }
+  }
+}
+
+/** The first thing that near lacks; null where it may answer. */
+function nearLack(policy: Policy, situation: Situation): Lack | null {
+  if (policy.mode === "far-only") return "mode";
+  if (!situation.near.available) return "near_unavailable";
+  return lackOf(situation.near, situation);
+}
+
+function farLack({ mode, budget }: Policy, situation: Situation): Lack | null {
+  if (mode === "near-only") return "mode";
+  const { far } = situation;
+  if (!far.online) return "offline";
+  const lack = lackOf(far, situation);
+  if (lack !== null) return lack;
+  return isSpent(budget, { requests: far.requests_today, usd: far.spent_usd_today }) ? "budget" : null;
+}
+
+function lackOf(side: NearState | FarState, { max_tokens, tools, vision, language }: Situation): Lack | null {
+  if (side.circuit === "open") return "circuit_open";
+  if (side.context !== null && side.prompt_tokens !== null && side.prompt_tokens + (max_tokens ?? 1) > side.context) return "context";
+  if (tools && !side.tools) return "tools";
+  if (vision && !side.vision) return "vision";
+  if (language !== null && side.languages?.includes(language) === false) return "language";
+  return null;
+}
+
+/** Null where both sides may answer and no pin says which. */
+function hard(pin: Side | null, near: Lack | null, far: Lack | null): Choice | null {
+  const pinned = pin === null ? null : pin === "near" ? near : far;
+  if (pinned !== null) return { side: null, reason: pinned === "private" ? pinned : `pinned_${pinned}` };
+  if (near !== null && far !== null) {
+    // Far is looked at last, unless it was out from the start.
+    return { side: null, reason: far === "private" || far === "mode" ? near : far };
+  }
+  if (near !== null) return { side: "far", reason: near };
+  if (far !== null) return { side: "near", reason: far };
+  return pin === null ? null : { side: pin, reason: "pinned" };
+}
+
+function preferred({ mode }: Policy): Choice | null {
+  if (mode === "prefer-near") return { side: "near", reason: "prefer" };
+  return mode === "prefer-far" ? { side: "far", reason: "prefer" } : null;
+}
+
+/** By the device: whether it should be spared. */
+function hinted({ device }: Policy, { battery, charging, thermal }: NearState): Choice | null {
+  if (device.min_battery !== null && battery !== null && battery < device.min_battery && charging !== true) return { side: "far", reason: "battery" };
+  if (device.max_thermal !== null && thermal !== null && THERMALS.indexOf(thermal) > THERMALS.indexOf(device.max_thermal)) {
+    return { side: "far", reason: "thermal" };
+  }
+  return null;
+}
+
+function inTime(costs: Costs, scores: Scores): Choice | null {
+  const near = isLate(costs, scores.near_first_token_seconds, scores.near_total_seconds);
+  const far = isLate(costs, scores.far_first_token_seconds, scores.far_total_seconds);
+  return near === far ? null : { side: near ? "far" : "near", reason: "seconds" };
+}
+
+/** What is not known is not late. */
+function isLate({ max_first_token_seconds: mostFirst, max_total_seconds: mostTotal }: Costs, first: number | null, total: number | null): boolean {
+  return (first !== null && mostFirst !== null && first > mostFirst) || (total !== null && mostTotal !== null && total > mostTotal);
+}
+
+function byGain({ quality }: Policy, { gain }: Scores): Choice {
+  return { side: gain !== null && gain > quality.threshold ? "far" : "near", reason: quality.predictor === null ? "cost" : "quality" };
+}

@@ -1,0 +1,43 @@
+// The policy: which side may and should answer, as data. What a JSON file holds flows in, a checked policy with all defaults flows out. Its types and
+// its schema are written from the Python router's, so that both take and refuse the same files.
+
+import { messageOf } from "../../errors.js";
+import { contradictions } from "./contradictions.js";
+import { compilePattern, refuseEmptyMatch } from "./pattern.js";
+import type { Policy } from "./policy_schema.js";
+import { POLICY_SCHEMA } from "./policy_schema.js";
+import { checkPredictor } from "./predictor.js";
+import { badPolicy, isObject, readValue } from "./schema_check.js";
+
+export type * from "./policy_schema.js";
+
+/** Throws RequestError with the code "bad_policy" for a key that is not known, a value out of range, and a contradiction; param names the place. */
+export function parsePolicy(json: unknown): Policy {
+  const policy = readValue(POLICY_SCHEMA, withoutAnOtherSide(json)) as Policy;
+  policy.private.patterns.forEach((pattern, index) => {
+    try {
+      refuseEmptyMatch(pattern, compilePattern(pattern, false));
+    } catch (error) {
+      throw badPolicy(`private.patterns[${index}]`, messageOf(error));
+    }
+  });
+  if (policy.quality.predictor !== null) checkPredictor(policy.quality.predictor, "quality.predictor");
+  for (const [place, problem] of contradictions(policy)) throw badPolicy(place, problem);
+  return policy;
+}
+
+/** What asks for a second side, or forbids the only one, is no default where there is but one. */
+function withoutAnOtherSide(json: unknown): unknown {
+  if (!isObject(json)) return json;
+  const oneSided = json.mode === "near-only" || json.mode === "far-only";
+  return {
+    ...json,
+    ...(oneSided && over(json, "fallback", { near_continues: false, far_takes_over: false })),
+    ...(json.mode === "far-only" && over(json, "private", { labels: [] })),
+  };
+}
+
+function over(json: Readonly<Record<string, unknown>>, key: string, values: Readonly<Record<string, unknown>>): Readonly<Record<string, unknown>> {
+  const given = json[key] ?? (json[key] === null ? null : {});
+  return { [key]: isObject(given) ? { ...values, ...given } : given };
+}

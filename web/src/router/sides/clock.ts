@@ -1,0 +1,36 @@
+// The router's one way to time, so that a test need not wait for it.
+
+import { Unavailable } from "../../errors.js";
+
+export interface Clock {
+  /** Milliseconds since any moment; it never goes back. */
+  now(): number;
+  /** Milliseconds since 1970, for what is counted by days. */
+  date(): number;
+  /** Calls once; the result is what cancels it. */
+  after(milliseconds: number, then: () => void): () => void;
+}
+
+export const SYSTEM_CLOCK: Clock = {
+  now: () => performance.now(),
+  date: () => Date.now(),
+  after: (milliseconds, then) => {
+    const timer = setTimeout(then, milliseconds);
+    return () => {
+      clearTimeout(timer);
+    };
+  },
+};
+
+/** Aborts the signal with Unavailable after so long. */
+export async function withTimeout<T>(clock: Clock, milliseconds: number, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
+  const controller = new AbortController();
+  const cancel = clock.after(milliseconds, () => {
+    controller.abort(new Unavailable(`The far side did not answer within ${milliseconds} ms; ask again, or allow it more in the policy's timeouts`, { retryable: true }));
+  });
+  try {
+    return await run(controller.signal);
+  } finally {
+    cancel();
+  }
+}

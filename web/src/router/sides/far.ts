@@ -1,0 +1,194 @@
+// The far side: a server of OpenAI's routes, ours or another's. It finds out what the server serves, and answers chats as chunks.
+
+import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason } from "../../api/types.js";
+import { RequestError, Unavailable } from "../../errors.js";
+import type { Clock } from "./clock.js";
+import type { Dialect } from "./dialect.js";
+import { DIALECTS, chatBody, continuesAsTokens, tokensBody } from "./dialect.js";
+import type { Fetch, JsonObject } from "./far_http.js";
+import { FarHttp } from "./far_http.js";
+import type { PlainParams, Side, SideRequest } from "./sides.js";
+import { goingOn, limitAfter } from "./sides.js";
+
+export interface FarOptions {
+  /** Of the server, with or without /v1 at its end. */
+  readonly baseURL: string;
+  readonly apiKey?: string | null | undefined;
+  /** The server's name for the model; not needed where it serves one only. */
+  readonly model?: string | null | undefined;
+  /** "nearfar" where it is not given. */
+  readonly dialect?: Dialect | undefined;
+  /** Whether its model reads images; false where it is not given. */
+  readonly vision?: boolean | undefined;
+}
+
+/** What is known of the model over there; null where the server does not tell. */
+export interface FarModel {
+  readonly id: string;
+  readonly context: number | null;
+  readonly tokenizerSha256: string | null;
+  readonly tools: boolean;
+  /** Whether it checks guesses (/v1/nearfar/verify). */
+  readonly verify: boolean;
+}
+
+/** The version of /v1/nearfar routes and of our extensions that this client reads. */
+const API_VERSION = 1;
+/** What servers call an answer's end beside OpenAI's words. */
+const ENDS: Readonly<Record<string, ChatFinishReason>> = { eos_token: "stop", stop_sequence: "stop", max_tokens: "length" };
+
+export class FarSide implements Side {
+  readonly dialect: Dialect;
+  readonly vision: boolean;
+  readonly #http: FarHttp;
+  readonly #wanted: string | null;
+  #model: FarModel | null = null;
+  #roundTripSeconds: number | null = null;
+
+  /** Throws RequestError for options that make no sense. */
+  constructor(
+    { baseURL, apiKey, model, dialect = "nearfar", vision = false }: FarOptions,
+    fetch: Fetch,
+    private readonly clock: Clock,
+  ) {
+    if (!DIALECTS.includes(dialect)) throw new RequestError(`far.dialect is '${dialect}', it must be one of ${DIALECTS.join(", ")}`, { param: "far.dialect" });
+    this.#http = new FarHttp(baseURL, apiKey ?? null, fetch, clock);
+    this.#wanted = model ?? null;
+    this.dialect = dialect;
+    this.vision = vision;
+  }
+
+  /** Null before the server was reached. */
+  get model(): FarModel | null {
+    return this.#model;
+  }
+
+  /** What the question of what it serves took; null before it was answered. */
+  get roundTripSeconds(): number | null {
+    return this.#roundTripSeconds;
+  }
+
+  /** How long an answer waits over there, as the server told lately; else 0. */
+  get queueSeconds(): number {
+    return this.#http.queueSeconds;
+  }
+
+  /**
+   * What the server serves; it is asked until it has answered once. Throws Unavailable where it cannot be reached, RequestError (``details.code``: wrong_key,
+   * api_version, unknown_model) where it never can answer.
+   */
+  async reach(signal: AbortSignal): Promise<FarModel> {
+    if (this.#model !== null) return this.#model;
+    const askedAt = this.clock.now();
+    const model = this.dialect === "nearfar" ? await this.about(signal) : await this.listed(signal);
+    this.#roundTripSeconds = (this.clock.now() - askedAt) / 1000;
+    this.#model = model;
+    return model;
+  }
+
+  async *ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+    const { signal, logprobs } = request;
+    const { id } = await this.reach(signal);
+    if (request.from?.tokenIds != null && this.dialect === "nearfar" && logprobs === null && continuesAsTokens(request.params)) {
+      yield* this.askOn(request, request.from.tokenIds, id);
+      return;
+    }
+    const params = goingOn(request);
+    const given = logprobs === null ? params : { ...params, logprobs: true, ...(logprobs > 0 ? { top_logprobs: logprobs } : {}) };
+    for await (const value of this.#http.stream("/v1/chat/completions", chatBody(given, id, this.dialect), signal)) yield chunkOf(value, id);
+  }
+
+  /** The tokens of a chat's prompt, by a server of ours. Throws as `ask`. */
+  async tokenize(messages: PlainParams["messages"], signal: AbortSignal): Promise<readonly number[]> {
+    const { id: model } = await this.reach(signal);
+    const { tokens } = await this.#http.post("/tokenize", { model, messages }, signal);
+    if (!isIds(tokens)) throw new Unavailable("The far side's /tokenize gave no token ids", { retryable: false });
+    return tokens;
+  }
+
+  /** Goes on after these tokens of the answer: exact where its text alone would be split into other tokens. */
+  private async *askOn(request: SideRequest, tokenIds: readonly number[], model: string): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+    const { params, signal } = request;
+    const promptIds = await this.tokenize(params.messages, signal);
+    const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...limitAfter(request) };
+    for await (const value of this.#http.stream("/v1/completions", body, signal)) {
+      const choices = Array.isArray(value.choices) ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[]) : [];
+      yield chunkOf({ ...value, choices: choices.map(({ text = "", finish_reason }) => ({ delta: { content: text }, finish_reason })) }, model);
+    }
+  }
+
+  private async about(signal: AbortSignal): Promise<FarModel> {
+    const said = await this.#http.get("/v1/nearfar/about", signal);
+    if (said === null) throw new RequestError("The far side has no /v1/nearfar/about: for another server than nearfar serve set far.dialect", { code: "api_version", param: "far.dialect" });
+    if (said.api_version !== API_VERSION) {
+      throw new RequestError(`The far side speaks version ${String(said.api_version)} of nearfar's API, this client ${API_VERSION}; update the older of them`, { code: "api_version" });
+    }
+    const { id, context, tokenizer_sha256: sha256, tools, verify } = this.chosen(said.models);
+    return { id, context: number(context), tokenizerSha256: typeof sha256 === "string" ? sha256 : null, tools: tools !== false, verify: verify === true };
+  }
+
+  private async listed(signal: AbortSignal): Promise<FarModel> {
+    const said = await this.#http.get("/v1/models", signal);
+    if (said === null) throw new RequestError("The far side has no /v1/models; is far.baseURL right?", { code: "unknown_model", param: "far.baseURL" });
+    const { id, max_model_len: context } = this.chosen(said.data);
+    return { id, context: number(context), tokenizerSha256: null, tools: true, verify: false };
+  }
+
+  private chosen(listed: unknown): JsonObject & { readonly id: string } {
+    const cards = (Array.isArray(listed) ? listed : []).filter((card): card is JsonObject & { id: string } => typeof (card as { id?: unknown } | null)?.id === "string");
+    const found = this.#wanted === null ? (cards.length === 1 ? cards[0] : undefined) : cards.find(({ id }) => id === this.#wanted);
+    if (found !== undefined) return found;
+    const names = cards.map(({ id }) => id).join(", ") || "no model";
+    const says = this.#wanted === null ? `serves ${names}; say which one as far.model` : `does not serve '${this.#wanted}', but ${names}`;
+    throw new RequestError(`The far side ${says}`, { code: "unknown_model", param: "far.model" });
+  }
+}
+
+/** A server's chunk in OpenAI's form: an end by OpenAI's name, and the role that an answer has. Throws Unavailable for what is no chunk. */
+function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
+  const { choices = [], usage, id, created } = value;
+  if (!Array.isArray(choices)) throw new Unavailable("The far side's answer is not in OpenAI's form: choices is no list", { retryable: false });
+  return {
+    id: typeof id === "string" ? id : "",
+    object: "chat.completion.chunk",
+    created: number(created) ?? 0,
+    model,
+    choices: (choices as Partial<ChatCompletionChunk["choices"][number]>[]).map(({ index = 0, delta, logprobs, finish_reason: end }) => ({
+      index,
+      delta: withoutNulls(delta ?? {}),
+      logprobs: logprobs ?? null,
+      finish_reason: end === undefined || end === null ? null : (ENDS[end] ?? end),
+    })),
+    usage: usageOf(usage),
+  };
+}
+
+/** Some servers write null for what is not there. */
+function withoutNulls(delta: ChatCompletionDelta): ChatCompletionDelta {
+  const given = Object.entries(delta).filter(([, value]) => value !== null);
+  return { ...Object.fromEntries(given), ...("role" in delta ? { role: "assistant" } : {}) };
+}
+
+function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {
+  if (typeof usage !== "object" || usage === null) return null;
+  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details, queue_ms: queue } = usage as JsonObject;
+  const promptTokens = number(prompt) ?? 0;
+  const completionTokens = number(completion) ?? 0;
+  const cached = number((details as JsonObject | null | undefined)?.cached_tokens);
+  const queueMs = number(queue);
+  return {
+    prompt_tokens: promptTokens,
+    completion_tokens: completionTokens,
+    total_tokens: promptTokens + completionTokens,
+    ...(cached === null ? {} : { prompt_tokens_details: { cached_tokens: cached } }),
+    ...(queueMs === null ? {} : { queue_ms: queueMs }),
+  };
+}
+
+function isIds(value: unknown): value is readonly number[] {
+  return Array.isArray(value) && value.every((id) => Number.isInteger(id));
+}
+
+function number(value: unknown): number | null {
+  return typeof value === "number" && Number.isFinite(value) ? value : null;
+}
