@@ -15,7 +15,9 @@ import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
+from .completion import find_completion
 from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
+from .matcher import Matcher, allowed_ids
 from .rules import compile_source
 from .source import GrammarSource
 
@@ -71,7 +73,7 @@ def _start(setup: Setup) -> tuple[Any, Setup]:
 
 def _answer(compiler: Any, setup: Setup, source: GrammarSource) -> Compiled | Refused:
     try:
-        compiled = compile_source(compiler, source)
+        compiled, rules = compile_source(compiler, source)
     except RequestError as error:
         return Refused(error.message)
     except Exception as error:
@@ -83,7 +85,14 @@ def _answer(compiler: Any, setup: Setup, source: GrammarSource) -> Compiled | Re
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
         return Refused("the grammar is too large once it is compiled; make it smaller, or bound what repeats by less")
-    return Compiled(text)
+    first = find_completion(_matcher(compiled, setup), 0, rules.endings)
+    return Compiled(text, rules.endings, rules.reserve, first)
+
+
+def _matcher(compiled: Any, setup: Setup) -> Matcher:
+    import xgrammar
+
+    return Matcher(xgrammar.GrammarMatcher(compiled), setup.tokens, setup.eos_token_ids)
 
 
 def _reason(error: Exception) -> str:
@@ -94,19 +103,16 @@ def _reason(error: Exception) -> str:
 
 def _trial(compiled: Any, setup: Setup) -> str | None:
     """What is wrong with an answer of tokens picked from the masks by a fixed rule; None where nothing is."""
-    import xgrammar
-
-    matcher = xgrammar.GrammarMatcher(compiled)
-    mask = np.empty(-(-len(setup.tokens) // 32), np.int32)
+    matcher = _matcher(compiled, setup)
     random = np.random.default_rng(0)
     slow = 0
     for _ in range(TRIAL_TOKENS):
         started = time.thread_time()
-        matcher.fill_next_token_bitmask(mask)
+        mask = matcher.mask()
         slow += time.thread_time() - started > MAX_MASK_SECONDS
         if slow > 1:
             return "the grammar is too ambiguous: what may come next takes too long to find; make it simpler"
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(setup.tokens)])
+        allowed = allowed_ids(mask, len(setup.tokens))
         if len(allowed) == 0:
             return "the grammar leads to where no token of this model's vocabulary continues it"
         token_id = int(random.choice(allowed))

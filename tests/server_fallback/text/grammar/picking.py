@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
+from nearfar.server_fallback.text.grammar.matcher import Matcher
 from nearfar.server_fallback.text.grammar.rules import compile_source
 from nearfar.server_fallback.text.grammar.source import GrammarSource
 
@@ -26,12 +27,16 @@ class Grammar:
         self.compiler = xgrammar.GrammarCompiler(self.tokenizer, max_threads=1, cache_enabled=False)
 
     def compile(self, source: GrammarSource) -> Any:
-        return compile_source(self.compiler, source)
+        compiled, _ = compile_source(self.compiler, source)
+        return compiled
 
     def constraint(self, source: GrammarSource) -> GrammarConstraint:
+        return GrammarConstraint(self.matcher(self.compile(source)))
+
+    def matcher(self, compiled: Any) -> Matcher:
         import xgrammar
 
-        return GrammarConstraint(xgrammar.GrammarMatcher(self.compile(source)), len(TOKENS), [END])
+        return Matcher(xgrammar.GrammarMatcher(compiled), TOKENS, [END])
 
     def takes(self, compiled: Any, text: str) -> bool:
         """Whether the text is a whole one of the grammar."""

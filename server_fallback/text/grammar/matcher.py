@@ -1,0 +1,62 @@
+"""A grammar's state after some text. Tokens and texts flow in, what may come next flows out.
+
+Each token or text that is accepted is one step, which can be taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from xgrammar import GrammarMatcher
+
+Mask = npt.NDArray[np.int32]
+
+
+class Matcher:
+    """``tokens``: what each id writes, nothing for special ones. Used by one answer only."""
+
+    def __init__(self, matcher: GrammarMatcher, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
+        self.tokens = tokens
+        self.eos_token_ids = eos_token_ids
+        self.accept_token = matcher.accept_token
+        self.accept_text = matcher.accept_string
+        self.rollback = matcher.rollback
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text is a whole one as it is."""
+        return bool(self._matcher.is_completed())
+
+    @property
+    def forced(self) -> str | None:
+        """The text that must come next, "" where there is a choice; None where it ends within a character."""
+        try:
+            return str(self._matcher.find_jump_forward_string())
+        except UnicodeDecodeError:
+            return None
+
+    def mask(self) -> Mask:
+        """A new array, (ceil(V / 32),), least significant bit first: whether a token may come next, stop tokens where the text is whole."""
+        # xgrammar writes into any array of the DLPack protocol; where all tokens may come, it writes ones.
+        mask = np.empty(-(-len(self.tokens) // 32), np.int32)
+        self._matcher.fill_next_token_bitmask(mask)
+        return mask
+
+
+def allowed_ids(mask: Mask, count: int) -> npt.NDArray[np.intp]:
+    """The ids below ``count`` whose bits are set, ascending."""
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=count, bitorder="little"))
+
+
+def has_bit(mask: Mask, token_id: int) -> bool:
+    return bool(int(mask[token_id >> 5]) >> (token_id & 31) & 1)
+
+
+def set_bit(mask: Mask, token_id: int) -> None:
+    mask.view(np.uint32)[token_id >> 5] |= np.uint32(1 << (token_id & 31))
