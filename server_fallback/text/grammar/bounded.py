@@ -9,13 +9,13 @@ The browser does the same (web/src/grammar/bounded.ts), with the same masks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from .completion import Completion, find_completion, pending_bytes
+from .completion import Completion, completes, find_completion, pending_bytes
 from .constraint import GrammarConstraint
 from .matcher import Mask, has_bit, set_bit
 from .shortener import Shortener
@@ -27,7 +27,8 @@ _TRIALS = 600
 _TRIALS_AGAIN = 4000
 # Characters of many kinds: where a matcher takes them all and is as before, any text without escapes leaves it so.
 _PROBE = 2 * "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\U0001f600"
-_ESCAPED_BYTES = frozenset((*range(0x20), 0x22, 0x5C, 0x7F))
+# Of one character.
+_MOST_BYTES = 4
 # So many tokens are looked at together for those that a mask holds.
 _CHUNK = 4096
 
@@ -42,27 +43,15 @@ class Bound:
     first: Completion | None
 
 
-class TokenShapes:
-    """What a vocabulary's tokens look like, once for all its constraints. ``tokens``: what each id writes, nothing for special ones."""
-
-    def __init__(self, tokens: Sequence[bytes]) -> None:
-        self.shortener = Shortener(tokens)
-        # One bit for each token of whole characters without quotes, backslashes and controls.
-        self.plain: Mask = _bits([_is_plain(token) for token in tokens])
-        # The ids of tokens with bytes, the shortest first.
-        lengths = np.array([len(token) for token in tokens])
-        order = np.argsort(lengths, kind="stable")
-        self.shortest_first: npt.NDArray[np.intp] = order[lengths[order] > 0]
-
-
 class BoundedConstraint:
     """``inner`` before its first token; it is used by nothing else."""
 
-    def __init__(self, inner: GrammarConstraint, bound: Bound, shapes: TokenShapes) -> None:
+    def __init__(self, inner: GrammarConstraint, bound: Bound, shortener: Shortener) -> None:
         self._inner = inner
         self._matcher = inner.matcher
         self._bound = bound
-        self._shapes = shapes
+        self._shapes = inner.matcher.shapes
+        self._shortener = shortener
         self._left = bound.max_tokens
         self._completion = bound.first
         # How many bytes the last character lacks.
@@ -80,7 +69,7 @@ class BoundedConstraint:
         self._inner.accept(token_id)
         self._left -= 1
         self._mask = None
-        self._pending = pending_bytes(self._pending, self._matcher.tokens[token_id])
+        self._pending = pending_bytes(self._pending, self._shapes.tokens[token_id])
         self._completion = self._completion_after(token_id, self._pending, _TRIALS_AGAIN)
 
     @property
@@ -94,26 +83,29 @@ class BoundedConstraint:
 
     def _allowed(self) -> Mask:
         every, completion, matcher = self._inner.mask(), self._completion, self._matcher
-        tokens = None if completion is None else needed_tokens(completion, self._shapes.shortener)
         afterwards = self._left - 1
-        if tokens is None or afterwards >= len(tokens) + self._bound.reserve:
+        # No text has more tokens than it has bytes.
+        if completion is None or afterwards >= len(completion.head) + _MOST_BYTES * len(completion.text) + self._bound.reserve:
+            return every
+        needed = self._shortener.needed(completion)
+        if needed is None or afterwards >= needed.count + self._bound.reserve:
             return every
         few = np.zeros_like(every)
-        for token_id in matcher.eos_token_ids:
+        for token_id in self._shapes.eos_token_ids:
             if has_bit(every, token_id):
                 set_bit(few, token_id)
-        if tokens and afterwards >= 0:
-            set_bit(few, tokens[0])
+        if needed.first is not None and afterwards >= 0:
+            set_bit(few, needed.first)
         # A text that leaves the matcher as it is leaves the completion as it is.
-        if afterwards >= len(tokens) and self._takes_any_text(every):
+        if afterwards >= needed.count and self._takes_any_text(every):
             few |= every & self._shapes.plain
         for token_id in self._to_try(every & ~few):
             if not matcher.accept_token(token_id):
                 continue
-            found = self._completion_after(token_id, pending_bytes(self._pending, matcher.tokens[token_id]), _TRIALS)
-            rest = None if found is None else needed_tokens(found, self._shapes.shortener)
+            found = self._completion_after(token_id, pending_bytes(self._pending, self._shapes.tokens[token_id]), _TRIALS)
             matcher.rollback(1)
-            if rest is not None and len(rest) <= afterwards:
+            rest = None if found is None else self._shortener.needed(found)
+            if rest is not None and rest.count <= afterwards:
                 set_bit(few, token_id)
         return few
 
@@ -133,22 +125,12 @@ class BoundedConstraint:
         if known is not None:
             if known.head[:1] == (token_id,):
                 return Completion(known.head[1:], known.text)
-            written = self._matcher.tokens[token_id].decode(errors="replace")
-            if pending == 0 and known.text.startswith(written) and self._completes(known.text[len(written) :]):
-                return Completion((), known.text[len(written) :])
-            if pending == 0 and self._completes(known.text):
-                return Completion((), known.text)
-        return find_completion(self._matcher, pending, self._bound.endings, most_trials)
-
-    def _completes(self, text: str) -> bool:
-        matcher = self._matcher
-        if text == "":
-            return matcher.complete
-        if not matcher.accept_text(text):
-            return False
-        complete = matcher.complete
-        matcher.rollback(1)
-        return complete
+            written = self._shapes.tokens[token_id].decode(errors="replace")
+            # What a completion leaves out between its parts is space.
+            for part in (written, re.sub(r"[ \t\n]", "", written)) if pending == 0 else ():
+                if known.text.startswith(part) and completes(self._matcher, known.text[len(part) :]):
+                    return Completion((), known.text[len(part) :])
+        return find_completion(self._matcher, pending, self._bound.endings, most_trials, "" if known is None else known.text)
 
     def _takes_any_text(self, mask: Mask) -> bool:
         matcher = self._matcher
@@ -157,28 +139,3 @@ class BoundedConstraint:
         after = matcher.mask()
         matcher.rollback(1)
         return bool((after == mask).all())
-
-
-def needed_tokens(completion: Completion, shortener: Shortener) -> tuple[int, ...] | None:
-    """The fewest tokens that write the completion, None where the vocabulary lacks a byte of it."""
-    tail = shortener.tokens(completion.text)
-    return None if tail is None else (*completion.head, *tail)
-
-
-def _is_plain(token: bytes) -> bool:
-    if not token or not _ESCAPED_BYTES.isdisjoint(token):
-        return False
-    try:
-        token.decode()
-    except UnicodeDecodeError:
-        # A part of a character: what it leads to depends on the rest.
-        return False
-    return True
-
-
-def _bits(values: Sequence[bool]) -> Mask:
-    words = -(-len(values) // 32)
-    packed = np.zeros(4 * words, np.uint8)
-    some = np.packbits(np.array(values, bool), bitorder="little")
-    packed[: len(some)] = some
-    return packed.view(np.int32)

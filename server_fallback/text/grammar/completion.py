@@ -20,6 +20,8 @@ _ROUNDS = ((2, 250), (8, 500), (64, 1500), (512, 4000))
 _STRAIGHT_TRIALS = 10_000
 _LONGEST_RUN = 60
 _LONGEST_TEXT = 4096
+# By so many characters before it, the place is found where two completions are the same again.
+_LONGEST_SAME = 8
 # Of the vocabulary's texts, where no character of ASCII goes on.
 _MOST_FROM_MASK = 16
 
@@ -32,43 +34,52 @@ class Completion:
     text: str
 
 
-def find_completion(matcher: Matcher, pending: int, endings: Sequence[str], most_trials: float = math.inf) -> Completion | None:
+def find_completion(
+    matcher: Matcher, pending: int, endings: Sequence[str], most_trials: float = math.inf, known: str = ""
+) -> Completion | None:
     """A completion that is short but not surely the shortest; None where none is found.
 
     ``pending`` is how many bytes the answer's last character lacks, ``endings`` are texts that may be the end of what can go on for ever.
+    What completed the answer before its last token is ``known``: a new completion soon leads to where that goes on.
     """
     if pending == 0:
-        text = _find_text(matcher, endings, most_trials)
+        text = _find_text(matcher, endings, most_trials, known)
         return None if text is None else Completion((), text)
-    for token_id in allowed_ids(matcher.mask(), len(matcher.tokens)).tolist():
-        token = matcher.tokens[token_id]
-        if not 0 < len(token) <= pending or not all(map(_continues, token)) or not matcher.accept_token(token_id):
+    for token_id in matcher.shapes.continuing:
+        token = matcher.shapes.tokens[token_id]
+        if len(token) > pending or not matcher.accept_token(token_id):
             continue
-        rest = find_completion(matcher, pending - len(token), endings, most_trials)
+        rest = find_completion(matcher, pending - len(token), endings, most_trials, known)
         matcher.rollback(1)
         return None if rest is None else Completion((token_id, *rest.head), rest.text)
     return None
 
 
+def completes(matcher: Matcher, text: str) -> bool:
+    if text == "":
+        return matcher.complete
+    if not matcher.accept_text(text):
+        return False
+    complete = matcher.complete
+    matcher.rollback(1)
+    return complete
+
+
 def pending_bytes(pending: int, token: bytes) -> int:
     """How many bytes the last character lacks after ``token``, where it lacked ``pending`` before."""
     for byte in token:
-        pending = max(pending - 1, 0) if _continues(byte) else 0 if byte < 0xC0 else 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
+        pending = 0 if byte < 0x80 else max(pending - 1, 0) if byte < 0xC0 else 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
     return pending
 
 
-def _continues(byte: int) -> bool:
-    return byte & 0xC0 == 0x80
-
-
-def _find_text(matcher: Matcher, endings: Sequence[str], most_trials: float) -> str | None:
+def _find_text(matcher: Matcher, endings: Sequence[str], most_trials: float, known: str) -> str | None:
     if matcher.complete:
         return ""
     trials = min(_STRAIGHT_TRIALS, most_trials)
     # A text in which anything may come ends with a quote, once it has what it must have.
     ends = ('"', *endings, *_CLOSERS)
     for texts in (_CLOSERS, ends):
-        straight = _go_straight(matcher, texts, trials)
+        straight = _go_straight(matcher, texts, trials, known)
         if straight is not None:
             return straight
     for length, most in _ROUNDS:
@@ -80,10 +91,14 @@ def _find_text(matcher: Matcher, endings: Sequence[str], most_trials: float) -> 
     return None
 
 
-def _go_straight(matcher: Matcher, texts: Sequence[str], trials: float) -> str | None:
+def _go_straight(matcher: Matcher, texts: Sequence[str], trials: float, known: str) -> str | None:
     """Always the first text that goes on, and never back."""
     text, steps = "", 0
     while not matcher.complete:
+        rest = next((rest for rest in _rests(known, text) if completes(matcher, rest)), None)
+        if rest is not None:
+            text += rest
+            break
         following = matcher.forced
         if following is not None and len(text) + len(following) > _LONGEST_TEXT:
             following = None
@@ -97,6 +112,17 @@ def _go_straight(matcher: Matcher, texts: Sequence[str], trials: float) -> str |
         text, steps = text + following, steps + 1
     matcher.rollback(steps)
     return text
+
+
+def _rests(known: str, text: str) -> Sequence[str]:
+    """How a completion may go on from ``text`` where another one was ``known``."""
+    if known == "":
+        return ()
+    if text == "":
+        return known, f'"{known}'
+    same = text[-_LONGEST_SAME:]
+    at = known.find(same)
+    return (known,) if at < 0 else (known[at + len(same) :], known)
 
 
 def _first_accepted(matcher: Matcher, texts: Sequence[str], trials: float) -> tuple[float, str | None]:
@@ -153,9 +179,10 @@ class _Search:
 def _texts_of_mask(matcher: Matcher) -> Iterator[str]:
     """The first texts of the vocabulary that go on, for where nothing of ASCII does."""
     count = 0
-    for token_id in allowed_ids(matcher.mask(), len(matcher.tokens)).tolist():
+    tokens = matcher.shapes.tokens
+    for token_id in allowed_ids(matcher.mask(), len(tokens)).tolist():
         try:
-            text = matcher.tokens[token_id].decode()
+            text = tokens[token_id].decode()
         except UnicodeDecodeError:
             # A part of a character is no text.
             continue

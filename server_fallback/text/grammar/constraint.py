@@ -14,8 +14,8 @@ class GrammarConstraint:
 
     def __init__(self, matcher: Matcher) -> None:
         self.matcher = matcher
-        self._ends = np.full(-(-len(matcher.tokens) // 32), -1, np.int32)
-        for token_id in matcher.eos_token_ids:
+        self._ends = np.full(len(matcher.shapes.plain), -1, np.int32)
+        for token_id in matcher.shapes.eos_token_ids:
             self._ends[token_id >> 5] &= ~np.int32(np.uint32(1 << (token_id & 31)).view(np.int32))
         self._mask: Mask | None = None
 

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from nearfar.compiler.errors import RequestError, ToolError
 
 from ..vocabulary import Vocabulary
-from .bounded import Bound, BoundedConstraint, TokenShapes, needed_tokens
+from .bounded import Bound, BoundedConstraint
 from .constraint import GrammarConstraint
 from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
 from .matcher import Matcher
+from .shortener import Shortener
 from .source import GrammarSource
+from .token_shapes import TokenShapes
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, TokenizerInfo
@@ -119,6 +121,7 @@ class _Compiler:
         self._process: subprocess.Popen[bytes] | None = None
         self._tokenizer: TokenizerInfo | None = None
         self._shapes: TokenShapes | None = None
+        self._shortener: Shortener | None = None
 
     def compile(self, source: GrammarSource) -> _Grammar:
         if self._process is None or self._process.poll() is not None:
@@ -134,17 +137,19 @@ class _Compiler:
         import xgrammar
 
         assert self._tokenizer is not None
-        assert self._shapes is not None
-        shortest = None if reply.first is None else needed_tokens(reply.first, self._shapes.shortener)
+        assert self._shortener is not None
+        shortest = None if reply.first is None else self._shortener.needed(reply.first)
         compiled = xgrammar.CompiledGrammar.deserialize_json(reply.text, self._tokenizer)
-        return _Grammar(compiled, replace(reply, text=""), None if shortest is None else len(shortest))
+        return _Grammar(compiled, replace(reply, text=""), None if shortest is None else shortest.count)
 
     def constraint(self, grammar: _Grammar, max_tokens: int | None) -> GrammarConstraint | BoundedConstraint:
         """Raises RequestError where no answer found is so short."""
         import xgrammar
 
+        assert self._shapes is not None
+        assert self._shortener is not None
         reply, needed = grammar.reply, grammar.needed
-        inner = GrammarConstraint(Matcher(xgrammar.GrammarMatcher(grammar.compiled), self._setup.tokens, self._setup.eos_token_ids))
+        inner = GrammarConstraint(Matcher(xgrammar.GrammarMatcher(grammar.compiled), self._shapes))
         if max_tokens is None:
             return inner
         if needed is not None and needed > max_tokens:
@@ -155,8 +160,7 @@ class _Compiler:
                 needed=needed,
                 max_tokens=max_tokens,
             )
-        assert self._shapes is not None
-        return BoundedConstraint(inner, Bound(max_tokens, reply.reserve, reply.endings, reply.first), self._shapes)
+        return BoundedConstraint(inner, Bound(max_tokens, reply.reserve, reply.endings, reply.first), self._shortener)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -178,7 +182,8 @@ class _Compiler:
         # While the process loads xgrammar, so does this one.
         if self._tokenizer is None:
             self._tokenizer = self._load()
-            self._shapes = TokenShapes(self._setup.tokens)
+            self._shapes = TokenShapes(self._setup.tokens, self._setup.eos_token_ids)
+            self._shortener = Shortener(self._setup.tokens)
         if self._ask(self._setup, START_SECONDS) != READY:
             raise ToolError("the grammar compiler's process does not start; 'pip install nearfar[serve]' installs what it needs")
 

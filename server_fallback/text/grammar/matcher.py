@@ -5,11 +5,12 @@ Each token or text that is accepted is one step, which can be taken back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from .token_shapes import TokenShapes
 
 if TYPE_CHECKING:
     from xgrammar import GrammarMatcher
@@ -18,11 +19,10 @@ Mask = npt.NDArray[np.int32]
 
 
 class Matcher:
-    """``tokens``: what each id writes, nothing for special ones. Used by one answer only."""
+    """Used by one answer only."""
 
-    def __init__(self, matcher: GrammarMatcher, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
-        self.tokens = tokens
-        self.eos_token_ids = eos_token_ids
+    def __init__(self, matcher: GrammarMatcher, shapes: TokenShapes) -> None:
+        self.shapes = shapes
         self.accept_token = matcher.accept_token
         self.accept_text = matcher.accept_string
         self.rollback = matcher.rollback
@@ -44,7 +44,7 @@ class Matcher:
     def mask(self) -> Mask:
         """A new array, (ceil(V / 32),), least significant bit first: whether a token may come next, stop tokens where the text is whole."""
         # xgrammar writes into any array of the DLPack protocol; where all tokens may come, it writes ones.
-        mask = np.empty(-(-len(self.tokens) // 32), np.int32)
+        mask = np.empty(len(self.shapes.plain), np.int32)
         self._matcher.fill_next_token_bitmask(mask)
         return mask
 

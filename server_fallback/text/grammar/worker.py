@@ -20,6 +20,7 @@ from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
 from .matcher import Matcher, allowed_ids
 from .rules import compile_source
 from .source import GrammarSource
+from .token_shapes import TokenShapes
 
 # More of a grammar than that is refused: it would have to be kept.
 MAX_COMPILED_BYTES = 128 * 2**20
@@ -41,12 +42,12 @@ def main() -> None:
     # It ends with its input, so that a server that drains can still compile.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        compiler, setup = _start(read_frame(requests))
+        compiler, shapes = _start(read_frame(requests))
         write_frame(replies, READY)
         while True:
             source = read_frame(requests)
             _end_after(MAX_SECONDS)
-            write_frame(replies, _answer(compiler, setup, source))
+            write_frame(replies, _answer(compiler, shapes, source))
             _end_after(0)
     except (EOFError, BrokenPipeError):
         return
@@ -58,7 +59,7 @@ def _end_after(seconds: int) -> None:
         signal.alarm(seconds)
 
 
-def _start(setup: Setup) -> tuple[Any, Setup]:
+def _start(setup: Setup) -> tuple[Any, TokenShapes]:
     import xgrammar
 
     tokenizer = xgrammar.TokenizerInfo(
@@ -68,10 +69,12 @@ def _start(setup: Setup) -> tuple[Any, Setup]:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    return xgrammar.GrammarCompiler(tokenizer, max_threads=min(os.cpu_count() or 1, 8), cache_enabled=False), setup
+    return xgrammar.GrammarCompiler(tokenizer, max_threads=min(os.cpu_count() or 1, 8), cache_enabled=False), TokenShapes(
+        setup.tokens, setup.eos_token_ids
+    )
 
 
-def _answer(compiler: Any, setup: Setup, source: GrammarSource) -> Compiled | Refused:
+def _answer(compiler: Any, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
     try:
         compiled, rules = compile_source(compiler, source)
     except RequestError as error:
@@ -79,20 +82,20 @@ def _answer(compiler: Any, setup: Setup, source: GrammarSource) -> Compiled | Re
     except Exception as error:
         # What xgrammar raises has no class in common.
         return Refused(f"the grammar is not one: {_reason(error)}")
-    refused = _trial(compiled, setup)
+    refused = _trial(compiled, shapes)
     if refused is not None:
         return Refused(refused)
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
         return Refused("the grammar is too large once it is compiled; make it smaller, or bound what repeats by less")
-    first = find_completion(_matcher(compiled, setup), 0, rules.endings)
+    first = find_completion(_matcher(compiled, shapes), 0, rules.endings)
     return Compiled(text, rules.endings, rules.reserve, first)
 
 
-def _matcher(compiled: Any, setup: Setup) -> Matcher:
+def _matcher(compiled: Any, shapes: TokenShapes) -> Matcher:
     import xgrammar
 
-    return Matcher(xgrammar.GrammarMatcher(compiled), setup.tokens, setup.eos_token_ids)
+    return Matcher(xgrammar.GrammarMatcher(compiled), shapes)
 
 
 def _reason(error: Exception) -> str:
@@ -101,9 +104,9 @@ def _reason(error: Exception) -> str:
     return lines.split("] ", 1)[-1].split(": ", 1)[-1].removeprefix("Check failed: ")[:500]
 
 
-def _trial(compiled: Any, setup: Setup) -> str | None:
+def _trial(compiled: Any, shapes: TokenShapes) -> str | None:
     """What is wrong with an answer of tokens picked from the masks by a fixed rule; None where nothing is."""
-    matcher = _matcher(compiled, setup)
+    matcher = _matcher(compiled, shapes)
     random = np.random.default_rng(0)
     slow = 0
     for _ in range(TRIAL_TOKENS):
@@ -112,11 +115,11 @@ def _trial(compiled: Any, setup: Setup) -> str | None:
         slow += time.thread_time() - started > MAX_MASK_SECONDS
         if slow > 1:
             return "the grammar is too ambiguous: what may come next takes too long to find; make it simpler"
-        allowed = allowed_ids(mask, len(setup.tokens))
+        allowed = allowed_ids(mask, len(shapes.tokens))
         if len(allowed) == 0:
             return "the grammar leads to where no token of this model's vocabulary continues it"
         token_id = int(random.choice(allowed))
-        if token_id in setup.eos_token_ids or not matcher.accept_token(token_id):
+        if token_id in shapes.eos_token_ids or not matcher.accept_token(token_id):
             return None
     return None
 

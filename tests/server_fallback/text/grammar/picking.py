@@ -11,10 +11,12 @@ from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.matcher import Matcher
 from nearfar.server_fallback.text.grammar.rules import compile_source
 from nearfar.server_fallback.text.grammar.source import GrammarSource
+from nearfar.server_fallback.text.grammar.token_shapes import TokenShapes
 
 LONGER = ['": ', '", "', '{"', '"}', "true", "null", "12", "0.", ", ", "ab", "2024-", '"a"', "<tool_call>", "\n", "é"]
 TOKENS = [bytes([byte]) for byte in range(256)] + [text.encode() for text in LONGER] + [b""]
 END = len(TOKENS) - 1
+SHAPES = TokenShapes(TOKENS, [END])
 
 
 class Grammar:
@@ -36,7 +38,7 @@ class Grammar:
     def matcher(self, compiled: Any) -> Matcher:
         import xgrammar
 
-        return Matcher(xgrammar.GrammarMatcher(compiled), TOKENS, [END])
+        return Matcher(xgrammar.GrammarMatcher(compiled), SHAPES)
 
     def takes(self, compiled: Any, text: str) -> bool:
         """Whether the text is a whole one of the grammar."""

@@ -9,11 +9,11 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from picking import END, TOKENS, Grammar, pick
+from picking import END, SHAPES, TOKENS, Grammar, pick
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.text.grammar import worker
-from nearfar.server_fallback.text.grammar.frames import Setup, read_frame, write_frame
+from nearfar.server_fallback.text.grammar.frames import read_frame, write_frame
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
 from nearfar.server_fallback.text.vocabulary import Vocabulary
@@ -175,10 +175,9 @@ def test_a_model_without_an_end_token_or_without_bytes_has_no_grammars() -> None
 
 def test_a_grammar_whose_masks_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Grammar().compile(RegexSource("[a-z]{9}"))
-    setup = Setup(TOKENS, [END])
-    assert worker._trial(compiled, setup) is None
+    assert worker._trial(compiled, SHAPES) is None
     monkeypatch.setattr(worker, "MAX_MASK_SECONDS", -1.0)
-    assert "too ambiguous" in (worker._trial(compiled, setup) or "")
+    assert "too ambiguous" in (worker._trial(compiled, SHAPES) or "")
 
 
 def test_frames_end_with_the_other_side() -> None:
