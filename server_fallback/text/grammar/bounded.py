@@ -121,16 +121,19 @@ class BoundedConstraint:
 
     def _completion_after(self, token_id: int, pending: int, most_trials: float = math.inf) -> Completion | None:
         """A completion of the matcher's state, which the token led to from the one that the completion at hand is for."""
-        known = self._completion
-        if known is not None:
-            if known.head[:1] == (token_id,):
-                return Completion(known.head[1:], known.text)
-            written = self._shapes.tokens[token_id].decode(errors="replace")
+        known = ""
+        if self._completion is not None:
+            head, text = self._completion.head, self._completion.text
+            if head[:1] == (token_id,):
+                return Completion(head[1:], text)
+            token = self._shapes.tokens[token_id]
+            known = text if pending == 0 else _after_character(text, token, pending)
+            written = token.decode(errors="replace")
             # What a completion leaves out between its parts is space.
             for part in (written, re.sub(r"[ \t\n]", "", written)) if pending == 0 else ():
-                if known.text.startswith(part) and completes(self._matcher, known.text[len(part) :]):
-                    return Completion((), known.text[len(part) :])
-        return find_completion(self._matcher, pending, self._bound.endings, most_trials, "" if known is None else known.text)
+                if text.startswith(part) and completes(self._matcher, text[len(part) :]):
+                    return Completion((), text[len(part) :])
+        return find_completion(self._matcher, pending, self._bound.endings, most_trials, known)
 
     def _takes_any_text(self, mask: Mask) -> bool:
         matcher = self._matcher
@@ -139,3 +142,9 @@ class BoundedConstraint:
         after = matcher.mask()
         matcher.rollback(1)
         return bool((after == mask).all())
+
+
+def _after_character(text: str, token: bytes, pending: int) -> str:
+    """What of the text is left after the token and the bytes that end its last character, where it begins with these; else all of it."""
+    data = text.encode()
+    return data[len(token) + pending :].decode() if data.startswith(token) else text
