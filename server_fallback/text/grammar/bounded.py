@@ -19,6 +19,7 @@ from .completion import Completion, completes, find_completion, pending_bytes
 from .constraint import GrammarConstraint
 from .matcher import Mask, has_bit, set_bit
 from .shortener import Shortener
+from .token_shapes import FreeText
 
 # At most this many tokens are tried one by one each time, the shortest ones first; each costs up to TRIALS characters.
 _MOST_TRIED = 24
@@ -27,6 +28,8 @@ _TRIALS = 600
 _TRIALS_AGAIN = 4000
 # Characters of many kinds: where a matcher takes them all and is as before, any text without escapes leaves it so.
 _PROBE = 2 * "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\U0001f600"
+# After a quote, JSON has no backslash.
+_FREE_PROBE = _PROBE + '"\\\n'
 # Of one character.
 _MOST_BYTES = 4
 # So many tokens are looked at together for those that a mask holds.
@@ -35,12 +38,15 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """``first`` completes an answer that has not begun, None where none was found; ``endings`` are texts that may complete one."""
+    """``first`` completes an answer that has not begun, None where none was found; ``endings`` are texts that may complete one. ``text`` is
+    for grammars with a trigger.
+    """
 
     max_tokens: int
     reserve: int
     endings: tuple[str, ...]
     first: Completion | None
+    text: FreeText | None = None
 
 
 class BoundedConstraint:
@@ -97,8 +103,11 @@ class BoundedConstraint:
         if needed.first is not None and afterwards >= 0:
             set_bit(few, needed.first)
         # A text that leaves the matcher as it is leaves the completion as it is.
-        if afterwards >= needed.count and self._takes_any_text(every):
-            few |= every & self._shapes.plain
+        if afterwards >= needed.count:
+            if self._bound.text is not None and self._is_as_before_after(_FREE_PROBE, every):
+                few |= every & self._bound.text.free
+            elif self._is_as_before_after(_PROBE, every):
+                few |= every & self._shapes.plain
         for token_id in self._to_try(every & ~few):
             if not matcher.accept_token(token_id):
                 continue
@@ -110,7 +119,8 @@ class BoundedConstraint:
         return few
 
     def _to_try(self, mask: Mask) -> Iterator[int]:
-        count, order = 0, self._shapes.shortest_first
+        count, text = 0, self._bound.text
+        order = self._shapes.shortest_first if text is None else text.order
         for start in range(0, len(order), _CHUNK):
             chunk = order[start : start + _CHUNK]
             for token_id in chunk[(mask[chunk >> 5] >> (chunk & 31).astype(np.int32)) & 1 == 1].tolist():
@@ -135,9 +145,9 @@ class BoundedConstraint:
                     return Completion((), text[len(part) :])
         return find_completion(self._matcher, pending, self._bound.endings, most_trials, known)
 
-    def _takes_any_text(self, mask: Mask) -> bool:
+    def _is_as_before_after(self, text: str, mask: Mask) -> bool:
         matcher = self._matcher
-        if not matcher.accept_text(_PROBE):
+        if not matcher.accept_text(text):
             return False
         after = matcher.mask()
         matcher.rollback(1)

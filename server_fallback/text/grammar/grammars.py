@@ -23,8 +23,8 @@ from .constraint import GrammarConstraint
 from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
 from .matcher import Matcher
 from .shortener import Shortener
-from .source import GrammarSource
-from .token_shapes import TokenShapes
+from .source import GrammarSource, TagsSource
+from .token_shapes import FreeText, TokenShapes
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, TokenizerInfo
@@ -103,11 +103,12 @@ class Grammars:
 
 @dataclass(frozen=True, slots=True)
 class _Grammar:
-    """``needed`` is how many tokens the shortest answer found has, None where none was."""
+    """``needed`` is how many tokens the shortest answer found has, None where none was; ``text``: see `Bound`."""
 
     compiled: CompiledGrammar
     reply: Compiled
     needed: int | None
+    text: FreeText | None
 
 
 class _Compiler:
@@ -137,10 +138,13 @@ class _Compiler:
         import xgrammar
 
         assert self._tokenizer is not None
+        assert self._shapes is not None
         assert self._shortener is not None
         shortest = None if reply.first is None else self._shortener.needed(reply.first)
         compiled = xgrammar.CompiledGrammar.deserialize_json(reply.text, self._tokenizer)
-        return _Grammar(compiled, replace(reply, text=""), None if shortest is None else shortest.count)
+        trigger = source.trigger if isinstance(source, TagsSource) else None
+        text = None if trigger is None else self._shapes.around(trigger)
+        return _Grammar(compiled, replace(reply, text=""), None if shortest is None else shortest.count, text)
 
     def constraint(self, grammar: _Grammar, max_tokens: int | None) -> GrammarConstraint | BoundedConstraint:
         """Raises RequestError where no answer found is so short."""
@@ -160,7 +164,7 @@ class _Compiler:
                 needed=needed,
                 max_tokens=max_tokens,
             )
-        return BoundedConstraint(inner, Bound(max_tokens, reply.reserve, reply.endings, reply.first), self._shortener)
+        return BoundedConstraint(inner, Bound(max_tokens, reply.reserve, reply.endings, reply.first, grammar.text), self._shortener)
 
     def stop(self) -> None:
         if self._process is not None:

@@ -1,6 +1,7 @@
 """Answers of the demo model's vocabulary near their last token, drawn from a seed: which tokens may come, and which comes.
 
-`python tests/server_fallback/text/grammar/bounded_masks.py` writes them to tests/conformance/bounded_masks.json, to which both languages are held.
+`python tests/server_fallback/text/grammar/bounded_masks.py` writes them to tests/conformance/bounded_masks.json; both languages are held to
+them.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.matcher import Matcher
 from nearfar.server_fallback.text.grammar.rules import compile_source
@@ -48,7 +49,7 @@ class Grammar:
         return (not text or bool(matcher.accept_string(text))) and bool(matcher.accept_token(END))
 
 
-def pick(constraint: GrammarConstraint, seed: int, patience: int = 40) -> str | None:
+def pick(constraint: GrammarConstraint | BoundedConstraint, seed: int, patience: int = 40) -> str | None:
     """An answer; None where it has no end after three times ``patience`` tokens. After ``patience`` what may lead to one is preferred."""
     rng, out = random.Random(seed), b""
     for count in range(3 * patience):
