@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from .completion import Completion, completes, find_completion, pending_bytes
 from .constraint import GrammarConstraint
-from .matcher import Mask, has_bit, set_bit
+from .matcher import Mask, SearchTooLong, has_bit, set_bit
 from .shortener import Shortener
 from .token_shapes import FreeText
 
@@ -30,10 +31,13 @@ _TRIALS_AGAIN = 4000
 _PROBE = 2 * "az AZ 09 ,;.:-_+*/=<>(){}[]#%&!?'~^`|@$ \u00e9\u00df\u03a9\u0416\u05d0\u0905\u4e2d\u3042\uac00\u20ac\U0001f600"
 # After a quote, JSON has no backslash.
 _FREE_PROBE = _PROBE + '"\\\n'
+# Other answers wait meanwhile. What takes longer is a grammar that is ambiguous without end.
+_MOST_SECONDS = 1.0
 # Of one character.
 _MOST_BYTES = 4
 # So many tokens are looked at together for those that a mask holds.
 _CHUNK = 4096
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,13 @@ class Bound:
 
 
 class BoundedConstraint:
-    """``inner`` before its first token; it is used by nothing else."""
+    """``inner`` before its first token; it is used by nothing else. Where completions take too long to find, the answer may be cut:
+    ``gave_up`` says so.
+    """
 
     def __init__(self, inner: GrammarConstraint, bound: Bound, shortener: Shortener) -> None:
         self._inner = inner
-        self._matcher = inner.matcher
+        self.matcher = inner.matcher
         self._bound = bound
         self._shapes = inner.matcher.shapes
         self._shortener = shortener
@@ -63,11 +69,13 @@ class BoundedConstraint:
         # How many bytes the last character lacks.
         self._pending = 0
         self._mask: Mask | None = None
+        self.gave_up = False
 
     def mask(self) -> Mask:
         """A new array each time the state changes. Raises RequestError where no token of the vocabulary continues the text."""
         if self._mask is None:
-            self._mask = self._allowed()
+            every = self._inner.mask()
+            self._mask = self._in_time(lambda: self._allowed(every), every)
         return self._mask
 
     def accept(self, token_id: int) -> None:
@@ -76,7 +84,7 @@ class BoundedConstraint:
         self._left -= 1
         self._mask = None
         self._pending = pending_bytes(self._pending, self._shapes.tokens[token_id])
-        self._completion = self._completion_after(token_id, self._pending, _TRIALS_AGAIN)
+        self._completion = self._in_time(lambda: self._completion_after(token_id, self._pending, _TRIALS_AGAIN), None)
 
     @property
     def finished(self) -> bool:
@@ -87,8 +95,18 @@ class BoundedConstraint:
         """Whether the answer so far is a whole text of the grammar."""
         return self._inner.complete
 
-    def _allowed(self) -> Mask:
-        every, completion, matcher = self._inner.mask(), self._completion, self._matcher
+    def _in_time(self, find: Callable[[], Found], otherwise: Found) -> Found:
+        if self.gave_up:
+            return otherwise
+        try:
+            with self.matcher.search(_MOST_SECONDS):
+                return find()
+        except SearchTooLong:
+            self.gave_up = True
+            return otherwise
+
+    def _allowed(self, every: Mask) -> Mask:
+        completion, matcher = self._completion, self.matcher
         afterwards = self._left - 1
         # No text has more tokens than it has bytes.
         if completion is None or afterwards >= len(completion.head) + _MOST_BYTES * len(completion.text) + self._bound.reserve:
@@ -141,12 +159,12 @@ class BoundedConstraint:
             written = token.decode(errors="replace")
             # What a completion leaves out between its parts is space.
             for part in (written, re.sub(r"[ \t\n]", "", written)) if pending == 0 else ():
-                if text.startswith(part) and completes(self._matcher, text[len(part) :]):
+                if text.startswith(part) and completes(self.matcher, text[len(part) :]):
                     return Completion((), text[len(part) :])
-        return find_completion(self._matcher, pending, self._bound.endings, most_trials, known)
+        return find_completion(self.matcher, pending, self._bound.endings, most_trials, known)
 
     def _is_as_before_after(self, text: str, mask: Mask) -> bool:
-        matcher = self._matcher
+        matcher = self.matcher
         if not matcher.accept_text(text):
             return False
         after = matcher.mask()

@@ -85,7 +85,7 @@ def _find_text(matcher: Matcher, endings: Sequence[str], most_trials: float, kno
     for length, most in _ROUNDS:
         if most > most_trials:
             return None
-        text = _Search(matcher, ends, most).after("", length)
+        text = _Search(matcher, ends, most, length).found()
         if text is not None:
             return text
     return None
@@ -137,43 +137,54 @@ def _first_accepted(matcher: Matcher, texts: Sequence[str], trials: float) -> tu
 
 
 class _Search:
-    """Depth first, with ``trials`` in all."""
+    """Depth first, with ``trials`` in all, for texts of at most about ``most`` characters."""
 
-    def __init__(self, matcher: Matcher, texts: Sequence[str], trials: float) -> None:
+    def __init__(self, matcher: Matcher, texts: Sequence[str], trials: float, most: int) -> None:
         self._matcher = matcher
         self._texts = texts
         self._trials = trials
+        self._most = most
 
-    def after(self, text: str, left: int) -> str | None:
-        """``text`` is what was accepted since the start, ``left`` how many characters may follow."""
+    def found(self) -> str | None:
+        matcher, text = self._matcher, ""
+        # Texts that lead to where others may follow, each one step of the matcher further.
+        opened: list[tuple[str, Iterator[str]]] = []
+        while not matcher.complete:
+            opened.append((text, self._taken_after(text)))
+            following = None
+            while following is None and opened:
+                text, followings = opened[-1]
+                following = next(followings, None)
+                if following is None:
+                    opened.pop()
+                    matcher.rollback(min(1, len(opened)))
+            if following is None:
+                return None
+            text += following
+        matcher.rollback(len(opened))
+        return text
+
+    def _taken_after(self, text: str) -> Iterator[str]:
+        """Each text that goes on, which the matcher has then taken."""
         matcher = self._matcher
-        if matcher.complete:
-            return text
         forced = matcher.forced
         if forced != "":
-            return None if forced is None or len(forced) > left or not matcher.accept_text(forced) else self._taken(text, forced, left)
-        if left <= 0:
-            return None
+            if forced is not None and len(text) + len(forced) <= self._most and matcher.accept_text(forced):
+                yield forced
+            return
+        if len(text) >= self._most:
+            return
         for candidates in (self._texts, _texts_of_mask(matcher)):
             met = False
             for candidate in candidates:
                 self._trials -= 1
                 if self._trials < 0:
-                    return None
-                if not matcher.accept_text(candidate):
-                    continue
-                met = True
-                found = self._taken(text, candidate, left)
-                if found is not None:
-                    return found
+                    return
+                if matcher.accept_text(candidate):
+                    met = True
+                    yield candidate
             if met:
-                return None
-        return None
-
-    def _taken(self, text: str, following: str, left: int) -> str | None:
-        found = self.after(text + following, left - len(following))
-        self._matcher.rollback(1)
-        return found
+                return
 
 
 def _texts_of_mask(matcher: Matcher) -> Iterator[str]:

@@ -22,12 +22,13 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """xgrammar's own text of a compiled grammar, for the same vocabulary. ``endings``, ``reserve``: see `rules.Rules`. ``first`` completes
-    an answer that has not begun; None where no completion was found."""
+    an answer that has not begun; None where no completion was found. ``closes``: whether completions are found in time."""
 
     text: str
     endings: tuple[str, ...]
     reserve: int
     first: Completion | None
+    closes: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,8 @@ class _Compiler:
                 needed=needed,
                 max_tokens=max_tokens,
             )
+        if not reply.closes:
+            return inner
         return BoundedConstraint(inner, Bound(max_tokens, reply.reserve, reply.endings, reply.first, grammar.text), self._shortener)
 
     def stop(self) -> None:

@@ -5,6 +5,10 @@ Each token or text that is accepted is one step, which can be taken back.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,15 +22,48 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.int32]
 
 
+class SearchTooLong(Exception):
+    """A search among texts took more than its time; the matcher is as it was before it."""
+
+
 class Matcher:
     """Used by one answer only."""
 
     def __init__(self, matcher: GrammarMatcher, shapes: TokenShapes) -> None:
         self.shapes = shapes
-        self.accept_token = matcher.accept_token
-        self.accept_text = matcher.accept_string
-        self.rollback = matcher.rollback
         self._matcher = matcher
+        self._steps = 0
+        self._search_ends = math.inf
+
+    def accept_token(self, token_id: int) -> bool:
+        accepted = bool(self._matcher.accept_token(token_id))
+        self._steps += accepted
+        return accepted
+
+    def accept_text(self, text: str) -> bool:
+        """Raises SearchTooLong where a search goes on for too long."""
+        if time.perf_counter() > self._search_ends:
+            raise SearchTooLong
+        accepted = bool(self._matcher.accept_string(text))
+        self._steps += accepted
+        return accepted
+
+    def rollback(self, steps: int) -> None:
+        self._matcher.rollback(steps)
+        self._steps -= steps
+
+    @contextmanager
+    def search(self, seconds: float) -> Iterator[None]:
+        """Raises SearchTooLong where what is inside takes longer."""
+        self._search_ends = time.perf_counter() + seconds
+        steps = self._steps
+        try:
+            yield
+        except SearchTooLong:
+            self.rollback(self._steps - steps)
+            raise
+        finally:
+            self._search_ends = math.inf
 
     @property
     def complete(self) -> bool:

@@ -15,10 +15,13 @@ import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
-from .completion import find_completion
+from .bounded import Bound, BoundedConstraint
+from .completion import Completion, find_completion
+from .constraint import GrammarConstraint
 from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
-from .matcher import Matcher, allowed_ids
-from .rules import compile_source
+from .matcher import Matcher, SearchTooLong, allowed_ids
+from .rules import Rules, compile_source
+from .shortener import Shortener
 from .source import GrammarSource
 from .token_shapes import TokenShapes
 
@@ -30,6 +33,8 @@ MAX_MEMORY_BYTES = 4 * 2**30
 # What one token's mask may take of the processor's time, and how many are tried.
 MAX_MASK_SECONDS = 0.1
 TRIAL_TOKENS = 48
+# For the shortest answer.
+MAX_SEARCH_SECONDS = 5.0
 
 
 def main() -> None:
@@ -77,25 +82,32 @@ def _start(setup: Setup) -> tuple[Any, TokenShapes]:
 def _answer(compiler: Any, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
     try:
         compiled, rules = compile_source(compiler, source)
+        if not _is_fast(_constraint(compiled, shapes)):
+            return Refused("the grammar is too ambiguous: what may come next takes too long to find; make it simpler")
     except RequestError as error:
         return Refused(error.message)
     except Exception as error:
         # What xgrammar raises has no class in common.
         return Refused(f"the grammar is not one: {_reason(error)}")
-    refused = _trial(compiled, shapes)
-    if refused is not None:
-        return Refused(refused)
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
         return Refused("the grammar is too large once it is compiled; make it smaller, or bound what repeats by less")
-    first = find_completion(_matcher(compiled, shapes), 0, rules.endings)
-    return Compiled(text, rules.endings, rules.reserve, first)
+    first, closes = _first(compiled, shapes, rules)
+    return Compiled(text, rules.endings, rules.reserve, first, closes)
 
 
-def _matcher(compiled: Any, shapes: TokenShapes) -> Matcher:
-    import xgrammar
-
-    return Matcher(xgrammar.GrammarMatcher(compiled), shapes)
+def _first(compiled: Any, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
+    """What completes an answer that has not begun, and whether completions are found in time along an answer."""
+    matcher = _constraint(compiled, shapes).matcher
+    try:
+        with matcher.search(MAX_SEARCH_SECONDS):
+            first = find_completion(matcher, 0, rules.endings)
+    except SearchTooLong:
+        return None, False
+    # As if few tokens were left all the time.
+    bound = Bound(TRIAL_TOKENS + MAX_COMPILED_BYTES, MAX_COMPILED_BYTES, rules.endings, first)
+    trial = BoundedConstraint(_constraint(compiled, shapes), bound, Shortener(shapes.tokens))
+    return first, _is_fast(trial) and not trial.gave_up
 
 
 def _reason(error: Exception) -> str:
@@ -104,24 +116,30 @@ def _reason(error: Exception) -> str:
     return lines.split("] ", 1)[-1].split(": ", 1)[-1].removeprefix("Check failed: ")[:500]
 
 
-def _trial(compiled: Any, shapes: TokenShapes) -> str | None:
-    """What is wrong with an answer of tokens picked from the masks by a fixed rule; None where nothing is."""
-    matcher = _matcher(compiled, shapes)
+def _constraint(compiled: Any, shapes: TokenShapes) -> GrammarConstraint:
+    import xgrammar
+
+    return GrammarConstraint(Matcher(xgrammar.GrammarMatcher(compiled), shapes))
+
+
+def _is_fast(constraint: GrammarConstraint | BoundedConstraint) -> bool:
+    """Whether masks are found in time along an answer of tokens picked by a fixed rule. Raises RequestError where no token goes on."""
+    shapes = constraint.matcher.shapes
     random = np.random.default_rng(0)
     slow = 0
     for _ in range(TRIAL_TOKENS):
         started = time.thread_time()
-        mask = matcher.mask()
+        allowed = allowed_ids(constraint.mask(), len(shapes.tokens))
+        token_id = int(random.choice(allowed))
+        ends = token_id in shapes.eos_token_ids
+        if not ends:
+            constraint.accept(token_id)
         slow += time.thread_time() - started > MAX_MASK_SECONDS
         if slow > 1:
-            return "the grammar is too ambiguous: what may come next takes too long to find; make it simpler"
-        allowed = allowed_ids(mask, len(shapes.tokens))
-        if len(allowed) == 0:
-            return "the grammar leads to where no token of this model's vocabulary continues it"
-        token_id = int(random.choice(allowed))
-        if token_id in shapes.eos_token_ids or not matcher.accept_token(token_id):
-            return None
-    return None
+            return False
+        if ends:
+            return True
+    return True
 
 
 if __name__ == "__main__":

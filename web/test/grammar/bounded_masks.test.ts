@@ -18,9 +18,9 @@ const VECTORS = JSON.parse(readFileSync(new URL("../../../tests/conformance/boun
 const grammars = demoGrammars();
 
 /** FNV-1a over the allowed ids. */
-function fingerprint(mask: Int32Array): number {
+function fingerprint(mask: Int32Array | null): number {
   let value = 0x811c9dc5;
-  for (let id = 0; id < SPEC.vocab_size; id++) if (hasBit(mask, id)) value = Math.imul(value ^ id, 0x01000193) >>> 0;
+  for (let id = 0; id < SPEC.vocab_size; id++) if (mask === null || hasBit(mask, id)) value = Math.imul(value ^ id, 0x01000193) >>> 0;
   return value;
 }
 

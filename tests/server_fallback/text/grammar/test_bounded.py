@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nearfar.server_fallback.text.grammar.completion import pending_bytes
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
 from nearfar.server_fallback.text.grammar.shortener import Shortener
-from nearfar.server_fallback.text.grammar.source import GrammarSource, JsonSource
+from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource
 
 VECTORS: list[dict[str, Any]] = json.loads(CASES.read_text())["cases"]
 
@@ -92,6 +92,20 @@ def test_a_text_becomes_the_fewest_tokens_whatever_texts_came_before(tokens: lis
         for end in range(1, len(text.encode()) + 1):
             counts.append(min([1000, *(counts[end - len(token)] + 1 for token in alphabet if data[:end].endswith(token))]))
         assert (1000 if found is None else found.count) == min(counts[-1], 1000)
+
+
+def test_an_ambiguous_grammar_is_given_up_in_time_and_its_answer_goes_on(bounded: Bounded, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = EbnfSource('root ::= e\ne ::= e e | "a" | "b" e "c" | "(" e ")"')
+    constraint, _ = bounded.constraint(source, 50)
+    monkeypatch.setattr("nearfar.server_fallback.text.grammar.bounded._MOST_SECONDS", -1.0)
+    for character in b"((a":
+        constraint.accept(bounded.shapes.tokens.index(bytes([character])))
+    assert constraint.gave_up
+    # All that the grammar allows, which is as it was before the search.
+    assert constraint.mask() is constraint._inner.mask()
+    allowed = {bounded.shapes.tokens[token_id] for token_id in allowed_ids(constraint.mask(), VOCAB_SIZE)}
+    assert {b"a", b"b", b"(", b")"} <= allowed
+    assert not constraint.complete
 
 
 def test_a_character_lacks_what_its_first_byte_says() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -13,7 +14,9 @@ from picking import END, SHAPES, TOKENS, Grammar, pick
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.text.grammar import worker
-from nearfar.server_fallback.text.grammar.frames import read_frame, write_frame
+from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
+from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
+from nearfar.server_fallback.text.grammar.frames import Compiled, Refused, read_frame, write_frame
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
 from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
@@ -215,10 +218,27 @@ def test_a_model_without_an_end_token_or_without_bytes_has_no_grammars() -> None
 
 
 def test_a_grammar_whose_masks_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Grammar().compile(RegexSource("[a-z]{9}"))
-    assert worker._trial(compiled, SHAPES) is None
+    grammar, source = Grammar(), RegexSource("[a-z]{9}")
+    assert worker._is_fast(grammar.constraint(source))
     monkeypatch.setattr(worker, "MAX_MASK_SECONDS", -1.0)
-    assert "too ambiguous" in (worker._trial(compiled, SHAPES) or "")
+    refused = worker._answer(grammar.compiler, SHAPES, source)
+    assert isinstance(refused, Refused)
+    assert "too ambiguous" in refused.message
+
+
+def test_where_completions_take_too_long_the_grammar_alone_decides(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, source = Grammar(), RegexSource("[a-z]{9,}")
+    timed = worker._is_fast
+    monkeypatch.setattr(worker, "_is_fast", lambda constraint: not isinstance(constraint, BoundedConstraint) and timed(constraint))
+    compiled = worker._answer(grammar.compiler, SHAPES, source)
+    assert isinstance(compiled, Compiled)
+    assert not compiled.closes
+    for reply, kind in ((compiled, GrammarConstraint), (replace(compiled, closes=True), BoundedConstraint)):
+        run(grammars.constraints(NULL, 1, "response_format"))
+        compiler = grammars._compiler
+        assert compiler is not None
+        constraint = compiler.constraint(replace(grammars._kept[NULL], reply=reply), 9)
+        assert type(constraint) is kind
 
 
 def test_frames_end_with_the_other_side() -> None:
