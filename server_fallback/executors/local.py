@@ -299,9 +299,13 @@ class LocalExecutor:
         if form.grammar is None:
             return list(requests)
         left = None if deadline is None else max(deadline - time.monotonic(), 0)
+        # All answers have the same prompt. Where the context ends, they do as well.
+        [first, *_] = requests
+        room = max(1, self.context - len(first.prompt_ids) + 1)
+        most = room if first.max_tokens is None else min(first.max_tokens, room)
         try:
             async with asyncio.timeout(left):
-                constraints = await self._grammars.constraints(form.grammar, len(requests), form.param)
+                constraints = await self._grammars.constraints(form.grammar, len(requests), form.param, most)
         except TimeoutError as error:
             raise DeadlineExceeded("the grammar is not compiled within the time that the request allows; ask again") from error
         return [replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)]

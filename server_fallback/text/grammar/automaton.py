@@ -16,6 +16,9 @@ from .characters import ANY, LAST, Ranges, intersect, single, subtract, union
 from .ebnf import RuleBook, alternatives, character_ways, literal
 
 _MOST_STATES = 1500
+_MOST_ENDINGS = 200
+# A character has at most six bytes where JSON escapes it.
+_LONGEST_CHARACTER = 6
 _JSON_ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 # What a language's texts are: the whole answer; a JSON value as it is written; or a JSON string's characters, and the quote behind them.
 Place = Literal["answer", "value", "string"]
@@ -65,7 +68,8 @@ def text_language(text: str) -> Language:
 
 
 def language_rule(book: RuleBook, language: Language, place: Place, where: str, least: int = 0, most: int | None = None) -> str | None:
-    """Add the rules of the language's texts of ``least`` to ``most`` characters; its rule's name, None where it has none.
+    """Add the rules of the language's texts of ``least`` to ``most`` characters, and the shortest ends of its texts to the book's endings;
+    its rule's name, None where it has none.
 
     The rule of place "string" starts behind the opening quote.
 
@@ -268,7 +272,29 @@ def _write_rules(book: RuleBook, states: Sequence[_State], atoms: Ranges, place:
         onward = [f"{alternatives(_written(union(ranges), place, where))} {names[to]}" for to, ranges in sets.items()]
         loop = "" if own is None else f"{alternatives(_written(union(own), place, where))}* "
         book.define(names[index], f"({loop}{alternatives([*([end] if state.accepting else []), *onward])}){after}")
+    _add_endings(book, states, atoms, place)
     return names[0]
+
+
+def _add_endings(book: RuleBook, states: Sequence[_State], atoms: Ranges, place: Place) -> None:
+    """The shortest text from each state to an end, of the first few states."""
+    distance = [length or 0 for length in _distances(states)]
+    book.longest_end = max(book.longest_end, _LONGEST_CHARACTER * max(distance))
+    firsts = [chr(first) for first, _ in atoms]
+    # Letters and digits read better than what comes first in ASCII.
+    reads_well = [first.isascii() and first.isalnum() for first in firsts]
+    for start in range(len(states)):
+        if len(book.endings) >= _MOST_ENDINGS:
+            return
+        text, at = "", start
+        while distance[at] > 0:
+            following = states[at].following
+            nearer = [index for index, to in enumerate(following) if to >= 0 and distance[to] == distance[at] - 1]
+            best = next((index for index in nearer if reads_well[index]), nearer[0])
+            text += json.dumps(firsts[best], ensure_ascii=False)[1:-1] if place == "string" else firsts[best]
+            at = following[best]
+        if text:
+            book.endings[text] = None
 
 
 def _written(ranges: Ranges, place: Place, where: str) -> list[str]:

@@ -15,6 +15,7 @@ PAST_ASCII = subtract(ANY, ASCII)
 _MOST_SINGLE = 2000
 # Past this, compiling takes seconds.
 _MAX_SIZE = 400_000
+_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ITEM = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z_]\w*|[()|*+?]|\{\d+(?:,\d*)?\}')
 
 
@@ -22,6 +23,11 @@ class RuleBook:
     """Rules by name; ``root`` is where a text begins."""
 
     def __init__(self) -> None:
+        # Texts that may complete what has no end in sight, for the search of completions; in the order in which they were found.
+        self.endings: dict[str, None] = {}
+        # The most bytes that any of the automata needs to its end, and what all that is not of an automaton needs at least, each once.
+        self.longest_end = 0
+        self.demanded = 0
         self._rules: dict[str, str] = {}
         self._size = 0
 
@@ -48,6 +54,10 @@ class RuleBook:
             self._rules[name] = ""
             self.define(name, body())
         return name
+
+    def demand(self, num_bytes: int) -> None:
+        """Count bytes that a choice may newly make necessary."""
+        self.demanded += num_bytes
 
     def rooted(self, expression: str) -> str:
         """The whole grammar's text. Raises RequestError where all texts of the expression would go on without end."""
@@ -103,6 +113,11 @@ class _Reader:
 
     def _peek(self) -> str:
         return self._items[self._position] if self._position < len(self._items) else ""
+
+
+def literal_texts(body: str) -> list[str]:
+    """The string literals of some EBNF, without their quotes and with their escapes."""
+    return _LITERAL.findall(body)
 
 
 def literal(text: str) -> str:

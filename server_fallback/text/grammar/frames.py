@@ -6,6 +6,8 @@ import pickle
 from dataclasses import dataclass
 from typing import IO, Any
 
+from .completion import Completion
+
 READY = "ready"
 
 
@@ -19,9 +21,14 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """xgrammar's own text of a compiled grammar, for the same vocabulary."""
+    """xgrammar's own text of a compiled grammar, for the same vocabulary. ``endings``, ``reserve``: see `rules.Rules`. ``first`` completes
+    an answer that has not begun; None where no completion was found. ``closes``: whether completions are found in time."""
 
     text: str
+    endings: tuple[str, ...]
+    reserve: int
+    first: Completion | None
+    closes: bool
 
 
 @dataclass(frozen=True, slots=True)

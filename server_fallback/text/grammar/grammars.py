@@ -12,14 +12,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nearfar.compiler.errors import RequestError, ToolError
 
 from ..vocabulary import Vocabulary
+from .bounded import Bound, BoundedConstraint
 from .constraint import GrammarConstraint
 from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
-from .source import GrammarSource
+from .matcher import Matcher
+from .shortener import Shortener
+from .source import GrammarSource, TagsSource
+from .token_shapes import FreeText, TokenShapes
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, TokenizerInfo
@@ -39,21 +44,24 @@ class Grammars:
         self._compile_seconds = compile_seconds
         # One thread, so that one grammar is compiled at a time.
         self._thread = ThreadPoolExecutor(1, "nearfar-grammar")
-        self._kept: OrderedDict[GrammarSource, CompiledGrammar] = OrderedDict()
-        self._pending: dict[GrammarSource, asyncio.Future[CompiledGrammar]] = {}
+        self._kept: OrderedDict[GrammarSource, _Grammar] = OrderedDict()
+        self._pending: dict[GrammarSource, asyncio.Future[_Grammar]] = {}
         self._compiler: _Compiler | None = None
         self._closed = False
 
-    async def constraints(self, source: GrammarSource, count: int, param: str) -> list[GrammarConstraint]:
-        """One for each of ``count`` answers. Raises RequestError, which names ``param``, for a grammar that is wrong, that no answer can
-        meet, or that takes too long to compile; ToolError where xgrammar is not installed.
+    async def constraints(
+        self, source: GrammarSource, count: int, param: str, max_tokens: int | None = None
+    ) -> list[GrammarConstraint | BoundedConstraint]:
+        """One for each of ``count`` answers of at most ``max_tokens``, which are then whole when they end there; with None they may be cut
+        off. Raises RequestError, which names ``param``, for a grammar that is wrong, that no answer can meet, or that takes too long to
+        compile, and one that says how many tokens are needed where that is more; ToolError where xgrammar is not installed.
         """
         try:
-            compiled = await self._compiled(source)
+            grammar = await self._compiled(source)
+            assert self._compiler is not None
+            return [self._compiler.constraint(grammar, max_tokens) for _ in range(count)]
         except RequestError as error:
-            raise RequestError(error.message, **{**error.details, "param": param}) from error
-        assert self._compiler is not None
-        return [self._compiler.constraint(compiled) for _ in range(count)]
+            raise RequestError(error.message, **{"param": param, **error.details}) from error
 
     def close(self) -> None:
         """End the compiler's process; what it compiles fails."""
@@ -62,7 +70,7 @@ class Grammars:
             self._compiler.stop()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _compiled(self, source: GrammarSource) -> CompiledGrammar:
+    async def _compiled(self, source: GrammarSource) -> _Grammar:
         kept = self._kept.get(source)
         if kept is not None:
             self._kept.move_to_end(source)
@@ -75,22 +83,32 @@ class Grammars:
         # Others may wait for the same one, so that who leaves must not end it.
         return await asyncio.shield(pending)
 
-    def _keep(self, source: GrammarSource, done: asyncio.Future[CompiledGrammar]) -> None:
+    def _keep(self, source: GrammarSource, done: asyncio.Future[_Grammar]) -> None:
         del self._pending[source]
         if done.cancelled() or done.exception() is not None:
             return
         self._kept[source] = done.result()
-        size = sum(compiled.memory_size_bytes for compiled in self._kept.values())
+        size = sum(grammar.compiled.memory_size_bytes for grammar in self._kept.values())
         while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_BYTES and len(self._kept) > 1):
             _, oldest = self._kept.popitem(last=False)
-            size -= oldest.memory_size_bytes
+            size -= oldest.compiled.memory_size_bytes
 
-    def _compile(self, source: GrammarSource) -> CompiledGrammar:
+    def _compile(self, source: GrammarSource) -> _Grammar:
         if self._compiler is None:
             self._compiler = _Compiler(self._read_vocabulary(), self._compile_seconds)
         if self._closed:
             raise RequestError("this model is being unloaded; ask again")
         return self._compiler.compile(source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grammar:
+    """``needed`` is how many tokens the shortest answer found has, None where none was; ``text``: see `Bound`."""
+
+    compiled: CompiledGrammar
+    reply: Compiled
+    needed: int | None
+    text: FreeText | None
 
 
 class _Compiler:
@@ -103,8 +121,10 @@ class _Compiler:
         self._compile_seconds = compile_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._tokenizer: TokenizerInfo | None = None
+        self._shapes: TokenShapes | None = None
+        self._shortener: Shortener | None = None
 
-    def compile(self, source: GrammarSource) -> CompiledGrammar:
+    def compile(self, source: GrammarSource) -> _Grammar:
         if self._process is None or self._process.poll() is not None:
             self._start()
         reply = self._ask(source, self._compile_seconds)
@@ -118,12 +138,35 @@ class _Compiler:
         import xgrammar
 
         assert self._tokenizer is not None
-        return xgrammar.CompiledGrammar.deserialize_json(reply.text, self._tokenizer)
+        assert self._shapes is not None
+        assert self._shortener is not None
+        shortest = None if reply.first is None else self._shortener.needed(reply.first)
+        compiled = xgrammar.CompiledGrammar.deserialize_json(reply.text, self._tokenizer)
+        trigger = source.trigger if isinstance(source, TagsSource) else None
+        text = None if trigger is None else self._shapes.around(trigger)
+        return _Grammar(compiled, replace(reply, text=""), None if shortest is None else shortest.count, text)
 
-    def constraint(self, compiled: CompiledGrammar) -> GrammarConstraint:
+    def constraint(self, grammar: _Grammar, max_tokens: int | None) -> GrammarConstraint | BoundedConstraint:
+        """Raises RequestError where no answer found is so short."""
         import xgrammar
 
-        return GrammarConstraint(xgrammar.GrammarMatcher(compiled), len(self._setup.tokens), self._setup.eos_token_ids)
+        assert self._shapes is not None
+        assert self._shortener is not None
+        reply, needed = grammar.reply, grammar.needed
+        inner = GrammarConstraint(Matcher(xgrammar.GrammarMatcher(grammar.compiled), self._shapes))
+        if max_tokens is None:
+            return inner
+        if needed is not None and needed > max_tokens:
+            raise RequestError(
+                f"the shortest answer found that the grammar allows has {needed} tokens, and there is room for {max_tokens}; raise "
+                "max_tokens, or shorten the prompt",
+                param="max_tokens",
+                needed=needed,
+                max_tokens=max_tokens,
+            )
+        if not reply.closes:
+            return inner
+        return BoundedConstraint(inner, Bound(max_tokens, reply.reserve, reply.endings, reply.first, grammar.text), self._shortener)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -145,6 +188,8 @@ class _Compiler:
         # While the process loads xgrammar, so does this one.
         if self._tokenizer is None:
             self._tokenizer = self._load()
+            self._shapes = TokenShapes(self._setup.tokens, self._setup.eos_token_ids)
+            self._shortener = Shortener(self._setup.tokens)
         if self._ask(self._setup, START_SECONDS) != READY:
             raise ToolError("the grammar compiler's process does not start; 'pip install nearfar[serve]' installs what it needs")
 

@@ -145,8 +145,9 @@ class _SchemaRules:
     def _of_type(self, name: str, schema: Mapping[str, Any], where: str) -> str | None:
         match name:
             case "null":
-                return literal("null")
+                return self._literal("null")
             case "boolean":
+                self._book.demand(len("true"))
                 return '("true" | "false")'
             case "string":
                 return self._string(schema, where)
@@ -209,7 +210,7 @@ class _SchemaRules:
             allowed = [text for text in allowed if text in [json_text(value) for value in list_of(schema["enum"])]]
         texts = list(dict.fromkeys(allowed))
         if len(texts) < 2:
-            return literal(texts[0]) if texts else None
+            return self._literal(texts[0]) if texts else None
         return language_rule(self._book, Choice(tuple(text_language(text) for text in texts)), "value", where)
 
     def _string(self, schema: Mapping[str, Any], where: str) -> str | None:
@@ -226,9 +227,13 @@ class _SchemaRules:
                 language = parse_regex(FORMATS[form], where)
             else:
                 raise RequestError(f"{where}: the format {json.dumps(form)} is not one of {', '.join(FORMATS)}")
+            self._book.demand(len('""'))
             return _quoted(language_rule(self._book, language, "string", where, least, most))
         if most is not None and least > most:
             return None
+        if least > 0:
+            self._book.endings["a" * least] = None
+        self._book.demand(least + len('""'))
         return f'"\\"" {self._characters(least, most)}'
 
     def _number(self, name: str, schema: Mapping[str, Any], where: str) -> str | None:
@@ -241,6 +246,7 @@ class _SchemaRules:
                 f"{where}: the keyword 'multipleOf' cannot be held to; take it out, or list the values with enum", keyword="multipleOf"
             )
         if not bounds:
+            self._book.demand(len("0"))
             return self._any_integer() if name == "integer" else self._any_number()
         found = integer_range(bounds, where) if name == "integer" else number_range(bounds, where)
         return None if found is None else language_rule(self._book, found, "value", where)
@@ -257,8 +263,11 @@ class _SchemaRules:
         first = [self.of(item, f"{where}.prefixItems[{index}]") for index, item in enumerate(prefix[:most])]
         if None in first:
             return None
+        demanded = self._book.demanded
         item = self.of(not prefix if following is None else following, f"{where}.items")
         low = max(least - len(first), 0)
+        one = self._book.demanded - demanded + len(",")
+        self._book.demand(len("[]") + len(first) * len(",") + max(low - 1, 0) * one)
         high = 0 if item is None else None if most is None else most - len(first)
         if high is not None and low > high:
             return None
@@ -285,6 +294,7 @@ class _SchemaRules:
                     f"{where}: patternProperties can be held to only where it is one pattern, without properties or required beside it"
                 )
             additional = self._pattern_member(*next(iter(patterns.items())), where)
+            self._book.demand(len('"":,'))
         else:
             is_open = "properties" not in schema and not required
             following = schema.get("additionalProperties", is_open)
@@ -293,6 +303,8 @@ class _SchemaRules:
                 named.setdefault(name, schema.get("additionalProperties", True))
             value = self.of(following, f"{where}.additionalProperties")
             additional = None if value is None else f'{self._other_key(named)} ":" {self._space()} {value}'
+            self._book.demand(len('"a":,'))
+        self._book.demand(len("{}") + sum(len(json_text(name).encode(errors="surrogatepass")) + len(":,") for name in named))
         members = []
         for name, described in named.items():
             value = self.of(described, f"{where}.{name}")
@@ -365,7 +377,12 @@ class _SchemaRules:
             ]
         )
 
+    def _literal(self, text: str) -> str:
+        self._book.demand(len(text.encode(errors="surrogatepass")))
+        return literal(text)
+
     def _any(self) -> str:
+        self._book.demand(len("0"))
         space, string, number = self._space(), self._any_string(), self._any_number()
         member = f'{string} ":" {space} any_value'
         objects = f'"{{" ({space} {member} ("," {space} {member})* {space})? "}}"'

@@ -3,53 +3,90 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nearfar.compiler.errors import RequestError
 
 from .automaton import language_rule
-from .ebnf import RuleBook, alternatives, literal
+from .ebnf import RuleBook, alternatives, literal, literal_texts
 from .json_schema import parse_schema, schema_expression
 from .regex import parse_regex
 from .source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
 
+# What a token can open of nested JSON is a few bytes for each of its own.
+_LEAST_RESERVE = 64
 
-def compile_source(compiler: Any, source: GrammarSource) -> Any:
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A source as xgrammar reads it: EBNF, or, for tags with a trigger, a structural tag in JSON.
+
+    ``endings`` are texts that may complete an answer, the longest first; ``reserve`` is at least how many tokens one token can add to the
+    shortest completion.
+    """
+
+    text: str
+    endings: tuple[str, ...]
+    reserve: int
+
+
+def compile_source(compiler: Any, source: GrammarSource) -> tuple[Any, Rules]:
     """The source compiled by an `xgrammar.GrammarCompiler`. Raises RequestError, and RuntimeError where xgrammar refuses the rules."""
+    rules = source_rules(source)
     if isinstance(source, TagsSource) and source.trigger is not None:
-        tags = [
-            {"type": "tag", "begin": tag.begin, "content": {"type": "grammar", "grammar": _value_rules(tag)}, "end": tag.end}
-            for tag in source.tags
-        ]
-        form = {"type": "triggered_tags", "triggers": [source.trigger], "tags": tags}
-        return compiler.compile_structural_tag(json.dumps({"type": "structural_tag", "format": form}))
-    return compiler.compile_grammar(source_rules(source))
+        return compiler.compile_structural_tag(rules.text), rules
+    return compiler.compile_grammar(rules.text), rules
 
 
-def source_rules(source: GrammarSource) -> str:
-    """The rules as text, from ``root``. Raises RequestError."""
+def source_rules(source: GrammarSource) -> Rules:
+    """Raises RequestError."""
     book = RuleBook()
     match source:
         case JsonSource(schema):
-            return book.rooted(schema_expression(book, parse_schema(schema)))
+            return _rules(book.rooted(schema_expression(book, parse_schema(schema))), [book])
         case RegexSource(pattern):
             where = "the regular expression"
             rule = language_rule(book, parse_regex(pattern, where), "answer", where)
             if rule is None:
                 raise RequestError(f"{where} matches no text")
-            return book.rooted(rule)
+            return _rules(book.rooted(rule), [book])
         case EbnfSource(grammar):
-            return grammar
-        case TagsSource(tags, separator):
+            literals = literal_texts(grammar)
+            return Rules(grammar, _longest_first(literals), _LEAST_RESERVE + sum(map(_most_bytes, literals)))
+        case TagsSource(tags, separator, None):
             ways = [book.add("way", f"{literal(tag.begin)} {_value(book, tag)} {literal(tag.end)}") for tag in tags]
             one = book.add("tag", alternatives(ways))
-            return book.rooted(one if separator is None else f"{one} ({literal(separator)} {one})*")
+            if separator is None:
+                return _rules(book.rooted(one), [book])
+            book.demand(len(separator.encode()))
+            return _rules(book.rooted(f"{one} ({literal(separator)} {one})*"), [book])
+        case TagsSource(tags, _, trigger):
+            books = [RuleBook() for _ in tags]
+            contents = [{"type": "grammar", "grammar": each.rooted(_value(each, tag))} for each, tag in zip(books, tags, strict=True)]
+            parts = [
+                {"type": "tag", "begin": tag.begin, "content": content, "end": tag.end} for tag, content in zip(tags, contents, strict=True)
+            ]
+            form = {"type": "triggered_tags", "triggers": [trigger], "tags": parts}
+            return _rules(json.dumps({"type": "structural_tag", "format": form}), books)
 
 
-def _value_rules(tag: Tag) -> str:
-    book = RuleBook()
-    return book.rooted(_value(book, tag))
+def _rules(text: str, books: Sequence[RuleBook]) -> Rules:
+    reserve = _LEAST_RESERVE + sum(book.demanded for book in books) + max((book.longest_end for book in books), default=0)
+    return Rules(text, _longest_first(dict.fromkeys(ending for book in books for ending in book.endings)), reserve)
+
+
+def _longest_first(endings: Iterable[str]) -> tuple[str, ...]:
+    """A short one may be a piece of anything that repeats, where a long one ends it."""
+    return tuple(sorted(endings, key=len, reverse=True))
+
+
+def _most_bytes(literal_text: str) -> int:
+    return len(re.sub(r"\\U.{8}", lambda escape: "x" if escape[0] < "\\U00000080" else "xxxx", literal_text).encode(errors="surrogatepass"))
 
 
 def _value(book: RuleBook, tag: Tag) -> str:
+    book.demand(len(tag.begin.encode()) + len(tag.end.encode()))
     return schema_expression(book, parse_schema(tag.schema))

@@ -15,9 +15,15 @@ import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
+from .bounded import Bound, BoundedConstraint
+from .completion import Completion, find_completion
+from .constraint import GrammarConstraint
 from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
-from .rules import compile_source
+from .matcher import Matcher, SearchTooLong, allowed_ids
+from .rules import Rules, compile_source
+from .shortener import Shortener
 from .source import GrammarSource
+from .token_shapes import TokenShapes
 
 # More of a grammar than that is refused: it would have to be kept.
 MAX_COMPILED_BYTES = 128 * 2**20
@@ -27,6 +33,8 @@ MAX_MEMORY_BYTES = 4 * 2**30
 # What one token's mask may take of the processor's time, and how many are tried.
 MAX_MASK_SECONDS = 0.1
 TRIAL_TOKENS = 48
+# For the shortest answer.
+MAX_SEARCH_SECONDS = 5.0
 
 
 def main() -> None:
@@ -39,12 +47,12 @@ def main() -> None:
     # It ends with its input, so that a server that drains can still compile.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        compiler, setup = _start(read_frame(requests))
+        compiler, shapes = _start(read_frame(requests))
         write_frame(replies, READY)
         while True:
             source = read_frame(requests)
             _end_after(MAX_SECONDS)
-            write_frame(replies, _answer(compiler, setup, source))
+            write_frame(replies, _answer(compiler, shapes, source))
             _end_after(0)
     except (EOFError, BrokenPipeError):
         return
@@ -56,7 +64,7 @@ def _end_after(seconds: int) -> None:
         signal.alarm(seconds)
 
 
-def _start(setup: Setup) -> tuple[Any, Setup]:
+def _start(setup: Setup) -> tuple[Any, TokenShapes]:
     import xgrammar
 
     tokenizer = xgrammar.TokenizerInfo(
@@ -66,24 +74,40 @@ def _start(setup: Setup) -> tuple[Any, Setup]:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    return xgrammar.GrammarCompiler(tokenizer, max_threads=min(os.cpu_count() or 1, 8), cache_enabled=False), setup
+    return xgrammar.GrammarCompiler(tokenizer, max_threads=min(os.cpu_count() or 1, 8), cache_enabled=False), TokenShapes(
+        setup.tokens, setup.eos_token_ids
+    )
 
 
-def _answer(compiler: Any, setup: Setup, source: GrammarSource) -> Compiled | Refused:
+def _answer(compiler: Any, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
     try:
-        compiled = compile_source(compiler, source)
+        compiled, rules = compile_source(compiler, source)
+        if not _is_fast(_constraint(compiled, shapes)):
+            return Refused("the grammar is too ambiguous: what may come next takes too long to find; make it simpler")
     except RequestError as error:
         return Refused(error.message)
     except Exception as error:
         # What xgrammar raises has no class in common.
         return Refused(f"the grammar is not one: {_reason(error)}")
-    refused = _trial(compiled, setup)
-    if refused is not None:
-        return Refused(refused)
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
         return Refused("the grammar is too large once it is compiled; make it smaller, or bound what repeats by less")
-    return Compiled(text)
+    first, closes = _first(compiled, shapes, rules)
+    return Compiled(text, rules.endings, rules.reserve, first, closes)
+
+
+def _first(compiled: Any, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
+    """What completes an answer that has not begun, and whether completions are found in time along an answer."""
+    matcher = _constraint(compiled, shapes).matcher
+    try:
+        with matcher.search(MAX_SEARCH_SECONDS):
+            first = find_completion(matcher, 0, rules.endings)
+    except SearchTooLong:
+        return None, False
+    # As if few tokens were left all the time.
+    bound = Bound(TRIAL_TOKENS + MAX_COMPILED_BYTES, MAX_COMPILED_BYTES, rules.endings, first)
+    trial = BoundedConstraint(_constraint(compiled, shapes), bound, Shortener(shapes.tokens))
+    return first, _is_fast(trial) and not trial.gave_up
 
 
 def _reason(error: Exception) -> str:
@@ -92,27 +116,30 @@ def _reason(error: Exception) -> str:
     return lines.split("] ", 1)[-1].split(": ", 1)[-1].removeprefix("Check failed: ")[:500]
 
 
-def _trial(compiled: Any, setup: Setup) -> str | None:
-    """What is wrong with an answer of tokens picked from the masks by a fixed rule; None where nothing is."""
+def _constraint(compiled: Any, shapes: TokenShapes) -> GrammarConstraint:
     import xgrammar
 
-    matcher = xgrammar.GrammarMatcher(compiled)
-    mask = np.empty(-(-len(setup.tokens) // 32), np.int32)
+    return GrammarConstraint(Matcher(xgrammar.GrammarMatcher(compiled), shapes))
+
+
+def _is_fast(constraint: GrammarConstraint | BoundedConstraint) -> bool:
+    """Whether masks are found in time along an answer of tokens picked by a fixed rule. Raises RequestError where no token goes on."""
+    shapes = constraint.matcher.shapes
     random = np.random.default_rng(0)
     slow = 0
     for _ in range(TRIAL_TOKENS):
         started = time.thread_time()
-        matcher.fill_next_token_bitmask(mask)
+        allowed = allowed_ids(constraint.mask(), len(shapes.tokens))
+        token_id = int(random.choice(allowed))
+        ends = token_id in shapes.eos_token_ids
+        if not ends:
+            constraint.accept(token_id)
         slow += time.thread_time() - started > MAX_MASK_SECONDS
         if slow > 1:
-            return "the grammar is too ambiguous: what may come next takes too long to find; make it simpler"
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(setup.tokens)])
-        if len(allowed) == 0:
-            return "the grammar leads to where no token of this model's vocabulary continues it"
-        token_id = int(random.choice(allowed))
-        if token_id in setup.eos_token_ids or not matcher.accept_token(token_id):
-            return None
-    return None
+            return False
+        if ends:
+            return True
+    return True
 
 
 if __name__ == "__main__":

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jsonschema_rs
 import pytest
 
 from nearfar.compiler.batch import Limits
 from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.errors import RequestError
 from nearfar.compiler.generate import generate
 from nearfar.compiler.reference import ReferenceRunner
 from nearfar.compiler.sampling import Sampler
@@ -39,13 +42,16 @@ SCHEMA = {
 }
 
 
-def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]]) -> Result:
+SCHEMAS = json.loads((Path(__file__).parents[2] / "conformance/json_schemas.json").read_text())["schemas"]
+
+
+def on_engine(path: Path, work: Callable[[LocalExecutor], Awaitable[Result]], pages: int = 64) -> Result:
     """What the work returns, with an executor over the bundle. The tiny model has no end token, so "</s>" becomes one."""
     bundle = open_bundle(path)
 
     @asynccontextmanager
     async def serving() -> AsyncIterator[LocalExecutor]:
-        runner = ReferenceRunner(bundle, activation="float32", limits=Limits(tokens=32, sequences=4, rows=4, pages=64))
+        runner = ReferenceRunner(bundle, activation="float32", limits=Limits(tokens=32, sequences=4, rows=4, pages=pages))
         engine = TokenEngine(runner, replace(TokenModel.of(bundle.manifest), end_token_ids=frozenset([END])))
         local = LocalExecutor(engine, replace(TextModel.of(bundle, "tiny"), eos_token_ids=(END,), tools="hermes"))
         try:
@@ -122,3 +128,70 @@ def test_an_answer_that_is_left_frees_its_pages(tiny_bundle: Path) -> None:
         pytest.fail("the engine still runs what nobody reads")
 
     on_engine(tiny_bundle, leave)
+
+
+def test_answers_meet_fifty_schemas_within_max_tokens(tiny_bundle: Path) -> None:
+    schemas = [schema for schema in SCHEMAS.values() if isinstance(schema, dict)][:50]
+
+    async def ask(local: LocalExecutor) -> list[ChatCompletion | RequestError]:
+        async def one(index: int, schema: dict[str, Any]) -> ChatCompletion | RequestError:
+            form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+            try:
+                return await chat(local, response_format=form, temperature=1, seed=index, max_tokens=48)
+            except RequestError as error:
+                return error
+
+        return await asyncio.gather(*(one(index, schema) for index, schema in enumerate(schemas)))
+
+    answers = on_engine(tiny_bundle, ask)
+    refused = [answer for answer in answers if isinstance(answer, RequestError)]
+    assert all("and there is room for 48" in error.message and error.details["param"] == "max_tokens" for error in refused)
+    assert len(refused) < 10
+    for schema, answer in zip(schemas, answers, strict=True):
+        if isinstance(answer, ChatCompletion):
+            [choice] = answer.choices
+            value = json.loads(choice.message.content or "")
+            assert answer.usage.completion_tokens <= 48
+            if "$defs" not in str(schema):
+                assert jsonschema_rs.Draft7Validator(schema, validate_formats=True).is_valid(value), choice.message.content
+
+
+def test_an_answer_that_gives_up_its_pages_is_whole_within_max_tokens(tiny_bundle: Path) -> None:
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 30}
+
+    async def ask(local: LocalExecutor) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+        messages = [{"role": "user", "content": "hello " * 12}]
+        answer = await chat(local, messages=messages, n=4, seed=1, response_format=form, max_tokens=64)
+        assert local.state().preemptions > 0
+        assert all(len(json.loads(choice.message.content or "")) >= 30 for choice in answer.choices)
+
+    on_engine(tiny_bundle, ask, pages=16)
+
+
+def test_calls_patterns_and_grammars_are_whole_within_max_tokens_and_where_the_context_ends(tiny_bundle: Path) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+    texts = [
+        ({"type": "regex", "pattern": "(yes|no), because [a-z ]{5,}\\."}, r"(yes|no), because [a-z ]{5,}\."),
+        ({"type": "grammar", "grammar": 'root ::= item+ "."\nitem ::= "(" item* ")"'}, r"[()]+\."),
+    ]
+
+    async def ask(local: LocalExecutor) -> None:
+        with pytest.raises(RequestError, match=r"has \d+ tokens, and there is room for 20") as error:
+            await chat(local, tools=[tool], tool_choice="required", max_tokens=20)
+        needed = error.value.details["needed"]
+        assert isinstance(needed, int)
+        for more in (0, 1, 30):
+            called = await chat(local, tools=[tool], tool_choice="required", seed=more, max_tokens=needed + more)
+            calls = called.choices[0].message.tool_calls or []
+            assert calls
+            assert all(set(json.loads(call.function.arguments)) == {"kind", "count", "sure"} for call in calls)
+        for seed, (form, expected) in enumerate(texts):
+            answer = await chat(local, response_format=form, seed=seed, max_tokens=26)
+            assert re.fullmatch(expected, answer.choices[0].message.content or ""), answer.choices[0].message.content
+        long = await chat(local, response_format={"type": "regex", "pattern": "[0-9]{200,}END"})
+        assert re.fullmatch("[0-9]{200,}END", long.choices[0].message.content or "")
+        with pytest.raises(RequestError, match=f"there is room for {local.context - long.usage.prompt_tokens + 1}; raise max_tokens"):
+            await chat(local, response_format={"type": "regex", "pattern": "[0-9]{300}"})
+
+    on_engine(tiny_bundle, ask)

@@ -26,6 +26,8 @@ interface State {
 
 const MOST_STATES = 1500;
 const MOST_ENDINGS = 200;
+// A character has at most six bytes where JSON escapes it.
+const LONGEST_CHARACTER = 6;
 const JSON_ESCAPED: Ranges = [
   [0, 0x1f],
   [0x22, 0x22],
@@ -241,8 +243,7 @@ function writeRules(book: RuleBook, states: readonly State[], atoms: Ranges, enc
 /** The shortest text from each state to an end, of the first few states. */
 function addEndings(book: RuleBook, states: readonly State[], atoms: Ranges, encoding: Encoding): void {
   const distance = distances(states);
-  // A character has at most six bytes where JSON escapes it.
-  book.longestEnds = Math.max(book.longestEnds, 6 * Math.max(...distance));
+  book.longestEnd = Math.max(book.longestEnd, LONGEST_CHARACTER * Math.max(...distance));
   for (let id = 0; id < states.length && book.endings.size < MOST_ENDINGS; id++) {
     let text = "";
     for (let at = id; (distance[at] ?? 0) > 0; ) {

@@ -6,7 +6,7 @@
 
 import { RequestError } from "../errors.js";
 import type { Completion, Shortener } from "./completion.js";
-import { findCompletion, pendingBytes } from "./completion.js";
+import { completes, findCompletion, pendingBytes } from "./completion.js";
 import type { GrammarConstraint, MatcherConstraint } from "./constraint.js";
 import { hasBit, setBit } from "./constraint.js";
 
@@ -119,27 +119,23 @@ export class BoundedConstraint implements GrammarConstraint {
   /** A completion of the matcher's state, which ``tokenId`` led to from the one that the completion at hand is for. */
   private completionAfter(tokenId: number, pending: number, maxTrials: number): Completion | null {
     const { matcher } = this.#inner;
+    let known = "";
     if (this.#completion !== null) {
       const { head, text } = this.#completion;
       if (head[0] === tokenId) return { head: head.slice(1), text };
-      const written = new TextDecoder().decode(matcher.vocabulary.tokens[tokenId]);
-      if (pending === 0 && text.startsWith(written) && this.completes(text.slice(written.length))) return { head: [], text: text.slice(written.length) };
-      if (pending === 0 && this.completes(text)) return { head: [], text };
+      const bytes = matcher.vocabulary.tokens[tokenId] ?? new Uint8Array();
+      known = pending === 0 ? text : afterCharacter(text, bytes, pending);
+      const written = new TextDecoder().decode(bytes);
+      // What a completion leaves out between its parts is space.
+      for (const part of pending === 0 ? [written, written.replace(/[ \t\n]/g, "")] : []) {
+        if (text.startsWith(part) && completes(matcher, text.slice(part.length))) return { head: [], text: text.slice(part.length) };
+      }
     }
-    return findCompletion(matcher, pending, this.bound.endings, maxTrials);
+    return findCompletion(matcher, pending, this.bound.endings, maxTrials, known);
   }
 
   private pendingAfter(tokenId: number): number {
     return pendingBytes(this.#pending, this.#inner.matcher.vocabulary.tokens[tokenId] ?? new Uint8Array());
-  }
-
-  private completes(text: string): boolean {
-    const { matcher } = this.#inner;
-    if (text === "") return matcher.complete();
-    if (!matcher.acceptText(text)) return false;
-    const complete = matcher.complete();
-    matcher.rollback(1);
-    return complete;
   }
 
   private takesAnyText(mask: Int32Array): boolean {
@@ -154,4 +150,10 @@ export class BoundedConstraint implements GrammarConstraint {
     const tail = completion === null ? null : this.shortener.tokens(completion.text);
     return completion === null || tail === null ? null : [...completion.head, ...tail];
   }
+}
+
+/** What of ``text`` is left after ``bytes`` and the ``pending`` bytes that end their last character, where it begins with these; else all of it. */
+function afterCharacter(text: string, bytes: Uint8Array, pending: number): string {
+  const all = new TextEncoder().encode(text);
+  return bytes.every((byte, index) => byte === all[index]) ? new TextDecoder().decode(all.subarray(bytes.length + pending)) : text;
 }

@@ -18,6 +18,8 @@ const ROUNDS: readonly (readonly [number, number])[] = [
 const STRAIGHT_TRIALS = 10_000;
 const LONGEST_RUN = 60;
 const LONGEST_TEXT = 4096;
+// By so many characters before it, the place is found where two completions are the same again.
+const LONGEST_SAME = 8;
 // Longer tokens are rarely what shortens a text.
 const LONGEST_TOKEN = 24;
 
@@ -29,11 +31,12 @@ export interface Completion {
 
 /**
  * A completion that is short but not surely the shortest; null where none is found. ``pending`` is how many bytes the answer's last character lacks,
- * ``endings`` are texts that may be the end of what can go on for ever.
+ * ``endings`` are texts that may be the end of what can go on for ever. What completed the answer before its last token is ``known``: a new completion
+ * soon leads to where that goes on.
  */
-export function findCompletion(matcher: GrammarMatcher, pending: number, endings: readonly string[], maxTrials = Infinity): Completion | null {
+export function findCompletion(matcher: GrammarMatcher, pending: number, endings: readonly string[], maxTrials = Infinity, known = ""): Completion | null {
   if (pending === 0) {
-    const text = findText(matcher, endings, maxTrials);
+    const text = findText(matcher, endings, maxTrials, known);
     return text === null ? null : { head: [], text };
   }
   const { tokens } = matcher.vocabulary;
@@ -42,11 +45,19 @@ export function findCompletion(matcher: GrammarMatcher, pending: number, endings
     const bytes = tokens[id];
     if (!hasBit(mask, id) || bytes === undefined || bytes.length === 0 || bytes.length > pending || !bytes.every(isContinuation)) continue;
     if (!matcher.acceptToken(id)) continue;
-    const rest = findCompletion(matcher, pending - bytes.length, endings, maxTrials);
+    const rest = findCompletion(matcher, pending - bytes.length, endings, maxTrials, known);
     matcher.rollback(1);
     return rest === null ? null : { head: [id, ...rest.head], text: rest.text };
   }
   return null;
+}
+
+export function completes(matcher: GrammarMatcher, text: string): boolean {
+  if (text === "") return matcher.complete();
+  if (!matcher.acceptText(text)) return false;
+  const complete = matcher.complete();
+  matcher.rollback(1);
+  return complete;
 }
 
 /** How many bytes the last character lacks after ``bytes``, where it lacked ``pending`` before them. */
@@ -58,16 +69,18 @@ function isContinuation(byte: number): boolean {
   return (byte & 0xc0) === 0x80;
 }
 
-function findText(matcher: GrammarMatcher, endings: readonly string[], maxTrials: number): string | null {
+function findText(matcher: GrammarMatcher, endings: readonly string[], maxTrials: number, known: string): string | null {
   if (matcher.complete()) return "";
   const trials = Math.min(STRAIGHT_TRIALS, maxTrials);
   // A text in which anything may come ends with a quote, once it has what it must have.
   const ends = ['"', ...endings, ...CLOSERS];
-  const straight = new Search(matcher, CLOSERS, trials, false).from("", LONGEST_TEXT) ?? new Search(matcher, ends, trials, false).from("", LONGEST_TEXT);
-  if (straight !== null) return straight;
+  for (const texts of [CLOSERS, ends]) {
+    const straight = new Search(matcher, texts, trials, false, known).from("", LONGEST_TEXT);
+    if (straight !== null) return straight;
+  }
   for (const [length, most] of ROUNDS) {
     if (most > maxTrials) return null;
-    const text = new Search(matcher, ends, most, true).from("", length);
+    const text = new Search(matcher, ends, most, true, "").from("", length);
     if (text !== null) return text;
   }
   return null;
@@ -81,6 +94,7 @@ class Search {
     private readonly texts: readonly string[],
     trials: number,
     private readonly back: boolean,
+    private readonly known: string,
   ) {
     this.#trials = trials;
   }
@@ -89,6 +103,8 @@ class Search {
   from(text: string, left: number): string | null {
     const { matcher } = this;
     if (matcher.complete()) return text;
+    const rest = this.rests(text).find((rest) => completes(matcher, rest));
+    if (rest !== undefined) return text + rest;
     const forced = matcher.forced();
     if (forced !== "") {
       if (forced.length > left || !matcher.acceptText(forced)) return null;
@@ -115,6 +131,16 @@ class Search {
       if (found !== null || !this.back) return found;
     }
     return null;
+  }
+
+  /** How a completion may go on from ``text`` where another one was ``known``. */
+  private rests(text: string): readonly string[] {
+    const { known } = this;
+    if (known === "") return [];
+    if (text === "") return [known, `"${known}`];
+    const same = text.slice(-LONGEST_SAME);
+    const at = known.indexOf(same);
+    return at < 0 ? [known] : [known.slice(at + same.length), known];
   }
 
   private fromMask(): readonly string[] {

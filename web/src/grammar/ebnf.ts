@@ -24,7 +24,9 @@ export class RuleBook {
   /** Texts that may complete what has no end in sight, for the search of completions. */
   readonly endings = new Set<string>();
   /** The most bytes that any of the automata needs to its end. */
-  longestEnds = 0;
+  longestEnd = 0;
+  /** Bytes that choices may newly make necessary, each once; those of the automata are not among them. */
+  demanded = 0;
   readonly #rules = new Map<string, string>();
   #size = 0;
 
@@ -55,9 +57,8 @@ export class RuleBook {
     return name;
   }
 
-  /** The bytes of the literals in rules other than the automata's. */
-  get literalBytes(): number {
-    return [...this.#rules].reduce((sum, [name, body]) => sum + (name.startsWith("state_") ? 0 : literalBytes(body)), 0);
+  demand(numBytes: number): void {
+    this.demanded += numBytes;
   }
 
   toString(): string {
@@ -68,7 +69,11 @@ export class RuleBook {
 /** How many bytes the string literals of some EBNF have at most. */
 export function literalBytes(body: string): number {
   const bytesOf = (escape: string): string => (Number.parseInt(escape.slice(2), 16) < 0x80 ? "x" : "xxxx");
-  return [...body.matchAll(STRING_LITERAL)].reduce((sum, [, inner = ""]) => sum + inner.replace(/\\U.{8}/g, bytesOf).length, 0);
+  return [...body.matchAll(STRING_LITERAL)].reduce((sum, [, inner = ""]) => sum + utf8Length(inner.replace(/\\U.{8}/g, bytesOf)), 0);
+}
+
+export function utf8Length(text: string): number {
+  return new TextEncoder().encode(text).length;
 }
 
 export function literal(text: string): string {

@@ -9,7 +9,7 @@ import { Shortener } from "./completion.js";
 import type { GrammarConstraint } from "./constraint.js";
 import { MatcherConstraint, setBit } from "./constraint.js";
 import { RequestError } from "../errors.js";
-import { RuleBook, STRING_LITERAL, alternatives, literal, literalBytes } from "./ebnf.js";
+import { RuleBook, STRING_LITERAL, alternatives, literal, literalBytes, utf8Length } from "./ebnf.js";
 import { parseSchema, schemaExpression } from "./json_schema.js";
 import { parseRegex } from "./regex.js";
 import type { GrammarSource } from "./source.js";
@@ -114,11 +114,14 @@ export function ebnf(source: GrammarSource): Rules {
       };
     case "tags": {
       const tags = source.tags.map(({ begin, schema, end }) => {
+        book.demand(utf8Length(begin) + utf8Length(end));
         const value = schemaExpression(book, parseSchema(schema));
         return book.add("way", `${literal(begin)} ${value} ${literal(end)}`);
       });
       const one = book.add("tag", alternatives(tags));
-      return rooted(book, source.separator === null ? one : `${one} (${literal(source.separator)} ${one})*`);
+      if (source.separator === null) return rooted(book, one);
+      book.demand(utf8Length(source.separator));
+      return rooted(book, `${one} (${literal(source.separator)} ${one})*`);
     }
     default:
       return source satisfies never;
@@ -126,7 +129,7 @@ export function ebnf(source: GrammarSource): Rules {
 }
 
 function rooted(book: RuleBook, expression: string): Rules {
-  const reserve = LEAST_RESERVE + literalBytes(expression) + book.literalBytes + book.longestEnds;
+  const reserve = LEAST_RESERVE + book.demanded + book.longestEnd;
   return { text: `root ::= ${expression}\n${book.toString()}`, endings: longestFirst([...book.endings]), reserve };
 }
 

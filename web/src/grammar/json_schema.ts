@@ -4,7 +4,7 @@
 import { RequestError, messageOf } from "../errors.js";
 import { languageRule, literalLanguage } from "./automaton.js";
 import type { Ranges, RuleBook } from "./ebnf.js";
-import { alternatives, charClass, literal, repeat, single, subtract } from "./ebnf.js";
+import { alternatives, charClass, literal, repeat, single, subtract, utf8Length } from "./ebnf.js";
 import { FORMATS } from "./formats.js";
 import { integerRange, numberRange } from "./number_range.js";
 import { parseRegex } from "./regex.js";
@@ -108,8 +108,9 @@ class SchemaRules {
   private ofType(type: JsonType, schema: SchemaObject, where: string): string | null {
     switch (type) {
       case "null":
-        return literal("null");
+        return this.literal("null");
       case "boolean":
+        this.book.demand("true".length);
         return '("true" | "false")';
       case "string":
         return this.string(schema, where);
@@ -169,7 +170,7 @@ class SchemaRules {
       return type === undefined || types.includes(found) || (found === "integer" && types.includes("number"));
     });
     const texts = [...new Set(allowed.map((value) => JSON.stringify(value)))];
-    if (texts.length < 2) return texts[0] === undefined ? null : literal(texts[0]);
+    if (texts.length < 2) return texts[0] === undefined ? null : this.literal(texts[0]);
     return languageRule(this.book, { kind: "choice", parts: texts.map(literalLanguage) }, "plain", where);
   }
 
@@ -184,11 +185,13 @@ class SchemaRules {
       if (pattern === undefined && known === undefined) {
         throw new RequestError(`${where}: the format ${JSON.stringify(format)} is not one of ${Object.keys(FORMATS).join(", ")}`);
       }
+      this.book.demand('""'.length);
       const language = pattern === undefined ? parseRegex(known ?? "", where) : parseRegex(pattern, `${where}.pattern`, true);
       return quoted(languageRule(this.book, language, "json", where, { min, max }));
     }
     if (min > max) return null;
     if (min > 0) this.book.endings.add("a".repeat(min));
+    this.book.demand(min + '""'.length);
     return min === 0 && max === Infinity ? this.anyString() : `"\\"" ${repeat(this.character(), min, max)} "\\""`;
   }
 
@@ -200,7 +203,10 @@ class SchemaRules {
     if (schema.multipleOf !== undefined && !(type === "integer" && schema.multipleOf === 1)) {
       throw new RequestError(`${where}: the keyword 'multipleOf' cannot be held to; take it out, or list the values with enum`, { keyword: "multipleOf" });
     }
-    if (names.every((name) => schema[name] === undefined)) return type === "integer" ? this.anyInteger() : this.anyNumber();
+    if (names.every((name) => schema[name] === undefined)) {
+      this.book.demand("0".length);
+      return type === "integer" ? this.anyInteger() : this.anyNumber();
+    }
     const range = (type === "integer" ? integerRange : numberRange)(schema, where);
     return range === null ? null : languageRule(this.book, range, "plain", where);
   }
@@ -216,8 +222,11 @@ class SchemaRules {
     }
     const first = prefix.slice(0, Math.min(prefix.length, max)).map((item, index) => this.of(item, `${where}.prefixItems[${index}]`, []));
     if (first.some((item) => item === null)) return null;
+    const { demanded } = this.book;
     const item = this.of(rest ?? prefix.length === 0, `${where}.items`, []);
     const [low, high] = [Math.max(min - first.length, 0), item === null ? 0 : max - first.length];
+    const one = this.book.demanded - demanded + ",".length;
+    this.book.demand("[]".length + first.length * ",".length + Math.max(low - 1, 0) * one);
     if (low > high) return null;
     const comma = `"," ${this.space()}`;
     const begin = `"[" ${this.space()}`;
@@ -243,6 +252,7 @@ class SchemaRules {
       for (const name of required) if (!Object.hasOwn(named, name)) named[name] = (further === false && schema.additionalProperties === undefined) || further;
       const value = this.of(further, `${where}.additionalProperties`, []);
       additional = value === null ? null : `${this.otherKey(Object.keys(named))} ":" ${this.space()} ${value}`;
+      this.book.demand('"a":,'.length);
     } else {
       // Which of several patterns a name matches, and whether a property's name matches one, is beyond the rules.
       if (patterns.length > 1 || Object.keys(named).length > 0 || required.size > 0) {
@@ -251,7 +261,9 @@ class SchemaRules {
       const value = this.of(pattern[1], `${where}.patternProperties`, []);
       const key = quoted(languageRule(this.book, parseRegex(pattern[0], `${where}.patternProperties`, true), "json", where));
       additional = value === null || key === null ? null : `${key} ":" ${this.space()} ${value}`;
+      this.book.demand('"":,'.length);
     }
+    this.book.demand(Object.keys(named).reduce((sum, name) => sum + utf8Length(JSON.stringify(name)) + ":,".length, "{}".length));
     const members = Object.entries(named).flatMap(([name, value]) => {
       const expression = this.of(value, `${where}.${name}`, []);
       if (expression === null && !required.has(name)) return [];
@@ -308,7 +320,13 @@ class SchemaRules {
     return rule;
   }
 
+  private literal(text: string): string {
+    this.book.demand(utf8Length(text));
+    return literal(text);
+  }
+
   private any(): string {
+    this.book.demand("0".length);
     const space = this.space();
     const string = this.anyString();
     return this.book.once("any_value", () => {

@@ -123,8 +123,9 @@ function ends(bounds: Bounds, where: string): [End, End] {
   return [low, high];
 }
 
-function decimals(bounds: Bounds): number {
-  return Math.max(0, ...Object.values(bounds).map((value: number | undefined) => (value === undefined ? 0 : (plain(value).split(".")[1] ?? "").length)));
+/** Of the bounds only: a schema says more. */
+function decimals({ minimum = 0, maximum = 0, exclusiveMinimum = 0, exclusiveMaximum = 0 }: Bounds): number {
+  return Math.max(...[minimum, maximum, exclusiveMinimum, exclusiveMaximum].map((value) => (plain(value).split(".")[1] ?? "").length));
 }
 
 /** The number without an exponent. */

@@ -31,7 +31,7 @@ export class GrammarWasm {
       throw new DeviceError(`Structured output needs WebAssembly, which does not start: ${advice}`, {}, { cause: error });
     }
     const info = new binding.TokenizerInfo(
-      binding.vecStringFromJSArray(vocabulary.tokens),
+      binding.vecStringFromJSArray(vocabulary.tokens.map((bytes) => (bytes.some(isForeign) ? new Uint8Array() : bytes))),
       "RAW",
       vocabulary.size,
       binding.vecIntFromJSArray(vocabulary.eosTokenIds),
@@ -59,6 +59,11 @@ export class GrammarWasm {
   matcher(grammar: Handle): GrammarMatcher {
     return new GrammarMatcher(this.binding, new this.binding.GrammarMatcher(grammar, undefined, false, -1), this.vocabulary, this.log);
   }
+}
+
+/** Bytes that are in no UTF-8, which xgrammar 0.1.27 lets come. */
+function isForeign(byte: number): boolean {
+  return byte === 0xc0 || byte === 0xc1 || byte > 0xf4;
 }
 
 /** A grammar's state after some text. Each token or text accepted is one step, which can be taken back. */

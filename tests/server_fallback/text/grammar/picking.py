@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
+from nearfar.server_fallback.text.grammar.matcher import Matcher
 from nearfar.server_fallback.text.grammar.rules import compile_source
 from nearfar.server_fallback.text.grammar.source import GrammarSource
+from nearfar.server_fallback.text.grammar.token_shapes import TokenShapes
 
 LONGER = ['": ', '", "', '{"', '"}', "true", "null", "12", "0.", ", ", "ab", "2024-", '"a"', "<tool_call>", "\n", "é"]
 TOKENS = [bytes([byte]) for byte in range(256)] + [text.encode() for text in LONGER] + [b""]
 END = len(TOKENS) - 1
+SHAPES = TokenShapes(TOKENS, [END])
 
 
 class Grammar:
@@ -26,12 +30,16 @@ class Grammar:
         self.compiler = xgrammar.GrammarCompiler(self.tokenizer, max_threads=1, cache_enabled=False)
 
     def compile(self, source: GrammarSource) -> Any:
-        return compile_source(self.compiler, source)
+        compiled, _ = compile_source(self.compiler, source)
+        return compiled
 
     def constraint(self, source: GrammarSource) -> GrammarConstraint:
+        return GrammarConstraint(self.matcher(self.compile(source)))
+
+    def matcher(self, compiled: Any) -> Matcher:
         import xgrammar
 
-        return GrammarConstraint(xgrammar.GrammarMatcher(self.compile(source)), len(TOKENS), [END])
+        return Matcher(xgrammar.GrammarMatcher(compiled), SHAPES)
 
     def takes(self, compiled: Any, text: str) -> bool:
         """Whether the text is a whole one of the grammar."""
@@ -41,7 +49,7 @@ class Grammar:
         return (not text or bool(matcher.accept_string(text))) and bool(matcher.accept_token(END))
 
 
-def pick(constraint: GrammarConstraint, seed: int, patience: int = 40) -> str | None:
+def pick(constraint: GrammarConstraint | BoundedConstraint, seed: int, patience: int = 40) -> str | None:
     """An answer; None where it has no end after three times ``patience`` tokens. After ``patience`` what may lead to one is preferred."""
     rng, out = random.Random(seed), b""
     for count in range(3 * patience):

@@ -6,15 +6,19 @@ import asyncio
 import io
 import json
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from picking import END, TOKENS, Grammar, pick
+from picking import END, SHAPES, TOKENS, Grammar, pick
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.text.grammar import worker
-from nearfar.server_fallback.text.grammar.frames import Setup, read_frame, write_frame
+from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
+from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
+from nearfar.server_fallback.text.grammar.frames import Compiled, Refused, read_frame, write_frame
 from nearfar.server_fallback.text.grammar.grammars import Grammars
+from nearfar.server_fallback.text.grammar.matcher import allowed_ids
 from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
 from nearfar.server_fallback.text.vocabulary import Vocabulary
 
@@ -70,6 +74,46 @@ def test_with_a_trigger_text_is_free_until_a_call_begins(grammars: Grammars) -> 
     for byte in b'f", "arguments": {"a": 2}}\n</tool_call>':
         constraint.accept(byte)
     assert not constraint.finished
+
+
+def test_with_a_trigger_a_call_begins_only_where_its_end_fits(grammars: Grammars) -> None:
+    source = TagsSource((CALL,), None, trigger="<tool_call>")
+    trigger = TOKENS.index(b"<tool_call>")
+
+    def begins(max_tokens: int) -> bool:
+        [constraint] = run(grammars.constraints(source, 1, "tools", max_tokens))
+        constraint.accept(ord("x"))
+        return trigger in allowed_ids(constraint.mask(), len(TOKENS))
+
+    fits = [max_tokens for max_tokens in range(2, 100) if begins(max_tokens)]
+    assert fits == list(range(fits[0], 100))
+    [constraint] = run(grammars.constraints(source, 1, "tools", fits[0]))
+    constraint.accept(ord("x"))
+    # Until few tokens are left any text may come, quotes and spaces too, but no piece that begins a call.
+    free = set(allowed_ids(constraint.mask(), len(TOKENS)).tolist())
+    assert set(range(0x20, 0x7F)) <= free
+    constraint.accept(trigger)
+    out = b""
+    for _ in range(fits[0] - 2):
+        token_id = int(allowed_ids(constraint.mask(), len(TOKENS))[-1])
+        constraint.accept(token_id)
+        out += TOKENS[token_id]
+    call = json.loads(out.decode().removesuffix("\n</tool_call>"))
+    assert (call["name"], call["arguments"]["a"] in (1, 2)) == ("f", True)
+    # A call that begins in pieces begins no later.
+    [late] = run(grammars.constraints(source, 1, "tools", fits[0]))
+    for byte in b"any <tool_call":
+        late.accept(byte)
+    assert ord(">") not in allowed_ids(late.mask(), len(TOKENS))
+
+
+def test_a_grammar_whose_shortest_answer_is_too_long_says_how_many_tokens_it_needs(grammars: Grammars) -> None:
+    source = RegexSource("[0-9]{20}")
+    with pytest.raises(RequestError, match="has 20 tokens, and there is room for 19") as error:
+        run(grammars.constraints(source, 1, "response_format", 19))
+    assert error.value.details == {"param": "max_tokens", "needed": 20, "max_tokens": 19}
+    [constraint] = run(grammars.constraints(source, 1, "response_format", 20))
+    assert len(pick(constraint, 0) or "") == 20
 
 
 def test_a_mask_has_the_end_where_the_text_is_whole(grammars: Grammars) -> None:
@@ -174,11 +218,27 @@ def test_a_model_without_an_end_token_or_without_bytes_has_no_grammars() -> None
 
 
 def test_a_grammar_whose_masks_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Grammar().compile(RegexSource("[a-z]{9}"))
-    setup = Setup(TOKENS, [END])
-    assert worker._trial(compiled, setup) is None
+    grammar, source = Grammar(), RegexSource("[a-z]{9}")
+    assert worker._is_fast(grammar.constraint(source))
     monkeypatch.setattr(worker, "MAX_MASK_SECONDS", -1.0)
-    assert "too ambiguous" in (worker._trial(compiled, setup) or "")
+    refused = worker._answer(grammar.compiler, SHAPES, source)
+    assert isinstance(refused, Refused)
+    assert "too ambiguous" in refused.message
+
+
+def test_where_completions_take_too_long_the_grammar_alone_decides(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, source = Grammar(), RegexSource("[a-z]{9,}")
+    timed = worker._is_fast
+    monkeypatch.setattr(worker, "_is_fast", lambda constraint: not isinstance(constraint, BoundedConstraint) and timed(constraint))
+    compiled = worker._answer(grammar.compiler, SHAPES, source)
+    assert isinstance(compiled, Compiled)
+    assert not compiled.closes
+    for reply, kind in ((compiled, GrammarConstraint), (replace(compiled, closes=True), BoundedConstraint)):
+        run(grammars.constraints(NULL, 1, "response_format"))
+        compiler = grammars._compiler
+        assert compiler is not None
+        constraint = compiler.constraint(replace(grammars._kept[NULL], reply=reply), 9)
+        assert type(constraint) is kind
 
 
 def test_frames_end_with_the_other_side() -> None:

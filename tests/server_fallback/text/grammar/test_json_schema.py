@@ -154,4 +154,4 @@ SCHEMAS = st.recursive(
 @given(SCHEMAS)
 def test_any_json_is_a_schema_or_refused(schema: Any) -> None:
     with suppress(RequestError):
-        assert source_rules(JsonSource(json.dumps(schema))).startswith("root ::= ")
+        assert source_rules(JsonSource(json.dumps(schema))).text.startswith("root ::= ")

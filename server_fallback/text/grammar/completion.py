@@ -1,0 +1,208 @@
+"""Short completions: a text that makes the answer so far a whole one. A matcher's state flows in, a text flows out.
+
+The matcher is left as it was. The browser looks in the same order (web/src/grammar/completion.ts), so that both find the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .matcher import Matcher, allowed_ids
+
+# What closes something first, then what keeps things short: of a JSON text this order finds nearly the shortest.
+_FIRST = '}]",:0123456789ntf-{['
+_CLOSERS = (*_FIRST, *(chr(code) for code in range(0x7E, 0x1F, -1) if chr(code) not in _FIRST), "\n", "\t")
+# Lengths of texts tried one after another, with how many characters may be tried each time. JSON goes straight, others may have to go back.
+_ROUNDS = ((2, 250), (8, 500), (64, 1500), (512, 4000))
+# The first round tells whether one goes straight; a character more often than this in a row is a loop.
+_STRAIGHT_TRIALS = 10_000
+_LONGEST_RUN = 60
+_LONGEST_TEXT = 4096
+# By so many characters before it, the place is found where two completions are the same again.
+_LONGEST_SAME = 8
+# Of the vocabulary's texts, where no character of ASCII goes on.
+_MOST_FROM_MASK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What completes an answer: tokens that end its last character, then a text."""
+
+    head: tuple[int, ...]
+    text: str
+
+
+def find_completion(
+    matcher: Matcher, pending: int, endings: Sequence[str], most_trials: float = math.inf, known: str = ""
+) -> Completion | None:
+    """A completion that is short but not surely the shortest; None where none is found.
+
+    ``pending`` is how many bytes the answer's last character lacks, ``endings`` are texts that may be the end of what can go on for ever.
+    What completed the answer before its last token is ``known``: a new completion soon leads to where that goes on.
+    """
+    if pending == 0:
+        text = _find_text(matcher, endings, most_trials, known)
+        return None if text is None else Completion((), text)
+    for token_id in matcher.shapes.continuing:
+        token = matcher.shapes.tokens[token_id]
+        if len(token) > pending or not matcher.accept_token(token_id):
+            continue
+        rest = find_completion(matcher, pending - len(token), endings, most_trials, known)
+        matcher.rollback(1)
+        return None if rest is None else Completion((token_id, *rest.head), rest.text)
+    return None
+
+
+def completes(matcher: Matcher, text: str) -> bool:
+    if text == "":
+        return matcher.complete
+    if not matcher.accept_text(text):
+        return False
+    complete = matcher.complete
+    matcher.rollback(1)
+    return complete
+
+
+def pending_bytes(pending: int, token: bytes) -> int:
+    """How many bytes the last character lacks after ``token``, where it lacked ``pending`` before."""
+    for byte in token:
+        pending = 0 if byte < 0x80 else max(pending - 1, 0) if byte < 0xC0 else 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
+    return pending
+
+
+def _find_text(matcher: Matcher, endings: Sequence[str], most_trials: float, known: str) -> str | None:
+    if matcher.complete:
+        return ""
+    trials = min(_STRAIGHT_TRIALS, most_trials)
+    # A text in which anything may come ends with a quote, once it has what it must have.
+    ends = ('"', *endings, *_CLOSERS)
+    for texts in (_CLOSERS, ends):
+        straight = _go_straight(matcher, texts, trials, known)
+        if straight is not None:
+            return straight
+    for length, most in _ROUNDS:
+        if most > most_trials:
+            return None
+        text = _Search(matcher, ends, most, length).found()
+        if text is not None:
+            return text
+    return None
+
+
+def _go_straight(matcher: Matcher, texts: Sequence[str], trials: float, known: str) -> str | None:
+    """Always the first text that goes on, and never back."""
+    text, steps = "", 0
+    while not matcher.complete:
+        rest = next((rest for rest in _rests(known, text) if completes(matcher, rest)), None)
+        if rest is not None:
+            text += rest
+            break
+        following = matcher.forced
+        if following is not None and len(text) + len(following) > _LONGEST_TEXT:
+            following = None
+        elif following == "":
+            trials, following = _first_accepted(matcher, texts, trials) if _run_length(text) <= _LONGEST_RUN else (trials, None)
+        elif following is not None and not matcher.accept_text(following):
+            following = None
+        if following is None:
+            matcher.rollback(steps)
+            return None
+        text, steps = text + following, steps + 1
+    matcher.rollback(steps)
+    return text
+
+
+def _rests(known: str, text: str) -> Sequence[str]:
+    """How a completion may go on from ``text`` where another one was ``known``."""
+    if known == "":
+        return ()
+    if text == "":
+        return known, f'"{known}'
+    same = text[-_LONGEST_SAME:]
+    at = known.find(same)
+    return (known,) if at < 0 else (known[at + len(same) :], known)
+
+
+def _first_accepted(matcher: Matcher, texts: Sequence[str], trials: float) -> tuple[float, str | None]:
+    for candidates in (texts, _texts_of_mask(matcher)):
+        for candidate in candidates:
+            trials -= 1
+            if trials < 0:
+                return trials, None
+            if matcher.accept_text(candidate):
+                return trials, candidate
+    return trials, None
+
+
+class _Search:
+    """Depth first, with ``trials`` in all, for texts of at most about ``most`` characters."""
+
+    def __init__(self, matcher: Matcher, texts: Sequence[str], trials: float, most: int) -> None:
+        self._matcher = matcher
+        self._texts = texts
+        self._trials = trials
+        self._most = most
+
+    def found(self) -> str | None:
+        matcher, text = self._matcher, ""
+        # Texts that lead to where others may follow, each one step of the matcher further.
+        opened: list[tuple[str, Iterator[str]]] = []
+        while not matcher.complete:
+            opened.append((text, self._taken_after(text)))
+            following = None
+            while following is None and opened:
+                text, followings = opened[-1]
+                following = next(followings, None)
+                if following is None:
+                    opened.pop()
+                    matcher.rollback(min(1, len(opened)))
+            if following is None:
+                return None
+            text += following
+        matcher.rollback(len(opened))
+        return text
+
+    def _taken_after(self, text: str) -> Iterator[str]:
+        """Each text that goes on, which the matcher has then taken."""
+        matcher = self._matcher
+        forced = matcher.forced
+        if forced != "":
+            if forced is not None and len(text) + len(forced) <= self._most and matcher.accept_text(forced):
+                yield forced
+            return
+        if len(text) >= self._most:
+            return
+        for candidates in (self._texts, _texts_of_mask(matcher)):
+            met = False
+            for candidate in candidates:
+                self._trials -= 1
+                if self._trials < 0:
+                    return
+                if matcher.accept_text(candidate):
+                    met = True
+                    yield candidate
+            if met:
+                return
+
+
+def _texts_of_mask(matcher: Matcher) -> Iterator[str]:
+    """The first texts of the vocabulary that go on, for where nothing of ASCII does."""
+    count = 0
+    tokens = matcher.shapes.tokens
+    for token_id in allowed_ids(matcher.mask(), len(tokens)).tolist():
+        try:
+            text = tokens[token_id].decode()
+        except UnicodeDecodeError:
+            # A part of a character is no text.
+            continue
+        if text:
+            yield text
+            count += 1
+            if count == _MOST_FROM_MASK:
+                return
+
+
+def _run_length(text: str) -> int:
+    return len(text) - len(text.rstrip(text[-1:]))

@@ -1,0 +1,85 @@
+"""Texts as the fewest tokens. A text flows in, how many they are and the first of them flow out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .completion import Completion
+
+# Longer tokens are rarely what shortens a text.
+_LONGEST_TOKEN = 24
+_MOST_KEPT = 1000
+# More tokens than any text has bytes.
+_UNREACHABLE = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Fewest:
+    """``first`` is None where no token is needed."""
+
+    count: int
+    first: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """For each place in a text, and its end, how many tokens write the rest, and where the first of them ends."""
+
+    data: bytes
+    counts: list[int]
+    ends: list[int]
+
+
+class Shortener:
+    """``tokens``: what each id writes, nothing for special ones. Used by all answers of a model, from any thread."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self._ids = {token: token_id for token_id, token in enumerate(tokens) if 0 < len(token) <= _LONGEST_TOKEN}
+        self._longest = max(map(len, self._ids), default=1)
+        self._kept: dict[str, Fewest | None] = {}
+        self._last = _Counted(b"", [0], [0])
+
+    def needed(self, completion: Completion) -> Fewest | None:
+        """None where the vocabulary lacks a byte of the completion."""
+        tail = self.fewest(completion.text)
+        if tail is None or not completion.head:
+            return tail
+        return Fewest(len(completion.head) + tail.count, completion.head[0])
+
+    def fewest(self, text: str) -> Fewest | None:
+        """None where the vocabulary lacks a byte of the text."""
+        if text in self._kept:
+            return self._kept[text]
+        counted = self._last = self._counted(text.encode(), self._last)
+        first = self._ids[counted.data[: counted.ends[0]]] if text and counted.counts[0] < _UNREACHABLE else None
+        found = None if counted.counts[0] >= _UNREACHABLE else Fewest(counted.counts[0], first)
+        if len(self._kept) >= _MOST_KEPT:
+            self._kept = {}
+        self._kept[text] = found
+        return found
+
+    def _counted(self, data: bytes, last: _Counted) -> _Counted:
+        """Completions mostly end alike, and what both texts end with is counted already."""
+        ids, longest = self._ids, self._longest
+        new = len(data) - _common_end(data, last.data)
+        same = len(last.data) - (len(data) - new)
+        counts = [_UNREACHABLE] * new + last.counts[same:]
+        ends = [0] * new + [end + new - same for end in last.ends[same:]]
+        for start in range(new - 1, -1, -1):
+            for end in range(start + 1, min(start + longest, len(data)) + 1):
+                if counts[end] + 1 < counts[start] and data[start:end] in ids:
+                    counts[start], ends[start] = counts[end] + 1, end
+        return _Counted(data, counts, ends)
+
+
+def _common_end(left: bytes, right: bytes) -> int:
+    """How many bytes both end with."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[len(left) - middle :] == right[len(right) - middle :]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
