@@ -119,6 +119,8 @@ def open_any(path: Path) -> Bundle | ExportBundle:
     """Read and check a bundle's manifest and the presence and sizes of its large files. Raises BundleError."""
     file = path / MANIFEST_FILE
     if not file.is_file():
+        if (path / "config.json").is_file():
+            raise BundleError(f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'")
         raise BundleError(f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'")
     try:
         data = json.loads(file.read_text())

@@ -169,6 +169,16 @@ def test_run_says_when_the_path_is_no_bundle(tmp_path: Path, capsys: pytest.Capt
     assert "nearfar compile" in fails(capsys, "run", str(tmp_path), "hello")
 
 
+def test_bundles_and_checkpoints_in_each_others_place_are_told_apart(
+    tiny_checkpoints: Mapping[str, Path], compile_tiny: CompileTiny, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = str(tiny_checkpoints["qwen3"])
+    assert f"nearfar compile {checkpoint} -o BUNDLE" in fails(capsys, "run", checkpoint, "hello", "--json")
+    assert "is a bundle already" in fails(capsys, "compile", str(tiny_bundle), "-o", str(tmp_path / "bundle"), "--json")
+    server_bundle = str(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
+    assert "is a bundle for cpu; compile one for browsers" in fails(capsys, "demo", server_bundle, "--serve")
+
+
 @pytest.mark.parametrize("runner", ["numpy", "webgpu"])
 def test_score_writes_the_logits_of_every_position(
     runner: str, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
