@@ -60,7 +60,9 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"output": str(options.output), "shape": list(logits.shape), "device": runner.device})
     else:
-        Console().print(f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False)
+        Console(soft_wrap=True).print(
+            f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False
+        )
 
 
 def parse_tokens(text: str) -> list[int]:
