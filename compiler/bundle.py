@@ -12,7 +12,6 @@ An export, written by `export.py`: manifest.json beside the files that its frame
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -27,7 +26,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from . import quant
-from .errors import BundleError, OutputError
+from .errors import BundleError, OutputError, reason_of
 from .formats.checkpoint import TokenizerFiles
 from .manifest import EXPORTS, FORMAT_VERSION, MANIFEST_FILE, Description, ExportManifest, FileEntry, Manifest, TokenizerEntry
 from .ops import Array
@@ -120,11 +119,13 @@ def open_any(path: Path) -> Bundle | ExportBundle:
     """Read and check a bundle's manifest and the presence and sizes of its large files. Raises BundleError."""
     file = path / MANIFEST_FILE
     if not file.is_file():
+        if (path / "config.json").is_file():
+            raise BundleError(f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'")
         raise BundleError(f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'")
     try:
         data = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise BundleError(f"{file}: cannot be read: {error}; compile the bundle again") from error
+        raise BundleError(f"{file}: cannot be read: {reason_of(error)}; compile the bundle again") from error
     version = data.get("format_version") if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
         raise BundleError(f"{file}: has format version {version}, this nearfar reads {FORMAT_VERSION}; compile the bundle again")
@@ -183,8 +184,7 @@ def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
         else:
             aside.rename(output)
     except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-        raise OutputError(f"{output}: cannot be written: {reason}; free space there or choose another -o") from error
+        raise OutputError(f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

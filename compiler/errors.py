@@ -19,6 +19,7 @@ Across a process or HTTP an error travels as ``{code, message, details}``.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 
 
@@ -78,3 +79,10 @@ class DeadlineExceeded(Unavailable):
 
 class ToolError(NearfarError):
     code = "tool_error"
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file could not be read or written, without the error's number and the path, which the message around it names."""
+    if isinstance(error, OSError):
+        return "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    return str(error)

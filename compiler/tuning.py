@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from .errors import RequestError
+from .errors import RequestError, reason_of
 from .expr import holds
 from .manifest import TuningEntry, VariantEntry
 
@@ -47,19 +47,21 @@ def read_file(file: Path) -> TuningEntry:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--tuning {file}: cannot be read: {error}", file=str(file)) from error
+        raise RequestError(
+            f"--tuning {file}: cannot be read: {reason_of(error)}; give what engine.exportTuning() returned", file=str(file)
+        ) from error
     try:
         entry = TuningEntry.model_validate(json.loads(text))
         for row in (row for rows in entry.variants.values() for row in rows):
             holds(row.when, DIMS)
     except (ValueError, TypeError) as error:
         raise RequestError(
-            f"--tuning {file}: is no tuning record ({reason_of(error)}); give what engine.exportTuning() returned", file=str(file)
+            f"--tuning {file}: is no tuning record ({problem_of(error)}); give what engine.exportTuning() returned", file=str(file)
         ) from error
     return entry
 
 
-def reason_of(error: Exception) -> str:
+def problem_of(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]

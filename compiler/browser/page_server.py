@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
-from ..errors import RequestError, ToolError
+from ..errors import RequestError, ToolError, reason_of
 
 PAGE = Path(__file__).resolve().parents[2] / "web" / "dist" / "page"
 POLICY_PATH = "/policy.json"
@@ -27,8 +27,8 @@ class PageServer:
             raise ToolError("the web page is not built; run 'make web' in a checkout (it needs Node.js 20 or newer)")
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, bundle=bundle.resolve(), policy=policy))
-        except OSError as error:
-            raise RequestError(f"--port {port}: {error.strerror}; choose another, or 0 for a free one") from error
+        except (OSError, OverflowError) as error:
+            raise RequestError(f"--port {port}: {reason_of(error)}; choose another, or 0 for a free one") from error
         given = {"far": far, "policy": None if policy is None else f".{POLICY_PATH}"}
         self._query = urlencode({name: value for name, value in given.items() if value is not None}, safe=":/")
         self.bundle = bundle

@@ -3,36 +3,76 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
+from types import FrameType
 
-from ..errors import NearfarError
-from . import compile as compile_command
-from . import demo, inspect, quality, run, score
-from .output import print_error
+from ..errors import NearfarError, OutputError
 
-COMMANDS = (compile_command, inspect, run, score, quality, demo)
-# Commands of the layer above, found by name as targets are: the compiler imports nothing of it.
-COMMANDS_ABOVE = tuple(f"nearfar.server_fallback.cli.{name}" for name in ("serve", "gateway", "bench", "router"))
+# Found by name, as targets are: the compiler imports nothing of the layer above, and Ctrl-C while they load is no traceback.
+COMMANDS = (
+    *(f"nearfar.compiler.cli.{name}" for name in ("compile", "inspect", "run", "score", "quality", "demo")),
+    *(f"nearfar.server_fallback.cli.{name}" for name in ("serve", "gateway", "bench", "router")),
+)
 # The exit code for the user's mistakes; a bug of ours is a traceback and 1.
 USER_ERROR = 2
-INTERRUPTED = 130
+# As shells count what signals end.
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    options = make_parser().parse_args(arguments)
+    as_json = False
     try:
-        options.run(options)
+        options = make_parser().parse_args(arguments)
+        as_json = getattr(options, "json", False) is True
+        with ending_on_sigterm():
+            options.run(options)
+            sys.stdout.flush()
     except NearfarError as error:
-        print_error(error, as_json=getattr(options, "json", False))
-        return USER_ERROR
+        return refused(error, as_json=as_json)
+    except BrokenPipeError:
+        # Whoever read us has enough, as `head` has; what is left in the buffer may not fail again at the interpreter's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return refused(OutputError(f"{where}the disk is full; free space and try again"), as_json=as_json)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def refused(error: NearfarError, *, as_json: bool) -> int:
+    from .output import print_error
+
+    print_error(error, as_json=as_json)
+    return USER_ERROR
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that what is half written is taken away. A server has a handler of its own."""
+
+    def end(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -44,8 +84,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"nearfar {version('nearfar')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
-    for name in COMMANDS_ABOVE:
+    for name in COMMANDS:
         importlib.import_module(name).add_parser(commands)
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,13 +98,15 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": kernels})
         return
-    name = escape(str(options.output))
-    console = Console()
+    # A path that is wrapped is none any more.
+    name, console = escape(shlex.quote(str(options.output))), Console(soft_wrap=True)
     console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}, {f'{kernels} kernels, ' if kernels else ''}{seconds:.1f} s")
     if bundle.manifest.embedding is None:
         console.print(f"try it:  nearfar run {name} 'hello'", highlight=False)
+    elif bundle.manifest.target == "webgpu":
+        console.print(f"it makes embeddings: engine.embeddings.create in a page, or nearfar serve {name}", highlight=False)
     else:
-        console.print("it makes embeddings: engine.embeddings.create in a page", highlight=False)
+        console.print(f"it makes embeddings; try it:  nearfar serve {name}", highlight=False)
 
 
 @contextmanager

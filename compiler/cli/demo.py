@@ -20,7 +20,7 @@ from ..browser.page_server import PageServer
 from ..bundle import Bundle, open_bundle
 from ..compile import CompileOptions, compile_model
 from ..demo import CHECKPOINT
-from ..errors import RequestError
+from ..errors import BundleError, RequestError
 from .compile import phases, progress_bars
 from .output import add_command, megabytes
 
@@ -49,14 +49,25 @@ def run(options: argparse.Namespace) -> None:
         raise RequestError("--policy says when a server is asked; name that as --far URL")
     if options.policy is not None and not options.policy.is_file():
         raise RequestError(f"--policy {options.policy}: there is no such file")
-    console = Console()
+    if options.far is not None and not options.far.startswith(("http://", "https://")):
+        raise RequestError(f"--far {options.far}: is no URL of a server; write http://host:port")
+    # Addresses and paths stay whole.
+    console = Console(soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
-        bundle = open_bundle(options.bundle) if options.bundle else compile_demo(Path(folder) / "demo", console)
+        bundle = open_page_bundle(options.bundle) if options.bundle else compile_demo(Path(folder) / "demo", console)
         with PageServer(bundle.path, options.port, far=options.far, policy=options.policy) as server:
             if options.serve:
                 serve(server, options.far, console)
             else:
                 show(server, tuple(options.prompt or PROMPTS), options.screenshot, console)
+
+
+def open_page_bundle(path: Path) -> Bundle:
+    """Raises BundleError, for one that no browser runs too."""
+    bundle = open_bundle(path)
+    if bundle.manifest.target != "webgpu":
+        raise BundleError(f"{path}: is a bundle for {bundle.manifest.target}; compile one for browsers with --target webgpu")
+    return bundle
 
 
 def compile_demo(output: Path, console: Console) -> Bundle:
@@ -71,7 +82,7 @@ def compile_demo(output: Path, console: Console) -> Bundle:
 
 def serve(server: PageServer, far: str | None, console: Console) -> None:
     url, browsers = escape(server.chat_url), "Chrome, Edge, Safari 26, Firefox 141 or newer"
-    console.print(f"open [bold]{url}[/] in a browser with WebGPU ({browsers}); Ctrl-C ends", highlight=False, soft_wrap=True)
+    console.print(f"open [bold]{url}[/] in a browser with WebGPU ({browsers}); Ctrl-C ends", highlight=False)
     console.print(f"[bold]{server.url}bench.html[/] measures the device", highlight=False)
     if far is not None:
         console.print(f"{escape(far)} must allow this page: start it with [bold]--cors-origin {server.origin}[/]", highlight=False)

@@ -97,7 +97,7 @@ def shared_facts(report: Report | ExportReport) -> dict[str, str]:
 
 
 def files(report: ExportReport) -> Table:
-    table = Table(title="files, as the framework's own tools load them", title_justify="left")
+    table = Table(title="files, for the framework's own tools", title_justify="left")
     table.add_column("file")
     table.add_column("size", justify="right")
     for name, size in report.files.items():

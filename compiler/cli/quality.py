@@ -16,7 +16,7 @@ from rich.table import Table
 from ..batch import Limits
 from ..bundle import Bundle, ExportBundle, open_any
 from ..checkpoint_reference import CheckpointReference
-from ..errors import RequestError
+from ..errors import RequestError, reason_of
 from ..formats import load
 from ..generate import PREFILL_CHUNK
 from ..manifest import ExportManifest
@@ -92,7 +92,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--text {path}: cannot be read: {error}; give a file of UTF-8 text") from error
+        raise RequestError(f"--text {path}: cannot be read: {reason_of(error)}; give a file of UTF-8 text") from error
 
 
 def weight_bytes(bundle: Bundle | ExportBundle) -> int:

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     print()
     first = f"first token after {timings.time_to_first_token_seconds * 1000:.0f} ms"
     summary = f"{timings.completion_tokens} tokens, {first}, {timings.tokens_per_second:.1f} tokens/s on {escape(device)}"
-    Console(stderr=True).print(summary, style="dim", highlight=False)
+    Console(stderr=True, soft_wrap=True).print(summary, style="dim", highlight=False)
 
 
 def encode(tokenizer: Tokenizer, prompt: str, *, raw: bool) -> list[int]:

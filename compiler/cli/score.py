@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from ..batch import Limits
 from ..bundle import open_any
-from ..errors import OutputError, RequestError
+from ..errors import OutputError, RequestError, reason_of
 from ..generate import PREFILL_CHUNK, score
 from ..target import RUNNERS, open_runner
 from .compile import progress_bars
@@ -53,11 +53,16 @@ def run(options: argparse.Namespace) -> None:
         with options.output.open("wb") as file:
             np.save(file, logits)
     except OSError as error:
-        raise OutputError(f"{options.output}: cannot be written: {error.strerror}; choose another -o") from error
+        if options.output.is_file():
+            # A part of the rows would look like a shorter text.
+            options.output.unlink()
+        raise OutputError(f"{options.output}: cannot be written: {reason_of(error)}; choose another -o") from error
     if options.json:
         print_json({"output": str(options.output), "shape": list(logits.shape), "device": runner.device})
     else:
-        Console().print(f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False)
+        Console(soft_wrap=True).print(
+            f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False
+        )
 
 
 def parse_tokens(text: str) -> list[int]:

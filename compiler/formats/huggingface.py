@@ -10,6 +10,7 @@ from typing import Any
 
 from ..arch import by_model_type
 from ..errors import CheckpointError
+from ..manifest import MANIFEST_FILE
 from ..spec import ModelSpec
 from .checkpoint import Checkpoint, TokenizerFiles
 from .config import ConfigReader
@@ -43,6 +44,7 @@ def _read_spec(path: Path) -> ModelSpec:
     if not config_path.is_file():
         if (path / "adapter_config.json").is_file():
             raise _bad(path, "holds an adapter (LoRA), not a model; merge it into its base model and save that")
+        _refuse_a_bundle(path)
         raise _bad(path, "has no config.json; give a folder as transformers' save_pretrained writes it")
     config = ConfigReader(read_json_object(config_path), str(config_path))
     spec = by_model_type(config.text("model_type")).read_config(config)
@@ -71,6 +73,7 @@ def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor]:
             f"holds weights as PyTorch pickles only, which can run code when opened; load it with transformers and write {SINGLE_FILE} "
             "with save_pretrained(folder, safe_serialization=True)",
         )
+    _refuse_a_bundle(path)
     raise _bad(path, f"has neither {SINGLE_FILE} nor {INDEX_FILE}; download the weights too")
 
 
@@ -171,6 +174,11 @@ def _special_token(where: Path, specials: Mapping[str, Any], key: str) -> str | 
     if not isinstance(text, str) and value is not None:
         raise _bad(where, f"{key!r} is {value!r}, expected a string or an object with 'content'; download it again")
     return text
+
+
+def _refuse_a_bundle(path: Path) -> None:
+    if (path / MANIFEST_FILE).is_file():
+        raise _bad(path, "is a bundle already; give the checkpoint that it was made of")
 
 
 def _bad(path: Path, message: str) -> CheckpointError:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, reason_of
 
 GIT_LFS_HEAD = b"version https://git-lfs"
 
@@ -16,7 +16,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}; download it again", file=str(path)) from error
+        raise CheckpointError(f"{path}: cannot be read: {reason_of(error)}; download it again", file=str(path)) from error
     return parse_json_object(content, str(path))
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CheckpointError, UnsupportedModel
+from ..errors import CheckpointError, UnsupportedModel, reason_of
 from .json_file import parse_json_object, reject_git_lfs_pointer
 
 MAX_HEADER_BYTES = 100_000_000
@@ -77,7 +77,7 @@ class SafetensorsTensor:
                 while unread and (count := file.readinto(unread)):
                     unread = unread[count:]
         except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be read: {error.strerror or error}", file=str(self.path)) from error
+            raise CheckpointError(f"{self.path}: cannot be read: {reason_of(error)}", file=str(self.path)) from error
         if unread:
             raise CheckpointError(
                 f"{self.path}: ends inside tensor {self.name!r}; the file was cut short after it was opened, download it again",
@@ -134,7 +134,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
             file.seek(8)
             header = file.read(header_bytes)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}; download it again", file=str(path)) from error
+        raise CheckpointError(f"{path}: cannot be read: {reason_of(error)}; download it again", file=str(path)) from error
     return parse_json_object(header, f"{path}: header"), 8 + header_bytes, file_bytes - 8 - header_bytes
 
 

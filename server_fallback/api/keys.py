@@ -26,7 +26,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import RequestError, reason_of
 
 ENVIRONMENT = "NEARFAR_API_KEYS"
 MIN_KEY_LENGTH = 8
@@ -92,7 +92,7 @@ def _of_file(file: Path) -> list[ApiKey]:
     try:
         rows = _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).keys
     except OSError as error:
-        raise RequestError(f"{file}: {error.strerror}") from error
+        raise RequestError(f"--api-keys {file}: cannot be read: {reason_of(error)}; give a TOML file with [[keys]]") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # The parser's own message may quote the line, and with it the key.
         where = re.search(r"\(at .*\)", str(error))

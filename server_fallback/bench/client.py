@@ -113,7 +113,7 @@ async def find_model(client: httpx.AsyncClient, url: str, wanted: str | None) ->
     try:
         response = await client.get(f"{url}/v1/models")
     except httpx.HTTPError as error:
-        raise Unavailable(f"{url}: no server answers there; start one with 'nearfar serve MODEL'") from error
+        raise Unavailable(f"{url}: no server answers there; write http://host:port, and start one with 'nearfar serve MODEL'") from error
     if not response.is_success:
         raise refusal(url, response, response.text)
     names = [str(card["id"]) for card in response.json()["data"]]

@@ -1,4 +1,4 @@
-"""Numbers as options give them: counts, and sizes such as 4GB."""
+"""Options that are more than text: counts, seconds, sizes such as 4GB, and origins of pages."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ def count(text: str, least: int = 1) -> int:
 def count_or_none(text: str) -> int:
     """At least 0. Raises ArgumentTypeError."""
     return count(text, 0)
+
+
+def seconds(text: str) -> float:
+    """At least 0. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{value} is no number of seconds")
+    return value
+
+
+def origin(text: str) -> str:
+    """Scheme, host and port, as browsers send it: any other text would match no page. "*" is every page, "null" one of a file.
+
+    Raises ArgumentTypeError.
+    """
+    if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no origin; write https://example.org or http://localhost:8080, without a path")
+    return text
 
 
 def size_bytes(text: str) -> int:

@@ -112,12 +112,13 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
 
     right = {"near": 0, "far": 0}
     async with AsyncExitStack() as opened:
-        # Before anything that takes long.
-        output = opened.enter_context(open_output(options.output))
+        # Before anything that takes long; but the pairs of an earlier run stay until both sides are there.
+        require_writable(options.output)
         near = await open_model(options.near)
         opened.push_async_callback(near.close)
         far, far_model = await open_far(options, environment)
         opened.push_async_callback(far.close)
+        output = opened.enter_context(open_output(options.output))
         bars = opened.enter_context(progress_bars())
         bars.start()
         task = bars.add_task("prompts", total=len(prompts))
@@ -132,13 +133,21 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
     Console(stderr=True).print(f"{len(prompts):,} pairs in {options.output}: {shares}", highlight=False, markup=False)
 
 
-def open_output(path: Path) -> TextIO:
+def require_writable(path: Path) -> None:
+    """Raises OutputError where `open_output` would, as far as can be told without touching the file."""
     from nearfar.compiler.errors import OutputError
+
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise OutputError(f"-o {path}: cannot be written; give a file in a folder that is there")
+
+
+def open_output(path: Path) -> TextIO:
+    from nearfar.compiler.errors import OutputError, reason_of
 
     try:
         return path.open("w", encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"-o {path}: cannot be written: {error}; give a file in a folder that is there") from error
+        raise OutputError(f"-o {path}: cannot be written: {reason_of(error)}; give a file in a folder that is there") from error
 
 
 async def open_model(model: str) -> Executor:

@@ -13,7 +13,7 @@ from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.errors import ToolError, Unavailable
 from nearfar.compiler.manifest import EXPORTS
 
-from .numbers import count, count_or_none, size_bytes
+from .numbers import count, count_or_none, origin, seconds, size_bytes
 
 if TYPE_CHECKING:
     from ..api.config import ApiConfig
@@ -79,11 +79,11 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     access = parser.add_argument_group("access")
     access.add_argument("--api-keys", type=Path, metavar="FILE", help="TOML with the keys that may ask (also: NEARFAR_API_KEYS, name=key)")
     access.add_argument(
-        "--cors-origin", action="append", default=[], metavar="ORIGIN", help="pages that may ask, such as https://example.org"
+        "--cors-origin", type=origin, action="append", default=[], metavar="ORIGIN", help="pages that may ask, such as https://example.org"
     )
     access.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="names that requests may call this server by")
     access.add_argument(
-        "--drain-seconds", type=float, default=30.0, metavar="S", help="for requests to end after SIGTERM (default: %(default)s)"
+        "--drain-seconds", type=seconds, default=30.0, metavar="S", help="for requests to end after SIGTERM (default: %(default)s)"
     )
 
 

@@ -169,8 +169,8 @@ class Registry:
         if self._budget is not None and wanted + used > self._budget:
             held = ", ".join(f"{name} {megabytes(size)}" for name, size in others.items()) or "nothing else is loaded"
             raise Unavailable(
-                f"{entry.name}: needs {megabytes(wanted)}, of {megabytes(self._budget)} {megabytes(max(0, self._budget - used))} "
-                f"are free ({held}); unload a model, or serve with less --kv-memory or more --memory",
+                f"{entry.name}: needs {megabytes(wanted)}, and {megabytes(max(0, self._budget - used))} of {megabytes(self._budget)} "
+                f"are free ({held}); {'unload a model, or ' if others else ''}serve with less --kv-memory or more --memory",
                 needed_bytes=wanted, budget_bytes=self._budget,
             )  # fmt: skip
         return wanted

@@ -75,7 +75,7 @@ async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> t
         cards = {str(card["id"]): card for card in listed or () if isinstance(card, dict) and "id" in card}
         model = options.model or (next(iter(cards)) if len(cards) == 1 else None)
         if model is None:
-            raise RequestError(f"{upstream.url}: serves {', '.join(cards) or 'no model'}; say which one with --model", param="model")
+            raise RequestError(f"{upstream.url}: serves {', '.join(cards) or 'no model'}; say which one", param="model")
         if cards and model not in cards:
             raise RequestError(f"{upstream.url}: does not serve {model!r}, but {', '.join(cards)}", param="model")
         context = cards.get(model, {}).get("max_model_len")

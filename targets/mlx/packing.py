@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.errors import QuantizationError, RequestError
 from nearfar.compiler.graph import Parameter
-from nearfar.compiler.quant import Quantization
+from nearfar.compiler.quant import GROUPS, Quantization
 from nearfar.compiler.quant.base import FloatArray
 from nearfar.compiler.quant.q4 import Q4
 from nearfar.compiler.quant.q8 import Q8
@@ -52,9 +52,10 @@ class Packing:
             return {parameter.name: (dtype, parameter.shape)}
         group, bits = self.group
         if parameter.columns % group:
+            advice = "--quantization f16" if group == min(GROUPS) else "a smaller --group-size, or --quantization f16"
             raise QuantizationError(
                 f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {group}, which MLX needs; "
-                "take a smaller --group-size, or --quantization f16",
+                f"take {advice}",
                 tensor=parameter.name,
             )
         rows, module = parameter.rows, parameter.name.removesuffix(".weight")

@@ -23,7 +23,12 @@ def test_the_demo_command_prints_a_right_answer_and_leaves_a_screenshot(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [(["--policy", "policy.json"], "--far URL"), (["--far", "x", "--policy", "nowhere.json"], "no such file")]
+    ("given", "told"),
+    [
+        (["--policy", "policy.json"], "--far URL"),
+        (["--far", "http://x", "--policy", "nowhere.json"], "no such file"),
+        (["--far", "localhost:8000"], "is no URL of a server"),
+    ],
 )
 def test_a_policy_needs_its_file_and_a_far_side(given: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *given]) != 0

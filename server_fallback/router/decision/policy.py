@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import RequestError, reason_of
 
 from .contradictions import contradictions
 from .entry import ITEMS, WHOLE, Count, Entry, Tokens
@@ -173,8 +173,12 @@ class Policy(Entry):
             first = error.errors(include_url=False, include_context=False)[0]
             place = dotted(first["loc"])
             about = f"{place}: " if place else ""
-            raise RequestError(f"{where}: {about}{first['msg'].removeprefix('Value error, ')}", code="bad_policy", param=place) from None
-        except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+            unknown = first["type"] == "extra_forbidden"
+            problem = "is not known; correct or remove it" if unknown else first["msg"].removeprefix("Value error, ")
+            raise RequestError(f"{where}: {about}{problem}", code="bad_policy", param=place) from None
+        except OSError as error:
+            raise RequestError(f"{where}: cannot be read: {reason_of(error)}", code="bad_policy", param="") from None
+        except (UnicodeDecodeError, TypeError, ValueError) as error:
             raise RequestError(f"{where}: cannot be read as JSON: {error}", code="bad_policy", param="") from None
 
     @model_validator(mode="before")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from nearfar.compiler.errors import OutputError, ToolError
+from nearfar.compiler.errors import OutputError, ToolError, reason_of
 
 from .evaluation import Evaluation
 
@@ -73,4 +73,4 @@ def plot(evaluation: Evaluation, file: Path) -> None:
     try:
         figure.savefig(file, dpi=144)
     except (OSError, ValueError) as error:
-        raise OutputError(f"--plot {file}: cannot be written: {error}; give a .png or .svg in a folder that is there") from error
+        raise OutputError(f"--plot {file}: cannot be written: {reason_of(error)}; give a .png or .svg in a folder that is there") from error

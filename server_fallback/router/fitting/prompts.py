@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import RequestError, reason_of
 
 Line = TypeVar("Line", bound="JsonLine")
 
@@ -25,7 +25,7 @@ class JsonLine(BaseModel):
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"{path}: cannot be read: {error}; give a file of UTF-8 JSON lines") from error
+            raise RequestError(f"{path}: cannot be read: {reason_of(error)}; give a file of UTF-8 JSON lines") from error
         return [parse(cls.model_validate_json, line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 

@@ -135,7 +135,7 @@ class FarSide:
         found = next((card for card in cards if card.id == wanted), cards[0] if wanted is None and len(cards) == 1 else None)
         if found is None:
             names = ", ".join(card.id for card in cards) or "no model"
-            message = f"serves {names}; say which one with model" if wanted is None else f"does not serve {wanted!r}, but {names}"
+            message = f"serves {names}; say which one (model, --far-model)" if wanted is None else f"does not serve {wanted!r}, but {names}"
             raise RequestError(f"{self._upstream.url}: {message}", code="unknown_model", param="model")
         return replace(found, round_trip_seconds=seconds)
 

@@ -53,6 +53,11 @@ def test_a_port_in_use_is_an_error_that_says_so(server: PageServer, tmp_path: Pa
         PageServer(tmp_path / "bundle", int(server.url.rstrip("/").rpartition(":")[2]))
 
 
+def test_a_port_that_cannot_be_is_an_error_that_says_so(server: PageServer, tmp_path: Path) -> None:
+    with server, pytest.raises(RequestError, match=r"--port 99999: .* choose another"):
+        PageServer(tmp_path / "bundle", 99999)
+
+
 def test_a_page_that_is_not_built_is_an_error_that_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "PAGE", tmp_path / "nowhere")
     with pytest.raises(ToolError, match="make web"):

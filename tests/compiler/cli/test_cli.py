@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nearfar.compiler.bundle import new_folder
 from nearfar.compiler.cli import main
 
 CompileTiny = Callable[..., Path]
@@ -166,6 +169,16 @@ def test_run_says_when_the_path_is_no_bundle(tmp_path: Path, capsys: pytest.Capt
     assert "nearfar compile" in fails(capsys, "run", str(tmp_path), "hello")
 
 
+def test_bundles_and_checkpoints_in_each_others_place_are_told_apart(
+    tiny_checkpoints: Mapping[str, Path], compile_tiny: CompileTiny, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = str(tiny_checkpoints["qwen3"])
+    assert f"nearfar compile {checkpoint} -o BUNDLE" in fails(capsys, "run", checkpoint, "hello", "--json")
+    assert "is a bundle already" in fails(capsys, "compile", str(tiny_bundle), "-o", str(tmp_path / "bundle"), "--json")
+    server_bundle = str(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
+    assert "is a bundle for cpu; compile one for browsers" in fails(capsys, "demo", server_bundle, "--serve")
+
+
 @pytest.mark.parametrize("runner", ["numpy", "webgpu"])
 def test_score_writes_the_logits_of_every_position(
     runner: str, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
@@ -187,3 +200,48 @@ def test_score_refuses_what_is_not_a_list_of_tokens(tiny_bundle: Path, tmp_path:
     assert "1,2,3" in fails(capsys, "score", str(tiny_bundle), "--tokens", "1,two", "-o", output)
     assert "not in the vocabulary" in fails(capsys, "score", str(tiny_bundle), "--tokens", "1,509", "-o", output, "--runner", "numpy")
     assert not Path(output).exists()
+
+
+def test_an_output_that_is_full_is_one_line_and_one_that_nobody_reads_is_none(tiny_bundle: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "nearfar.compiler.cli",
+        "run",
+        str(tiny_bundle),
+        "hi",
+        "--max-tokens",
+        "2",
+        "--json",
+        "--runner",
+        "numpy",
+    ]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert found.returncode == 2
+    assert json.loads(found.stderr)["error"]["message"] == "the disk is full; free space and try again"
+    nobody, output = os.pipe()
+    os.close(nobody)
+    found = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(output)
+    assert (found.returncode, found.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_sigterm_takes_away_what_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_until_stopped(*_: object) -> None:
+        with new_folder(tmp_path / "bundle", force=False) as folder:
+            (folder / "half").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("nearfar.compiler.compile.compile_any", compile_until_stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["compile", "model", "-o", str(tmp_path / "bundle")])
+    assert exit_info.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = fails(capsys, "score", str(tiny_bundle), "--tokens", "1", "-o", "/dev/full", "--runner", "numpy", "--json")
+    assert "/dev/full: cannot be written: the disk is full" in message

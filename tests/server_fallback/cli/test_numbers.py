@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from nearfar.server_fallback.cli.numbers import count, size_bytes
+from nearfar.server_fallback.cli.numbers import count, origin, seconds, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,21 @@ def test_counts() -> None:
     for text in ("0", "-3", "x", "1.5"):
         with pytest.raises(argparse.ArgumentTypeError):
             count(text)
+
+
+def test_seconds() -> None:
+    assert (seconds("0"), seconds("2.5")) == (0, 2.5)
+    for text in ("-1", "nan", "inf", "soon"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            seconds(text)
+
+
+@pytest.mark.parametrize("text", ["https://example.org", "http://localhost:8080", "capacitor://localhost", "*"])
+def test_origins(text: str) -> None:
+    assert origin(text) == text
+
+
+@pytest.mark.parametrize("text", ["localhost:8080", "http://localhost:8080/", "https://example.org/page", "example.org", ""])
+def test_what_matches_no_page_is_no_origin(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no origin; write"):
+        origin(text)

@@ -244,7 +244,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "NOT_SET: this environment variable",
         ),
         (("demo", "--quantization", "q3"), "'q3' is not known"),
-        (("demo", "--api-keys", "none.toml"), "none.toml: No such file"),
+        (("demo", "--api-keys", "none.toml"), "none.toml: cannot be read: No such file"),
         (("--executor", "upstream", "--upstream", "http://127.0.0.1:9"), "no connection could be made"),
     ],
 )

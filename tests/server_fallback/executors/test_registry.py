@@ -146,12 +146,12 @@ def test_what_does_not_fit_is_refused_with_sizes() -> None:
     async def test(registry: Registry, opener: FakeOpener) -> None:
         await registry.load(LoadRequest(model="60"))
         error = await fails(
-            Unavailable, r"50: needs 50\.0 MB, of 100\.0 MB 40\.0 MB are free \(60 60\.0 MB\)", registry.load(LoadRequest(model="50"))
+            Unavailable, r"50: needs 50\.0 MB, and 40\.0 MB of 100\.0 MB are free \(60 60\.0 MB\)", registry.load(LoadRequest(model="50"))
         )
         assert error.details["needed_bytes"] == 50_000_000
         # Just fits.
         await registry.load(LoadRequest(model="40"))
-        await fails(Unavailable, "0 bytes are free", registry.load(LoadRequest(model="1")))
+        await fails(Unavailable, "0 bytes of 100.0 MB are free", registry.load(LoadRequest(model="1")))
         await registry.unload("60")
         await registry.load(LoadRequest(model="50"))
         assert len(opener.opened) == 3

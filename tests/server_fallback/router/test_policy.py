@@ -86,3 +86,8 @@ def test_a_long_text_is_searched_to_its_end() -> None:
     check = PrivateCheck.of((), (r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b",), ignore_case=True)
     assert check.matches("x" * 100_000 + " 123-45-6789")
     assert not check.matches("\\u00e9 \\" * 50_000)
+
+
+def test_a_key_with_a_typo_is_named_and_so_is_what_to_do() -> None:
+    with pytest.raises(RequestError, match=r"^the policy: private\.lables: is not known; correct or remove it$"):
+        Policy.read({"version": 1, "mode": "auto", "private": {"lables": ["health"]}})

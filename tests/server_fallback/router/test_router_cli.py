@@ -91,3 +91,17 @@ def test_what_cannot_be_done_says_why(arguments: tuple[str, ...], message: str, 
         (tmp_path / name).write_text(text)
     assert main(["router", *(str(tmp_path / each) if each in files else each for each in arguments)]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_pairs_of_an_earlier_run_stay_where_a_side_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, pairs, new = tmp_path / "prompts.jsonl", tmp_path / "pairs.jsonl", tmp_path / "new.jsonl"
+    prompts.write_text('{"prompt": "2+2?", "expected": "4"}')
+    pairs.write_text("an hour of answers\n")
+    for output in (pairs, new):
+        missing = str(tmp_path / "missing")
+        assert main(["router", "log", "--near", missing, "--far", missing, "--prompts", str(prompts), "-o", str(output)]) == 2
+        assert "there is no such folder" in " ".join(capsys.readouterr().err.split())
+    assert pairs.read_text() == "an hour of answers\n"
+    assert not new.exists()
+    assert main(["router", "log", "--near", "x", "--far", "x", "--prompts", str(prompts), "-o", str(tmp_path / "no" / "pairs.jsonl")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -95,7 +95,11 @@ def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
         ({"device": "gpu"}, RequestError, "--device gpu: is not known; target mlx asks for none"),
         ({"quantization": "q4f32", "activations": ("bfloat16",)}, RequestError, "--activations bfloat16: the quantization offers float32"),
         ({"lora_rank": 4}, RequestError, "--lora-rank: target mlx takes none"),
-        ({}, QuantizationError, r"model.embed_tokens.weight has 72 columns, not a multiple of the group size 32"),
+        (
+            {},
+            QuantizationError,
+            r"model.embed_tokens.weight has 72 columns, not a multiple of the group size 32, which MLX needs; take --quantization f16",
+        ),
     ],
 )
 def test_what_mlx_cannot_do_is_refused_and_nothing_is_left(
