@@ -1,6 +1,6 @@
 // Bundles the package, its tools and the two pages into dist/.
 
-import { copyFile, mkdir, rm } from "node:fs/promises";
+import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
 
 import { build } from "esbuild";
 
@@ -35,6 +35,16 @@ const ENTRIES = {
 
 const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };
 
+// Packages whose code the files above hold; xgrammar's has no file of its license, which is ours.
+const INSIDE = ["@huggingface/jinja", "@huggingface/tokenizers"];
+
+/** The licenses of all that is in dist/, which whoever passes it on passes on too. */
+async function licenses() {
+  const parts = [`@nearfar/web, and @mlc-ai/web-xgrammar in grammar.js\n\n${await readFile("../LICENSE", "utf8")}`];
+  for (const name of INSIDE) parts.push(`${name}\n\n${await readFile(`node_modules/${name}/LICENSE`, "utf8")}`);
+  return parts.join(`\n${"-".repeat(80)}\n\n`);
+}
+
 await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
@@ -46,5 +56,6 @@ await Promise.all([
   build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [xgrammarEsbuild], external: nodeModules }),
   build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: laterFiles("..") }),
   ...["index.html", "bench.html", "style.css", "chat.css", "sides.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
+  licenses().then((text) => writeFile("dist/LICENSES.txt", text)),
   copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),
 ]);

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,11 +34,17 @@ MESSAGES = [{"role": "user", "content": "what is 27 + 58?"}]
 
 
 @pytest.fixture(scope="module")
-def address(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle") / "demo"
+    compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="q4f32"))
+    lighten(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(chromium: str, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
     """The package's files, each example of the README as a script and a page with it, and the demo's bundle."""
-    site, bundle = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("bundle") / "demo"
-    compile_model(str(CHECKPOINT), bundle, CompileOptions(quantization="q4f32"))
-    lighten(bundle)
+    site = tmp_path_factory.mktemp("site")
     for name in SCRIPTS:
         shutil.copy(page_server.PAGE.parent / name, site)
     shutil.copy(page_server.PAGE / "icon.svg", site)
@@ -123,6 +131,19 @@ def test_the_example_of_near_or_far_runs_as_it_stands(page: Page, address: str) 
         ["GET", "https://llm.example/v1/nearfar/about"],
         ["POST", "https://llm.example/v1/chat/completions"],
     ]
+
+
+def test_the_example_for_node_runs_as_it_stands(node: str, swiftshader: Mapping[str, str], bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "bundle").symlink_to(bundle)
+    modules = tmp_path / "node_modules"
+    (modules / "@nearfar").mkdir(parents=True)
+    (modules / "@nearfar/web").symlink_to(ROOT / "web")
+    (modules / "webgpu").symlink_to(ROOT / "web/node_modules/webgpu")
+    example = re.search(r"```js in_node\.mjs\n(.*?)```", (ROOT / "web/README.md").read_text(), flags=re.DOTALL)
+    assert example is not None
+    (tmp_path / "in_node.mjs").write_text(example[1])
+    done = subprocess.run([node, "in_node.mjs"], cwd=tmp_path, env=swiftshader, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "27 + 58 = 85"), done.stderr
 
 
 def test_an_engine_in_a_worker_is_left_aborted_and_outlived(page: Page, address: str) -> None:

@@ -6,6 +6,7 @@ import { Completions } from "./api/completions.js";
 import { Embeddings } from "./api/embeddings.js";
 import type { EngineApi } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
+import { readParams, shown } from "./api/params.js";
 import type { Backend, BackendInfo } from "./backend.js";
 import { Embedder } from "./engine/embedder.js";
 import { Gate } from "./engine/gate.js";
@@ -19,6 +20,7 @@ import { generationEvents, tokenRequest } from "./generation.js";
 import { Grammars } from "./grammar/grammars.js";
 import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
 import { load, plan } from "./load.js";
+import { SESSION_OPTIONS } from "./options.js";
 import type { TuningEntry } from "./runtime/manifest.js";
 import type { MemoryPlan } from "./runtime/memory_plan.js";
 import { sha256 } from "./runtime/read_file.js";
@@ -93,13 +95,13 @@ export class Engine implements EngineApi {
 
   /**
    * Load the bundle in a folder of a web server. Of several, one for WebGPU is taken where this device can run it, else one in ONNX's form.
-   * Throws BundleError, DeviceError, StorageError, or the signal's reason.
+   * Throws RequestError for options that there are not, BundleError, DeviceError, StorageError, or the signal's reason.
    */
   static async load(bundle: BundleAddress | readonly BundleAddress[], options: LoadOptions = {}): Promise<Engine> {
     return new Engine(await load(bundle, options));
   }
 
-  /** What a bundle would take on this device, by its manifest alone. Throws BundleError, DeviceError, or the signal's reason. */
+  /** What a bundle would take on this device, by its manifest alone. Throws RequestError, BundleError, DeviceError, or the signal's reason. */
   static async plan(bundle: BundleAddress, options: LoadOptions = {}): Promise<MemoryPlan> {
     return plan(bundle, options);
   }
@@ -144,14 +146,14 @@ export class Engine implements EngineApi {
   createSession(options: SessionOptions = {}): Session {
     const { id: bundle, sessions } = this.#loaded;
     const storage = async (): Promise<SessionStorage> => sessions ?? browserSessions();
-    return new Session({ tokens: this.#tokens, tokenizer: this.#tokenizer, bundle, activation: () => this.info.activation, storage }, options);
+    return new Session({ tokens: this.#tokens, tokenizer: this.#tokenizer, bundle, activation: () => this.info.activation, storage }, readParams(options, SESSION_OPTIONS));
   }
 
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
   // Async, as it is where the engine runs in a worker.
   // eslint-disable-next-line @typescript-eslint/require-await
   async countTokens(...[prompt, options]: Parameters<EngineApi["countTokens"]>): Promise<number> {
-    return (typeof prompt === "string" ? this.#tokenizer.encode(prompt) : encodeChat(this.#tokenizer, prompt, options)).length;
+    return (isText(prompt) ? this.#tokenizer.encode(prompt) : encodeChat(this.#tokenizer, prompt, options)).length;
   }
 
   /** The variants that were found fastest on this device, for `nearfar compile --tuning`; null where nothing was measured. Waits for the measurement. */
@@ -206,10 +208,17 @@ export class Engine implements EngineApi {
   }
 
   private promptIds(prompt: string | readonly Message[], raw: boolean): readonly number[] {
-    if (typeof prompt !== "string") {
+    if (!isText(prompt)) {
       if (raw) throw new RequestError("raw: true takes a text, not a list of messages", { param: "raw" });
       return this.#tokenizer.encodeChat(prompt);
     }
     return raw ? this.#tokenizer.encode(prompt) : this.#tokenizer.encodeChat([{ role: "user", content: prompt }]);
   }
+}
+
+/** Whether a prompt is a text and no list of messages. Throws RequestError where it is neither. */
+function isText(prompt: string | readonly unknown[]): prompt is string {
+  if (typeof prompt === "string") return true;
+  if (Array.isArray(prompt)) return false;
+  throw new RequestError(`The prompt is ${shown(prompt)}, it must be a text or a list of messages`, { param: "prompt" });
 }

@@ -1,6 +1,8 @@
 // Answers as events: an engine's tokens flow in, text and timings flow out.
 
+import { readParams } from "./api/params.js";
 import type { Completion, FinishReason, GeneratedToken, SamplingOptions, TokenRequest } from "./engine/request.js";
+import { GENERATE_OPTIONS } from "./options.js";
 import type { Decoder } from "./text/text_stream.js";
 import { TextStream } from "./text/text_stream.js";
 
@@ -53,8 +55,9 @@ export async function* generationEvents(
   }
 }
 
-/** What `generate` takes, as the token engine takes it. */
+/** What `generate` takes, as the token engine takes it. Throws RequestError for an option that there is not. */
 export function tokenRequest(promptIds: readonly number[], options: GenerateOptions): TokenRequest {
-  const { maxTokens, priority, whenFull, signal } = options;
-  return { promptIds, maxTokens, priority, whenFull, signal, sampling: options };
+  const given = readParams(options, GENERATE_OPTIONS);
+  const { maxTokens, priority, whenFull, signal } = given;
+  return { promptIds, maxTokens, priority, whenFull, signal, sampling: given };
 }

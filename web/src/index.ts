@@ -3,6 +3,7 @@
 export type { EngineApi } from "./api/engine_api.js";
 export type {
   Availability,
+  CreateMonitor,
   EngineLoader,
   LanguageModel,
   LanguageModelCreateOptions,

@@ -1,9 +1,11 @@
 // Loading: the addresses of bundles flow in; of the first that this device can run, a backend and a tokenizer flow out, with progress on the way.
 
+import { readParams, shown } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
-import { BundleError, DeviceError } from "./errors.js";
+import { BundleError, DeviceError, RequestError } from "./errors.js";
 import type { OnnxOptions } from "./onnx/options.js";
 import { openOnnx } from "./onnx_backend.js";
+import { LOAD_OPTIONS } from "./options.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter } from "./runtime/device.js";
@@ -76,11 +78,13 @@ interface Candidate extends Bundle<AnyManifest> {
 }
 
 /**
- * Of several bundles, the first for WebGPU that this device can run; where there is none, the first in ONNX's form. Throws BundleError, StorageError, the
- * signal's reason, or DeviceError, which for several says of each why it does not run.
+ * Of several bundles, the first for WebGPU that this device can run; where there is none, the first in ONNX's form. Throws RequestError for options that
+ * there are not, BundleError, StorageError, the signal's reason, or DeviceError, which for several says of each why it does not run.
  */
-export async function load(given: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
+export async function load(given: BundleAddress | readonly BundleAddress[], wanted: LoadOptions): Promise<Loaded> {
+  const options = readParams(wanted, LOAD_OPTIONS);
   const addresses = Array.isArray(given) ? (given as readonly BundleAddress[]) : [given as BundleAddress];
+  if (addresses.length === 0) throw new RequestError("The list of bundles is empty; give the address of at least one", { param: "bundle" });
   const signal = options.signal ?? new AbortController().signal;
   const opened: Candidate[] = [];
   const refusals: string[] = [];
@@ -146,8 +150,9 @@ async function loadCandidate(candidate: Candidate, reason: string, looksFirst: b
   return { ...loaded, reason, reopen };
 }
 
-/** What a bundle would take, by its manifest alone. Throws BundleError, DeviceError, or the signal's reason. */
-export async function plan(address: BundleAddress, options: LoadOptions): Promise<MemoryPlan> {
+/** What a bundle would take, by its manifest alone. Throws RequestError, BundleError, DeviceError, or the signal's reason. */
+export async function plan(address: BundleAddress, wanted: LoadOptions): Promise<MemoryPlan> {
+  const options = readParams(wanted, LOAD_OPTIONS);
   return planManifest(await loadManifest(sourceOf(address), options.signal ?? new AbortController().signal), options);
 }
 
@@ -209,7 +214,10 @@ function isAddress(address: BundleAddress): address is string | URL {
 }
 
 function sourceOf(address: BundleAddress): Source {
-  return isAddress(address) ? httpSource(address) : address;
+  if (isAddress(address)) return httpSource(address);
+  const { open } = Object(address) as Partial<Source>;
+  if (typeof open !== "function") throw new RequestError(`The bundle is ${shown(address)}, it must be an address or a source`, { param: "bundle" });
+  return address;
 }
 
 function nothing(): void {

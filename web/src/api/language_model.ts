@@ -41,8 +41,13 @@ export interface LanguageModelCreateCoreOptions {
 export interface LanguageModelCreateOptions extends LanguageModelCreateCoreOptions {
   readonly initialPrompts?: LanguageModelPrompt | undefined;
   readonly signal?: AbortSignal | undefined;
-  /** Is given an EventTarget, whose "downloadprogress" events have ``loaded`` from 0 to 1. */
-  readonly monitor?: ((monitor: EventTarget) => void) | undefined;
+  readonly monitor?: ((monitor: CreateMonitor) => void) | undefined;
+}
+
+/** Its "downloadprogress" events have ``loaded`` from 0 to 1. */
+export interface CreateMonitor extends EventTarget {
+  addEventListener(type: "downloadprogress", listener: (event: ProgressEvent) => void, options?: AddEventListenerOptions | boolean): void;
+  addEventListener(...args: Parameters<EventTarget["addEventListener"]>): void;
 }
 
 export interface LanguageModelPromptOptions {
@@ -331,10 +336,11 @@ function withConstraint(
   return messages.map((message, index) => (index === last ? { ...message, content: `${message.content}\n\n${hint}` } : message));
 }
 
-function progressMonitor(monitor: ((target: EventTarget) => void) | undefined): (loaded: number) => void {
+function progressMonitor(monitor: LanguageModelCreateOptions["monitor"]): (loaded: number) => void {
   const target = new EventTarget();
   let last = -1;
-  monitor?.(target);
+  // Node has no ProgressEvent, so its fields are put on an Event.
+  monitor?.(target as CreateMonitor);
   return (loaded) => {
     if (loaded <= last) return;
     last = loaded;

@@ -1,37 +1,40 @@
-// Parameters as they come from outside: an object of anything flows in, the given parameters flow out, each within its range. What is not in a table
-// is refused, never ignored.
+// Parameters and options as they come from outside: an object of anything flows in, those that are given flow out, each within its range. What is not in
+// a table is refused, never ignored.
 
 import { RequestError } from "../errors.js";
 
-interface Check {
+export interface Check {
   /** For messages: "it must be ...". */
   readonly range: string;
   holds(value: unknown): boolean;
 }
 
-type Checks = Readonly<Record<string, Check>>;
+export type Checks = Readonly<Record<string, Check>>;
 
 /** The parameters that are given: neither undefined nor null. */
 export type Given<T> = { readonly [K in keyof T]?: Exclude<T[K], null | undefined> | undefined };
 
-const isObject = (value: unknown): value is Record<string, unknown> => typeof value === "object" && value !== null && !Array.isArray(value);
-const check = (range: string, holds: (value: unknown) => boolean): Check => ({ range, holds });
+export const isObject = (value: unknown): value is Record<string, unknown> => typeof value === "object" && value !== null && !Array.isArray(value);
+export const check = (range: string, holds: (value: unknown) => boolean): Check => ({ range, holds });
 const number = (least: number, most: number): Check =>
   check(
     most === Infinity ? `a number of at least ${least}` : `a number from ${least} to ${most}`,
     (value) => typeof value === "number" && Number.isFinite(value) && value >= least && value <= most,
   );
-const integer = (least: number, most: number): Check =>
+export const integer = (least: number, most: number): Check =>
   check(
     most === Infinity ? `an integer of at least ${least}` : `an integer from ${least} to ${most}`,
     (value) => Number.isInteger(value) && (value as number) >= least && (value as number) <= most,
   );
-const boolean = check("true or false", (value) => typeof value === "boolean");
-const list = check("a list", Array.isArray);
-const object = check("an object", isObject);
-const text = check("a string", (value) => typeof value === "string");
-const only = (...values: readonly (string | boolean)[]): Check =>
+export const boolean = check("true or false", (value) => typeof value === "boolean");
+export const list = check("a list", Array.isArray);
+export const object = check("an object", isObject);
+export const any = check("anything", () => true);
+export const text = check("a string", (value) => typeof value === "string");
+export const only = (...values: readonly (string | boolean)[]): Check =>
   check(values.map((value) => JSON.stringify(value)).join(" or "), (value) => values.includes(value as string | boolean));
+
+export const signal = check("an AbortSignal", (value) => value instanceof AbortSignal);
 
 const COMMON: Checks = {
   temperature: number(0, 2),
@@ -60,7 +63,7 @@ const COMMON: Checks = {
   min_p: number(0, 1),
   repetition_penalty: check("a number above 0", (value) => typeof value === "number" && Number.isFinite(value) && value > 0),
   priority: check("a number", Number.isFinite),
-  signal: check("an AbortSignal", (value) => value instanceof AbortSignal),
+  signal,
 };
 
 /** Accepted, and without any effect: what they ask for is so here in any case, or concerns OpenAI's own servers. */
@@ -89,14 +92,6 @@ export const CHAT_PARAMS: Checks = {
   ...HARMLESS,
 };
 
-/** What a chat takes that two sides could answer. */
-export const HYBRID_PARAMS: Checks = {
-  ...CHAT_PARAMS,
-  labels: check("a list of strings", isStrings),
-  pin: only("near", "far"),
-  language: text,
-};
-
 export const COMPLETION_PARAMS: Checks = {
   prompt: check("a string, strings, token ids, or lists of token ids", isPrompt),
   logprobs: integer(0, 20),
@@ -112,12 +107,12 @@ export const EMBEDDING_PARAMS: Checks = {
   dimensions: integer(1, Infinity),
   model: text,
   user: text,
-  signal: check("an AbortSignal", (value) => value instanceof AbortSignal),
+  signal,
 };
 
 /** Throws RequestError for an unknown parameter, and for one that is out of its range. */
 export function readParams<T extends object>(params: T, checks: Checks): Given<T> {
-  if (!isObject(params)) throw new RequestError("create takes an object of parameters");
+  if (!isObject(params)) throw new RequestError(`${shown(params)} was given, where an object of parameters is taken`);
   const given = Object.entries(params).filter(([, value]) => value !== undefined && value !== null);
   for (const [name, value] of given) {
     const check = Object.hasOwn(checks, name) ? checks[name] : undefined;

@@ -1,7 +1,5 @@
 // The compiler of grammars, a chunk of its own with the wasm in it. What an answer may be flows in as a source, constraints flow out.
 
-import type { Handle } from "xgrammar-wasm";
-
 import { languageRule } from "./automaton.js";
 import type { TokenShapes } from "./bounded.js";
 import { BoundedConstraint } from "./bounded.js";
@@ -15,6 +13,7 @@ import { parseRegex } from "./regex.js";
 import type { GrammarSource } from "./source.js";
 import type { Vocabulary } from "./vocabulary.js";
 import { GrammarWasm } from "./wasm.js";
+import type { Handle } from "./xgrammar.js";
 
 export type { GrammarConstraint } from "./constraint.js";
 export type { GrammarSource, TagSource } from "./source.js";

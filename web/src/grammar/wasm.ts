@@ -1,10 +1,10 @@
 // One instance of xgrammar's wasm, with one vocabulary in it. Grammars in EBNF flow in, matchers flow out.
 
-import type { Binding, Compiler, Handle, Matcher } from "xgrammar-wasm";
 import instantiate from "xgrammar-wasm";
 
 import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { Vocabulary } from "./vocabulary.js";
+import type { Binding, Compiler, Handle, Matcher } from "./xgrammar.js";
 
 export class GrammarWasm {
   /** After an error nothing in the wasm is sure: what runs may end, what is new needs a new instance. */

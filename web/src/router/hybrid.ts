@@ -1,6 +1,7 @@
 // Hybrid: one client over two sides, an engine on this device ("near") and a server ("far"). A policy and chats flow in; answers in OpenAI's form flow out,
 // each with the route that it took.
 
+import { readParams } from "../api/params.js";
 import type { Engine } from "../engine.js";
 import { RequestError, Unavailable } from "../errors.js";
 import type { LoadOptions } from "../load.js";
@@ -14,6 +15,7 @@ import type { FarModel, FarOptions } from "./sides/far.js";
 import { FarSide } from "./sides/far.js";
 import type { Fetch } from "./sides/far_http.js";
 import { HybridCompletions } from "./hybrid_completions.js";
+import { FAR_OPTIONS, HYBRID_OPTIONS } from "./hybrid_options.js";
 import type { LoadNear, NearGiven } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
 import type { Policy } from "./decision/policy.js";
@@ -57,7 +59,10 @@ export class Hybrid {
    * near alone may answer it resolves once near is there. Throws RequestError (``details.code``: bad_policy, wrong_key, api_version, unknown_model),
    * Unavailable, and what Engine.load throws.
    */
-  static async create(options: HybridOptions): Promise<Hybrid> {
+  static async create(given: HybridOptions): Promise<Hybrid> {
+    // What is left out and what is null are the same.
+    const { near: nearGiven = null, far: farGiven = null, ...rest } = readParams(given, HYBRID_OPTIONS);
+    const options: HybridOptions = { policy: null, ...rest, near: nearGiven, far: farGiven };
     const { clock = SYSTEM_CLOCK, device = platformDevice(), load = {}, ledger = browserLedger(() => clock.date()) } = options;
     const fetch: Fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
     const policy = parsePolicy(options.policy);
@@ -101,6 +106,7 @@ export class Hybrid {
 const loadEngine: LoadNear = async (bundle, options): Promise<Engine> => (await import("../index.js")).Engine.load(bundle, options);
 
 function checkSides({ mode, escalation }: Policy, { near, far }: HybridOptions): void {
+  if (far !== null) readParams(far, FAR_OPTIONS);
   if (near === null && (far === null || mode === "near-only")) throw new RequestError(`near is null, but the policy's mode is ${mode} and nobody else answers; give a bundle or an engine`, { param: "near" });
   if (far === null && mode === "far-only") throw new RequestError("far is null, but the policy's mode is far-only; give the server's baseURL", { param: "far" });
   if (escalation.then === "continue" && far?.dialect === "openai") {

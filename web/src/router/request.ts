@@ -2,7 +2,7 @@
 // it, flow out. What is for the router alone goes no further than this.
 
 import type { Given } from "../api/params.js";
-import { HYBRID_PARAMS, isStrings, readParams, shown } from "../api/params.js";
+import { isStrings, readParams, shown } from "../api/params.js";
 import type {
   ChatCompletionCreateParamsBase,
   ChatCompletionCreateParamsNonStreaming,
@@ -10,6 +10,7 @@ import type {
   ChatCompletionMessageParam,
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
+import { HYBRID_PARAMS } from "./hybrid_options.js";
 import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "./decision/decision.js";
 import type { Situation } from "./decision/situation.js";

@@ -33,9 +33,16 @@ export interface Source {
   read?(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes>;
 }
 
-/** The address of a bundle's folder, in the form by which it is known. */
+/** The address of a bundle's folder, in the form by which it is known. Throws BundleError where it is none. */
 export function bundleAddress(url: string | URL): URL {
-  const address = new URL(url, baseAddress());
+  const base = baseAddress();
+  let address: URL;
+  try {
+    address = new URL(url, base);
+  } catch (error) {
+    const start = base === undefined ? "here it starts with https:// or http://; a folder on this machine can be given as a source" : "correct it";
+    throw new BundleError(`'${String(url)}' is no address of a bundle's folder; ${start}`, { address: String(url) }, { cause: error });
+  }
   // Without the slash a relative name would replace the folder's own.
   if (!address.pathname.endsWith("/")) address.pathname += "/";
   address.hash = "";

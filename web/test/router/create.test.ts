@@ -45,8 +45,11 @@ test.each([
   ["an address that is none", {}, {}, { far: { baseURL: "far.test" } }, { param: "far.baseURL" }],
   ["no far side for far-only", {}, { mode: "far-only" }, { far: null }, { param: "far" }],
   ["nobody at all", {}, {}, { near: null, far: null }, { param: "near" }],
+  ["nobody at all, by leaving both out", {}, {}, { near: undefined, far: undefined }, { param: "near" }],
+  ["an option that there is not", {}, {}, { fallback: "near" }, { param: "fallback" }],
+  ["a key under another client's name", {}, {}, { far: { baseURL: FAR, api_key: "right" } }, { param: "api_key" }],
 ])("%s is an error at creation", async (_, server, policy, rest, details) => {
-  await expect(create(Object.assign(new FakeFar(), server), policy, rest)).rejects.toMatchObject({ code: "request_error", details });
+  await expect(create(Object.assign(new FakeFar(), server), policy, rest as Partial<HybridOptions>)).rejects.toMatchObject({ code: "request_error", details });
 });
 
 test("a missing network is none where near may answer, and far is asked later", async () => {

@@ -1,0 +1,44 @@
+// What Engine's methods take: an option that there is not, or that is of another kind, is refused before anything is done.
+
+import type { Check, Checks } from "./api/params.js";
+import { any, boolean, check, integer, isObject, list, object, only, signal } from "./api/params.js";
+import type { GenerateOptions } from "./generation.js";
+import type { LoadOptions } from "./load.js";
+import type { SessionOptions } from "./session.js";
+
+/** What Engine.load takes. */
+export const LOAD_OPTIONS: Checks = {
+  onProgress: check("a function", (value) => typeof value === "function"),
+  signal,
+  store: check("true, false or a BundleStore", (value) => typeof value === "boolean" || isObject(value)),
+  onnx: object,
+  gpu: object,
+  adapter: object,
+  selfTest: only("first-load", "always", "never"),
+  tuning: boolean,
+  notes: object,
+  maxSequences: integer(1, Infinity),
+  pages: integer(1, Infinity),
+  memoryBudget: check("a number of bytes above 0", (value) => typeof value === "number" && value > 0),
+} satisfies Record<keyof LoadOptions, Check>;
+
+/** What `generate` takes. The token engine knows the ranges, so that token ids without a text meet them too. */
+export const GENERATE_OPTIONS: Checks = {
+  maxTokens: any,
+  temperature: any,
+  topK: any,
+  topP: any,
+  minP: any,
+  repetitionPenalty: any,
+  frequencyPenalty: any,
+  presencePenalty: any,
+  logitBias: check("a Map from token ids to numbers", (value) => value instanceof Map),
+  seed: any,
+  priority: any,
+  whenFull: check('"stop" or { keep: n }', (value) => value === "stop" || isObject(value)),
+  signal,
+  raw: boolean,
+} satisfies Record<keyof GenerateOptions, Check>;
+
+/** What createSession takes. */
+export const SESSION_OPTIONS: Checks = { messages: list } satisfies Record<keyof SessionOptions, Check>;
