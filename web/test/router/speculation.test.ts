@@ -8,9 +8,11 @@ import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { DeviceError } from "../../src/errors.js";
 import type { DeviceHints } from "../../src/router/decision/device_hints.js";
 import type { DraftingEngine } from "../../src/router/sides/near.js";
-import type { SocketClass, SocketLike } from "../../src/router/sides/verify_socket.js";
+import type { SocketClass } from "../../src/router/sides/verify_socket.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import { fakeEngine, modelOf } from "../api/fake_model.js";
+import type { Message } from "./fake_socket.js";
+import { FakeSocket } from "./fake_socket.js";
 import { FakeFar, turns } from "./fakes.js";
 import { MESSAGES, read, setUp, shown } from "./hybrid_set_up.js";
 
@@ -42,47 +44,17 @@ class Guesser implements TokenSource {
   }
 }
 
-interface Message {
-  readonly type: string;
-  readonly tokens?: readonly number[];
-  readonly [key: string]: unknown;
-}
-
 /** The far model behind /v1/nearfar/verify, which says ANSWER. */
-class Verifier implements SocketLike {
+class Verifier extends FakeSocket {
   static sockets: Verifier[] = [];
-  onopen: (() => void) | null = null;
-  onmessage: ((event: { readonly data: unknown }) => void) | null = null;
-  onclose: ((event: { readonly code: number }) => void) | null = null;
-  onerror: (() => void) | null = null;
-  closed = false;
-  readonly sent: Message[] = [];
   #left = bytes(ANSWER);
 
-  constructor(readonly url: string) {
+  constructor(...given: ConstructorParameters<SocketClass>) {
+    super(...given);
     Verifier.sockets.push(this);
-    queueMicrotask(() => {
-      this.connect();
-    });
   }
 
-  send(text: string): void {
-    const message = JSON.parse(text) as Message;
-    this.sent.push(message);
-    setImmediate(() => {
-      this.answer(message);
-    });
-  }
-
-  close(): void {
-    this.closed = true;
-  }
-
-  connect(): void {
-    this.onopen?.();
-  }
-
-  answer({ type, tokens = [] }: Message): void {
+  protected override answer({ type, tokens = [] }: Message): void {
     if (type === "open") {
       this.say({ type: "opened", version: 1, context: 4096, max_drafts: 8 });
       return;
@@ -92,15 +64,6 @@ class Verifier implements SocketLike {
     this.#left = this.#left.slice(accepted.length);
     this.say({ type: "accepted", tokens: accepted, cached_tokens: 0, ...(this.#left.length === 0 ? { finish_reason: "stop" } : {}) });
   }
-
-  say(message: object): void {
-    this.onmessage?.({ data: JSON.stringify(message) });
-  }
-
-  refuse(code: string, status: number): void {
-    this.say({ type: "error", error: { message: code, type: "invalid_request_error", code } });
-    this.onclose?.({ code: 4000 + status });
-  }
 }
 
 beforeEach(() => {
@@ -109,7 +72,7 @@ beforeEach(() => {
 
 function refusing(code: string, status: number): SocketClass {
   return class extends Verifier {
-    override answer(): void {
+    protected override answer(): void {
       this.refuse(code, status);
     }
   };
@@ -117,14 +80,14 @@ function refusing(code: string, status: number): SocketClass {
 
 /** A proxy that lets no WebSocket through. */
 class Blocked extends Verifier {
-  override connect(): void {
+  protected override connect(): void {
     this.onclose?.({ code: 1006 });
   }
 }
 
 /** Breaks after the first tokens. */
 class Breaking extends Verifier {
-  override say(message: { readonly type?: string }): void {
+  protected override say(message: { readonly type?: string }): void {
     super.say(message);
     if (message.type === "accepted") setImmediate(() => this.onclose?.({ code: 1006 }));
   }
@@ -208,7 +171,7 @@ test.each<[string, Setup, number]>([
 test("a server that is gone is no reason to guess no more once it is back", async () => {
   const down = { is: true };
   class Sometimes extends Verifier {
-    override connect(): void {
+    protected override connect(): void {
       if (down.is) this.onclose?.({ code: 1006 });
       else super.connect();
     }

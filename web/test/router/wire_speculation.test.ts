@@ -5,8 +5,10 @@ import { expect, test } from "vitest";
 import type { Completion, GeneratedToken, TokenRequest } from "../../src/engine/request.js";
 import { DeviceError } from "../../src/errors.js";
 import type { NearTokens } from "../../src/router/sides/near_drafts.js";
-import type { SocketLike } from "../../src/router/sides/verify_socket.js";
+import type { SocketClass } from "../../src/router/sides/verify_socket.js";
 import { WireSpeculation } from "../../src/router/sides/wire_speculation.js";
+import type { Message } from "./fake_socket.js";
+import { FakeSocket } from "./fake_socket.js";
 
 const PROMPT = [3, 1, 4];
 const TOKENS = 20;
@@ -56,51 +58,21 @@ class FakeNear implements NearTokens {
   }
 }
 
-interface Message {
-  readonly type: string;
-  readonly version?: number;
-  readonly tokenizer_sha256?: string;
-  readonly prompt?: number[];
-  readonly max_tokens?: number;
-  readonly tokens?: number[];
-}
-
 /** The server's side of one connection. ``sockets`` are all that were opened. */
-class FakeSocket implements SocketLike {
-  static sockets: FakeSocket[] = [];
-  onopen: (() => void) | null = null;
-  onmessage: ((event: { readonly data: unknown }) => void) | null = null;
-  onclose: ((event: { readonly code: number }) => void) | null = null;
-  onerror: (() => void) | null = null;
-  closed = false;
-  readonly sent: Message[] = [];
+class Server extends FakeSocket {
+  static sockets: Server[] = [];
   #tokens: number[] = [];
   #left = 0;
 
-  constructor(
-    readonly url: string,
-    readonly protocols: string[],
-  ) {
-    FakeSocket.sockets.push(this);
-    queueMicrotask(() => this.onopen?.());
+  constructor(...given: ConstructorParameters<SocketClass>) {
+    super(...given);
+    Server.sockets.push(this);
   }
 
-  send(text: string): void {
-    const message = JSON.parse(text) as Message;
-    this.sent.push(message);
-    queueMicrotask(() => {
-      this.answer(message);
-    });
-  }
-
-  close(): void {
-    this.closed = true;
-  }
-
-  protected answer(message: Message): void {
+  protected override answer(message: Message): void {
     if (message.type === "open") {
       if (message.tokenizer_sha256 !== "5ha") {
-        this.fail("tokenizer_differs", 400);
+        this.refuse("tokenizer_differs", 400);
         return;
       }
       this.#tokens = [...(message.prompt ?? [])];
@@ -118,29 +90,20 @@ class FakeSocket implements SocketLike {
     this.#left -= accepted.length;
     this.say({ type: "accepted", tokens: accepted, cached_tokens: 0, ...(this.#left === 0 ? { finish_reason: "length" } : {}) });
   }
-
-  protected say(message: unknown): void {
-    this.onmessage?.({ data: typeof message === "string" ? message : JSON.stringify(message) });
-  }
-
-  protected fail(code: string, status: number): void {
-    this.say({ type: "error", error: { message: "no", type: "invalid_request_error", code } });
-    this.onclose?.({ code: 4000 + status });
-  }
 }
 
 /** Does what it is told instead of answering a message of this type. */
-function socketThat(type: string, does: (socket: { say: (message: unknown) => void; fail: (code: string, status: number) => void; drop: () => void }) => void): typeof FakeSocket {
-  return class extends FakeSocket {
+function socketThat(type: string, does: (socket: { say: (message: unknown) => void; fail: (code: string, status: number) => void; drop: () => void }) => void): typeof Server {
+  return class extends Server {
     protected override answer(message: Message): void {
       if (message.type !== type) super.answer(message);
-      else does({ say: (said) => { this.say(said); }, fail: (code, status) => { this.fail(code, status); }, drop: () => this.onclose?.({ code: 1006 }) }); // prettier-ignore
+      else does({ say: (said) => { this.say(said); }, fail: (code, status) => { this.refuse(code, status); }, drop: () => this.onclose?.({ code: 1006 }) }); // prettier-ignore
     }
   };
 }
 
-function source(near: NearTokens, Socket: typeof FakeSocket = FakeSocket, tokenizerSha256 = "5ha", draftTokens = 4): WireSpeculation {
-  FakeSocket.sockets = [];
+function source(near: NearTokens, Socket: typeof Server = Server, tokenizerSha256 = "5ha", draftTokens = 4): WireSpeculation {
+  Server.sockets = [];
   return new WireSpeculation(near, { baseURL: "http://far:8000/v1", apiKey: "sk-ключ", model: "m", tokenizerSha256, draftTokens, WebSocket: Socket });
 }
 
@@ -166,7 +129,7 @@ test.each([
   expect(tokens).toEqual(answerOf(PROMPT, TOKENS));
   expect(end).toEqual({ finishReason: "length", promptTokens: 3, cachedTokens: 0, completionTokens: TOKENS });
   expect(from.counts.tokens).toBe(TOKENS);
-  expect(FakeSocket.sockets.map(({ closed }) => closed)).toEqual([true]);
+  expect(Server.sockets.map(({ closed }) => closed)).toEqual([true]);
   expect(near.running).toBe(0);
 });
 
@@ -180,7 +143,7 @@ test("right guesses take a round for five tokens, and none is made twice", async
 
 test("the key is named among the protocols, in base64url", async () => {
   await said(source(new FakeNear()));
-  const [socket] = FakeSocket.sockets;
+  const [socket] = Server.sockets;
   expect(socket?.url).toBe("ws://far:8000/v1/nearfar/verify");
   expect(socket?.protocols[0]).toBe("nearfar.verify");
   const coded = socket?.protocols[1]?.replace(/^nearfar\.key\./, "") ?? "";
@@ -196,7 +159,7 @@ test("a stop token of the request ends the answer", async () => {
 });
 
 test.each([
-  ["another tokenizer", FakeSocket, "other", { code: "request_error", details: { code: "tokenizer_differs", status: 400 } }],
+  ["another tokenizer", Server, "other", { code: "request_error", details: { code: "tokenizer_differs", status: 400 } }],
   ["another version", socketThat("open", ({ say }) => { say({ type: "opened", version: 2, context: 1, max_drafts: 1 }); }), "5ha", { code: "request_error", details: { code: "verify_version" } }],
   ["a wrong key", socketThat("open", ({ fail }) => { fail("invalid_api_key", 401); }), "5ha", { code: "request_error", details: { code: "wrong_key", param: "far.apiKey", status: 401 } }],
   ["a full server", socketThat("open", ({ fail }) => { fail("queue_full", 429); }), "5ha", { code: "unavailable", details: { status: 429, retryable: true } }],
@@ -211,12 +174,9 @@ test.each([
 }); // prettier-ignore
 
 test("a server that is not there is Unavailable", async () => {
-  class Refused extends FakeSocket {
-    constructor(url: string, protocols: string[]) {
-      super(url, protocols);
-      this.onopen = null;
-      Object.defineProperty(this, "onopen", { set: () => undefined, get: () => null });
-      setTimeout(() => this.onclose?.({ code: 1006 }), 0);
+  class Refused extends Server {
+    protected override connect(): void {
+      this.onclose?.({ code: 1006 });
     }
   }
   await expect(said(source(new FakeNear(), Refused))).rejects.toMatchObject({ code: "unavailable", details: { retryable: true } });
@@ -229,12 +189,12 @@ test("the signal, and leaving the loop, end both sides", async () => {
     controller.abort(new Error("enough"));
   });
   await expect(said(source(near, silent), { signal: controller.signal })).rejects.toThrow("enough");
-  expect(FakeSocket.sockets[0]?.closed).toBe(true);
+  expect(Server.sockets[0]?.closed).toBe(true);
   for await (const { tokenId } of source(near).generateTokens({ promptIds: PROMPT, maxTokens: TOKENS })) {
     expect(tokenId).toBe(answerOf(PROMPT, 1)[0]);
     break;
   }
-  expect(FakeSocket.sockets[0]?.closed).toBe(true);
+  expect(Server.sockets[0]?.closed).toBe(true);
   expect(near.running).toBe(0);
 });
 
@@ -243,5 +203,5 @@ test("what drafts are not checked with is refused before anything is sent", asyn
   for (const wrong of [{ sampling: { repetitionPenalty: 2 } }, { whenFull: { keep: 1 } }, { logprobs: 1 }]) {
     await expect(said(from, wrong)).rejects.toMatchObject({ code: "request_error" });
   }
-  expect(FakeSocket.sockets).toEqual([]);
+  expect(Server.sockets).toEqual([]);
 });

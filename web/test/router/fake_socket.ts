@@ -1,0 +1,57 @@
+// A WebSocket whose server is the test: what a client sends is kept and answered.
+
+import type { SocketLike } from "../../src/router/sides/verify_socket.js";
+
+export interface Message {
+  readonly type: string;
+  readonly tokens?: readonly number[];
+  readonly prompt?: readonly number[];
+  readonly max_tokens?: number;
+  readonly [key: string]: unknown;
+}
+
+export abstract class FakeSocket implements SocketLike {
+  onopen: (() => void) | null = null;
+  onmessage: ((event: { readonly data: unknown }) => void) | null = null;
+  onclose: ((event: { readonly code: number }) => void) | null = null;
+  onerror: (() => void) | null = null;
+  closed = false;
+  readonly sent: Message[] = [];
+
+  constructor(
+    readonly url: string,
+    readonly protocols: string[],
+  ) {
+    queueMicrotask(() => {
+      this.connect();
+    });
+  }
+
+  send(text: string): void {
+    const message = JSON.parse(text) as Message;
+    this.sent.push(message);
+    setImmediate(() => {
+      this.answer(message);
+    });
+  }
+
+  close(): void {
+    this.closed = true;
+  }
+
+  protected connect(): void {
+    this.onopen?.();
+  }
+
+  protected abstract answer(message: Message): void;
+
+  protected say(message: unknown): void {
+    this.onmessage?.({ data: typeof message === "string" ? message : JSON.stringify(message) });
+  }
+
+  /** As the server does: why, then a close with the status. */
+  protected refuse(code: string, status: number): void {
+    this.say({ type: "error", error: { message: code, type: "invalid_request_error", code } });
+    this.onclose?.({ code: 4000 + status });
+  }
+}
