@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from .. import quant
 from ..bundle import Bundle
+from ..demo import DEMOS
 from ..manifest import EXPORTS
 from ..target import TARGETS
 from .output import add_command, megabytes, print_json
@@ -31,7 +32,7 @@ def add_parser(commands: Any) -> None:
         summary="compile a checkpoint into a bundle",
         example="nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web",
     )
-    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, or a name on its hub such as Qwen/Qwen3-0.6B")
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, a name on its hub such as Qwen/Qwen3-0.6B, or demo")
     parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, required=True, help="the folder to make")
     parser.add_argument("--target", choices=(*TARGETS, *EXPORTS), default="webgpu", help="the device or framework (default: %(default)s)")
     parser.add_argument(
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
         force=options.force,
     )
     with progress_bars(quiet=options.json) as bars:
-        bundle = compile_any(options.model, options.output, wanted, phases(bars))
+        bundle = compile_any(str(DEMOS.get(options.model, options.model)), options.output, wanted, phases(bars))
     seconds = time.perf_counter() - started
     size = bundle.size_bytes()
     kernels = len(bundle.manifest.kernels) if isinstance(bundle, Bundle) else 0

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.compiler.bundle import new_folder
+from nearfar.compiler.bundle import new_folder, open_any
 from nearfar.compiler.cli import main
 
 CompileTiny = Callable[..., Path]
@@ -66,6 +66,13 @@ def test_compile_prints_what_it_made(tiny_checkpoints: Mapping[str, Path], tmp_p
     assert "lowering kernels" in printed.err
     assert "packing weights" in printed.err
     assert "try it:" in printed.out
+
+
+def test_the_demo_model_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "demo"
+    assert main(["compile", "demo", "--target", "onnx", "-o", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bundle"] == str(output)
+    assert open_any(output).manifest.model == "nearfar-demo"
 
 
 def test_compile_refuses_to_overwrite_and_says_how(
