@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.target import TARGETS
 
 # What keys and values may take where nobody says: a share of the machine's memory, or of a GPU's that holds nothing else.
@@ -52,9 +53,13 @@ def default_target() -> str:
 
 
 def default_arch(target: str) -> str | None:
-    """What to compile for on this machine; None leaves it to the target."""
-    gpu = find_gpu() if target == "cuda" else None
-    return gpu.arch if gpu is not None else None
+    """What to compile for on this machine; None leaves it to the target. Raises DeviceError for a GPU that is not there."""
+    if target != "cuda":
+        return None
+    gpu = find_gpu()
+    if gpu is None:
+        raise DeviceError("target cuda: there is no NVIDIA GPU here, or no driver for it; without --target the CPU serves")
+    return gpu.arch
 
 
 def kv_memory_bytes(target: str, weight_bytes: int, context_bytes: int) -> int:

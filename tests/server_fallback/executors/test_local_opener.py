@@ -114,7 +114,8 @@ def test_what_cannot_be_opened_leaves_no_runner(
 def test_a_gpu_is_the_default_and_its_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "find_gpu", lambda: None)
     assert devices.default_target() == "cpu"
-    assert devices.default_arch("cuda") is None
+    with pytest.raises(DeviceError, match="no NVIDIA GPU"):
+        devices.default_arch("cuda")
     monkeypatch.setattr(devices, "host_memory_bytes", lambda: 40 * 10**9)
     # Not more than is of use, but one context, and a quarter at most.
     assert [devices.kv_memory_bytes("cpu", 0, context) // 10**9 for context in (0, 5 * 10**9, 50 * 10**9)] == [4, 5, 10]
