@@ -14,7 +14,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import RequestError, reason_of
 
 from .connection import connection_factory
 from .log import log_event
@@ -36,8 +36,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RequestError(f"--host {host} --port {port}: {reason}; choose others, or port 0 for a free one") from error
+        raise RequestError(f"--host {host} --port {port}: {reason_of(error)}; choose others, or port 0 for a free one") from error
     return listener
 
 

@@ -29,7 +29,7 @@ from .answer.answering import Answering
 from .answer.forms import ChatForm, CompletionForm
 from .decision.decide import decide
 from .decision.situation import FarState, Message, NearState, Situation
-from .sides.continued import images_of, limits
+from .sides.continued import limits
 from .sides.sides import Sides, lacking
 from .sides.texts import messages_of, other_texts
 
@@ -55,7 +55,7 @@ class HybridExecutor:
             asked,
             max_tokens=min(limits(request).values(), default=None),
             tools=bool(request.tools) and request.tool_choice != "none",
-            vision=any(images_of(message) for message in request.messages),
+            vision=any(message.images for message in request.messages),
         )
         plain = unlabelled_chat(request)
         answering = Answering(self.sides, plain, asked, ChatForm(self._name, plain), call)

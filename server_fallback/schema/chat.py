@@ -51,6 +51,16 @@ class Message(Request):
     tool_calls: Items[ToolCall] | None = None
     refusal: str | None = None
 
+    @property
+    def text(self) -> str:
+        """All of its text, the parts joined as chat templates get them."""
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content or () if isinstance(part, TextPart))
+
+    @property
+    def images(self) -> list[ImagePart]:
+        return [part for part in self.content if isinstance(part, ImagePart)] if isinstance(self.content, list) else []
+
 
 class Function(Request):
     name: str

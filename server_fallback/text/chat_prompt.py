@@ -8,7 +8,7 @@ from typing import Any
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.tokenizer import Tokenizer
 
-from ..schema.chat import ImagePart, Message, TextPart, Tool
+from ..schema.chat import ImagePart, Message, Tool
 
 
 def encode_chat(
@@ -53,7 +53,7 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
     return {
         # Templates know system messages; developer is OpenAI's later name for them.
         "role": "system" if message.role == "developer" else message.role,
-        "content": content if isinstance(content, str) else "".join(part.text for part in parts if isinstance(part, TextPart)),
+        "content": message.text,
         **{key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None},
         **({"tool_calls": [call.model_dump() for call in message.tool_calls]} if message.tool_calls else {}),
     }

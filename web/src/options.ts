@@ -1,7 +1,7 @@
 // What Engine's methods take: an option that there is not, or that is of another kind, is refused before anything is done.
 
 import type { Check, Checks } from "./api/params.js";
-import { any, boolean, check, integer, isObject, list, object, only, signal } from "./api/params.js";
+import { anything, boolean, check, integer, isObject, list, object, only, signal } from "./api/params.js";
 import type { GenerateOptions } from "./generation.js";
 import type { LoadOptions } from "./load.js";
 import type { SessionOptions } from "./session.js";
@@ -24,17 +24,17 @@ export const LOAD_OPTIONS: Checks = {
 
 /** What `generate` takes. The token engine knows the ranges, so that token ids without a text meet them too. */
 export const GENERATE_OPTIONS: Checks = {
-  maxTokens: any,
-  temperature: any,
-  topK: any,
-  topP: any,
-  minP: any,
-  repetitionPenalty: any,
-  frequencyPenalty: any,
-  presencePenalty: any,
+  maxTokens: anything,
+  temperature: anything,
+  topK: anything,
+  topP: anything,
+  minP: anything,
+  repetitionPenalty: anything,
+  frequencyPenalty: anything,
+  presencePenalty: anything,
   logitBias: check("a Map from token ids to numbers", (value) => value instanceof Map),
-  seed: any,
-  priority: any,
+  seed: anything,
+  priority: anything,
   whenFull: check('"stop" or { keep: n }', (value) => value === "stop" || isObject(value)),
   signal,
   raw: boolean,

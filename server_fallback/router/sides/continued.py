@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...schema.chat import ChatCompletionRequest, ImagePart, Message, TextFormat, TextPart
+from ...schema.chat import ChatCompletionRequest, Message, TextFormat
 from ...schema.common import GenerationRequest
 from ...schema.completions import CompletionRequest
 
@@ -22,7 +22,7 @@ def continued(request: ChatCompletionRequest | CompletionRequest, text: str, num
     messages = list(request.messages)
     if request.continue_final_message:
         # The client began the answer itself.
-        text = text_of(messages.pop()) + text
+        text = messages.pop().text + text
     messages.append(Message(role="assistant", content=text))
     return request.model_copy(update={**left, "messages": messages, "continue_final_message": True})
 
@@ -56,13 +56,3 @@ def limits(request: ChatCompletionRequest | CompletionRequest) -> dict[str, int]
     if isinstance(request, ChatCompletionRequest):
         given["max_completion_tokens"] = request.max_completion_tokens
     return {name: limit for name, limit in given.items() if limit is not None}
-
-
-def text_of(message: Message) -> str:
-    """All of a message's text, the parts joined as chat templates get them."""
-    content = message.content
-    return content if isinstance(content, str) else "".join(part.text for part in content or () if isinstance(part, TextPart))
-
-
-def images_of(message: Message) -> list[ImagePart]:
-    return [part for part in message.content if isinstance(part, ImagePart)] if isinstance(message.content, list) else []

@@ -11,14 +11,13 @@ from typing import Any
 from ...schema.chat import AnswerToolCall, ChatCompletionRequest, ToolCall
 from ...schema.common import GenerationRequest
 from ..decision.situation import Message
-from .continued import images_of, text_of
 
 # What only claims to be base64 is a text.
 _BEFORE_BYTES = re.compile(r"data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}\Z)")
 
 
 def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
-    return tuple(Message(each.role, text_of(each), tuple(getattr(each, "labels", None) or ())) for each in request.messages)
+    return tuple(Message(each.role, each.text, tuple(getattr(each, "labels", None) or ())) for each in request.messages)
 
 
 def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -40,7 +39,7 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
     if isinstance(request, ChatCompletionRequest):
         for message in request.messages:
             found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
-            for part in images_of(message):
+            for part in message.images:
                 found += strings({**part.image_url.model_dump(exclude_none=True), "url": without_bytes(part.image_url.url)})
             for call in message.tool_calls or ():
                 found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]

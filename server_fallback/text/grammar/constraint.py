@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
 from .matcher import Mask, Matcher
+from .token_shapes import TokenShapes
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
 
 
 class GrammarConstraint:
@@ -18,6 +24,13 @@ class GrammarConstraint:
         for token_id in matcher.shapes.eos_token_ids:
             self._ends[token_id >> 5] &= ~np.int32(np.uint32(1 << (token_id & 31)).view(np.int32))
         self._mask: Mask | None = None
+
+    @classmethod
+    def of(cls, compiled: CompiledGrammar, shapes: TokenShapes) -> GrammarConstraint:
+        """Over an answer that has not begun."""
+        import xgrammar
+
+        return cls(Matcher(xgrammar.GrammarMatcher(compiled), shapes))
 
     def mask(self) -> Mask:
         """A new array each time the state changes. Raises RequestError where no token of the vocabulary continues the text."""

@@ -21,7 +21,6 @@ from ..vocabulary import Vocabulary
 from .bounded import Bound, BoundedConstraint
 from .constraint import GrammarConstraint
 from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
-from .matcher import Matcher
 from .shortener import Shortener
 from .source import GrammarSource, TagsSource
 from .token_shapes import FreeText, TokenShapes
@@ -148,12 +147,10 @@ class _Compiler:
 
     def constraint(self, grammar: _Grammar, max_tokens: int | None) -> GrammarConstraint | BoundedConstraint:
         """Raises RequestError where no answer found is so short."""
-        import xgrammar
-
         assert self._shapes is not None
         assert self._shortener is not None
         reply, needed = grammar.reply, grammar.needed
-        inner = GrammarConstraint(Matcher(xgrammar.GrammarMatcher(grammar.compiled), self._shapes))
+        inner = GrammarConstraint.of(grammar.compiled, self._shapes)
         if max_tokens is None:
             return inner
         if needed is not None and needed > max_tokens:

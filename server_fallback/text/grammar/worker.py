@@ -19,7 +19,7 @@ from .bounded import Bound, BoundedConstraint
 from .completion import Completion, find_completion
 from .constraint import GrammarConstraint
 from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
-from .matcher import Matcher, SearchTooLong, allowed_ids
+from .matcher import SearchTooLong, allowed_ids
 from .rules import Rules, compile_source
 from .shortener import Shortener
 from .source import GrammarSource
@@ -82,7 +82,7 @@ def _start(setup: Setup) -> tuple[Any, TokenShapes]:
 def _answer(compiler: Any, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
     try:
         compiled, rules = compile_source(compiler, source)
-        if not _is_fast(_constraint(compiled, shapes)):
+        if not _is_fast(GrammarConstraint.of(compiled, shapes)):
             return Refused("the grammar is too ambiguous: what may come next takes too long to find; make it simpler")
     except RequestError as error:
         return Refused(error.message)
@@ -98,7 +98,7 @@ def _answer(compiler: Any, shapes: TokenShapes, source: GrammarSource) -> Compil
 
 def _first(compiled: Any, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
     """What completes an answer that has not begun, and whether completions are found in time along an answer."""
-    matcher = _constraint(compiled, shapes).matcher
+    matcher = GrammarConstraint.of(compiled, shapes).matcher
     try:
         with matcher.search(MAX_SEARCH_SECONDS):
             first = find_completion(matcher, 0, rules.endings)
@@ -106,7 +106,7 @@ def _first(compiled: Any, shapes: TokenShapes, rules: Rules) -> tuple[Completion
         return None, False
     # As if few tokens were left all the time.
     bound = Bound(TRIAL_TOKENS + MAX_COMPILED_BYTES, MAX_COMPILED_BYTES, rules.endings, first)
-    trial = BoundedConstraint(_constraint(compiled, shapes), bound, Shortener(shapes.tokens))
+    trial = BoundedConstraint(GrammarConstraint.of(compiled, shapes), bound, Shortener(shapes.tokens))
     return first, _is_fast(trial) and not trial.gave_up
 
 
@@ -114,12 +114,6 @@ def _reason(error: Exception) -> str:
     """xgrammar's message without the place in its source, in front of which its log's time stands."""
     lines = str(error).strip() or type(error).__name__
     return lines.split("] ", 1)[-1].split(": ", 1)[-1].removeprefix("Check failed: ")[:500]
-
-
-def _constraint(compiled: Any, shapes: TokenShapes) -> GrammarConstraint:
-    import xgrammar
-
-    return GrammarConstraint(Matcher(xgrammar.GrammarMatcher(compiled), shapes))
 
 
 def _is_fast(constraint: GrammarConstraint | BoundedConstraint) -> bool:

@@ -14,7 +14,6 @@ from nearfar.compiler.errors import NearfarError, RequestError
 from nearfar.server_fallback.executors.abilities import Abilities
 from nearfar.server_fallback.executors.executor import Call, ExecutorState
 from nearfar.server_fallback.router.hybrid import Hybrid
-from nearfar.server_fallback.router.sides.continued import images_of
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import (
     ChatCompletion,
@@ -97,7 +96,7 @@ class FakeNear:
         )
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        if any(images_of(message) for message in request.messages or ()):
+        if any(message.images for message in request.messages or ()):
             raise RequestError("sees no images", param="messages")
         ids = prompt_ids(request.model_dump()["messages"]) if request.messages is not None else [ord(c) for c in request.prompt or ""]
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)

@@ -29,7 +29,7 @@ export const integer = (least: number, most: number): Check =>
 export const boolean = check("true or false", (value) => typeof value === "boolean");
 export const list = check("a list", Array.isArray);
 export const object = check("an object", isObject);
-export const any = check("anything", () => true);
+export const anything = check("anything", () => true);
 export const text = check("a string", (value) => typeof value === "string");
 export const only = (...values: readonly (string | boolean)[]): Check =>
   check(values.map((value) => JSON.stringify(value)).join(" or "), (value) => values.includes(value as string | boolean));

@@ -31,17 +31,17 @@ export function situationOf({ facts }: HybridRequest, { near, far, farGiven, dev
   return { ...facts, near: { ...near, ...hints }, far: { ...far, online: farGiven && online }, near_signals: null };
 }
 
-/** Throws RequestError for an unknown label. */
-export function choose(policy: Policy, situation: Situation): Choice {
-  const decision = decide(policy, situation);
+/** ``isPrivate``: whether the request is. Throws RequestError for an unknown label. */
+export function choose(policy: Policy, situation: Situation, isPrivate: boolean): Choice {
+  const decision = decide(policy, situation, isPrivate);
   const { side } = decision;
-  const standby = side !== null && situation.pin === null && mayAnswer(policy, situation, side === "near" ? "far" : "near");
+  const standby = side !== null && situation.pin === null && mayAnswer(policy, situation, side === "near" ? "far" : "near", isPrivate);
   return { decision, situation, standby };
 }
 
 /** Whether no hard rule forbids the side. */
-function mayAnswer(policy: Policy, situation: Situation, side: Side): boolean {
-  return decide(policy, { ...situation, pin: side }).side === side;
+function mayAnswer(policy: Policy, situation: Situation, side: Side, isPrivate: boolean): boolean {
+  return decide(policy, { ...situation, pin: side }, isPrivate).side === side;
 }
 
 /** Whether near's first tokens could change the decision: the policy's predictor reads them, and nothing but quality and costs decides. */
@@ -56,5 +56,6 @@ export function wantsPromptLogprobs({ quality: { predictor } }: Policy): boolean
 
 /** Whether near could answer if its model were there. */
 export function waitsForNear(policy: Policy, { decision, situation }: Choice): boolean {
-  return decision.side === null && !situation.near.available && decide(policy, { ...situation, near: { ...situation.near, available: true } }).side === "near";
+  if (decision.side !== null || situation.near.available) return false;
+  return decide(policy, { ...situation, near: { ...situation.near, available: true } }, decision.private).side === "near";
 }

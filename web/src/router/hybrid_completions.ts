@@ -144,10 +144,12 @@ export class HybridCompletions {
 
   private async choose(request: HybridRequest, signal: AbortSignal): Promise<Choice> {
     const { policy, near } = this.wiring;
-    let choice = choose(policy, await this.situation(request));
+    const situation = await this.situation(request);
+    const isPrivate = this.#private.isPrivate(situation);
+    let choice = choose(policy, situation, isPrivate);
     if (near.state === "loading" && waitsForNear(policy, choice)) {
       await unlessAborted(near.settled, signal);
-      choice = choose(policy, await this.situation(request));
+      choice = choose(policy, await this.situation(request), isPrivate);
     }
     if (choice.decision.side === null) throw refusal(choice.decision, near.state === "ready" ? null : whyNoEngine(near));
     return choice;
@@ -204,7 +206,7 @@ export class HybridCompletions {
     });
     try {
       const signals = await unlessAborted(Promise.race([held.signals, late]), signal);
-      return choose(policy, { ...first.situation, near_signals: signals });
+      return choose(policy, { ...first.situation, near_signals: signals }, first.decision.private);
     } catch (error) {
       held.drop();
       throw error;

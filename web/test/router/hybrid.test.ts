@@ -1,15 +1,20 @@
 // Hybrid as a page uses it: who answers, what becomes of an answer whose side breaks, and what never leaves.
 
-import { describe, expect, test } from "vitest";
+import { describe, expect, test, vi } from "vitest";
 
 import type { ChatCompletionChunk, ChatCompletionMessageParam, Route } from "../../src/api/types.js";
 import { DeviceError } from "../../src/errors.js";
+import { PrivateCheck } from "../../src/router/decision/privacy.js";
 import type { NearScript } from "./fakes.js";
 import { FakeFar, lawless, near, turns } from "./fakes.js";
 import { MESSAGES, QUESTION, SURE, read, setUp, shown } from "./hybrid_set_up.js";
 
 /** Sure of its first three tokens, and of none after them. */
 const LOST: NearScript = { text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] };
+const BY_FIRST_TOKENS = {
+  version: 1, features: ["first_mean_logprob"], buckets: 0, mean: [0], scale: [1], near: { weights: [4], bias: 4 }, far: { weights: [0], bias: 2 },
+  calibration: { near: [1, 0], far: [1, 0] },
+}; // prettier-ignore
 const WATCHED = { then: "continue", window_tokens: 2, min_mean_logprob: -3 };
 
 const routes = (chunks: readonly ChatCompletionChunk[]) => chunks.flatMap(({ route }) => (route === undefined ? [] : [{ side: route.side, reason: route.reason, at: route.switched_at }]));
@@ -141,17 +146,22 @@ describe("who answers", () => {
     expect(asked).toEqual([[MESSAGES, { continueFinalMessage: undefined, tools }]]);
   });
 
+  test("texts are searched once an answer", async () => {
+    const searched = vi.spyOn(PrivateCheck.prototype, "isPrivate");
+    // The decision, the one with near's signals, and for each whether far may be asked too.
+    const { nf } = await setUp({ policy: { mode: "auto", quality: { predictor: BY_FIRST_TOKENS }, private: { patterns: ["x"] } } });
+    expect((await nf.chat.completions.create({ messages: MESSAGES })).route?.reason).toBe("quality");
+    expect(searched).toHaveBeenCalledTimes(1);
+    searched.mockRestore();
+  });
+
   test("several answers at once are refused", async () => {
     const { nf } = await setUp();
     await expect(nf.chat.completions.create({ messages: MESSAGES, n: 2 })).rejects.toMatchObject({ code: "request_error", param: "n" });
   });
 
   test("near's first tokens decide where the predictor reads them, and are not computed twice", async () => {
-    const weights = { weights: [4], bias: 4 };
-    const predictor = {
-      version: 1, features: ["first_mean_logprob"], buckets: 0, mean: [0], scale: [1], near: weights, far: { weights: [0], bias: 2 }, calibration: { near: [1, 0], far: [1, 0] },
-    }; // prettier-ignore
-    const policy = { mode: "auto", quality: { predictor, threshold: 0.1 } };
+    const policy = { mode: "auto", quality: { predictor: BY_FIRST_TOKENS, threshold: 0.1 } };
     const sure = await setUp({ policy });
     expect(shown(await read(sure.nf))).toBe("near by");
     expect([sure.source.requests.length, sure.far.chats.length]).toEqual([1, 0]);

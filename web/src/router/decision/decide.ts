@@ -5,12 +5,11 @@
 import { RequestError } from "../../errors.js";
 import { isSpent } from "./budget.js";
 import { farTimes, farUsd, nearTimes } from "./costs.js";
-import type { Decision, DecisionReason, Lack, Scores } from "./decision.js";
+import type { Decision, DecisionReason, Lack, Scores, Side } from "./decision.js";
 import { lastUserText } from "./features.js";
 import type { Costs, Policy } from "./policy_schema.js";
 import { predictRights } from "./predictor.js";
 import { PrivateCheck } from "./privacy.js";
-import type { Side } from "../decision/decision.js";
 import type { FarState, NearState, Situation, Thermal } from "./situation.js";
 
 interface Choice {
@@ -20,10 +19,12 @@ interface Choice {
 
 const THERMALS: readonly Thermal[] = ["nominal", "fair", "serious", "critical"];
 
-/** Throws RequestError with the code "unknown_label" for a label that the policy does not have, and for nothing else. */
-export function decide(policy: Policy, situation: Situation): Decision {
+/**
+ * ``isPrivate`` is what an earlier decision of the same request found; nothing that could change it has changed. Throws RequestError with the code
+ * "unknown_label" for a label that the policy does not have, and for nothing else.
+ */
+export function decide(policy: Policy, situation: Situation, isPrivate = PrivateCheck.of(policy.private).isPrivate(situation)): Decision {
   checkLabels(policy, situation);
-  const isPrivate = PrivateCheck.of(policy.private).isPrivate(situation);
   const near = nearLack(policy, situation);
   const far = isPrivate ? "private" : farLack(policy, situation);
   const scores = score(policy, situation);

@@ -2,7 +2,7 @@
 //
 // Numbers that are not known are null, and nothing is decided on them.
 
-import type { Side } from "../decision/decision.js";
+import type { Side } from "./decision.js";
 
 /** "half-open": one request is let through; who asks for a second one meanwhile says "open". */
 export type CircuitState = "closed" | "open" | "half-open";
