@@ -261,6 +261,18 @@ async def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[s
     return found
 
 
+@contextmanager
+def far_alone(
+    browser: Browser, broken: str, near_server: PageServer, far_server: RecordingProxy, bundle: str = "./bundle/"
+) -> Iterator[Page]:
+    """The page, whose model has not loaded, once the server answers."""
+    far_server.come_back()
+    with page_of(browser, broken) as page:
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'bundle': bundle})}")
+        page.wait_for_selector("body[data-near=failed][data-state=ready]")
+        yield page
+
+
 def situation(prompt: str, signals: NearSignals | None) -> Situation:
     return Situation((Message("user", prompt),), NearState(available=True), FarState(online=True), near_signals=signals)
 
@@ -487,10 +499,7 @@ def test_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(chat: Page
 def test_where_there_is_no_near_far_answers_alone_and_the_page_says_why(
     broken: str, bundle: str, title: str, why: str, browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
-    far_server.come_back()
-    with page_of(browser, broken) as page:
-        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'bundle': bundle})}")
-        page.wait_for_selector("body[data-near=failed][data-state=ready]")
+    with far_alone(browser, broken, near_server, far_server, bundle) as page:
         notice = page.text_content("#near-notice") or ""
         assert page.is_visible("#near-notice")
         for part in (title, why, "nothing stays on this device"):
@@ -507,10 +516,7 @@ def test_where_there_is_no_near_far_answers_alone_and_the_page_says_why(
 def test_where_there_is_no_near_a_private_message_is_refused_before_it_is_sent(
     browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
-    far_server.come_back()
-    with page_of(browser, NO_WEBGPU) as page:
-        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url})}")
-        page.wait_for_selector("body[data-near=failed][data-state=ready]")
+    with far_alone(browser, NO_WEBGPU, near_server, far_server) as page:
         before = bytes(far_server.received)
         page.click("#private")
         assert "would never be answered" in (page.text_content("#privacy") or "")
