@@ -51,7 +51,7 @@ def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sa
     for count in range(1, max_tokens + 1):
         token = int(output.next_token_ids[-1])
         if token < 0:
-            raise DeviceError(f"{runner.device} computed logits that are not numbers; try --runner numpy, or another quantization")
+            raise not_finite(runner)
         now = time.perf_counter() - started
         timings.total_seconds = now
         if count == 1:
@@ -66,10 +66,19 @@ def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sa
 
 
 def score(runner: Runner, token_ids: Sequence[int], rows_at_once: int) -> Iterator[npt.NDArray[np.float32]]:
-    """Forced decoding: blocks of logits, (n, V) in all for n tokens, row i predicting token i + 1. Raises RequestError as `generate`."""
+    """Forced decoding: blocks of logits, (n, V) in all for n tokens, row i predicting token i + 1.
+
+    Raises RequestError as `generate`, and DeviceError for logits that are not finite.
+    """
     check_prompt(runner, token_ids, 0)
     for output in prefill(runner, token_ids, sample_all=True, chunk=rows_at_once):
+        if not np.isfinite(output.logits).all():
+            raise not_finite(runner)
         yield output.logits
+
+
+def not_finite(runner: Runner) -> DeviceError:
+    return DeviceError(f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization")
 
 
 def prefill(

@@ -146,7 +146,7 @@ def compare_window(runner: Runner, reference: CheckpointReference, window: Seque
         if following:
             parts.append(compare(expected, block[: len(following)], following))
     if not all(np.isfinite(part.kl).all() for part in parts):
-        raise DeviceError(f"{runner.device} computed logits that are not numbers; try --runner numpy, or another quantization")
+        raise DeviceError(f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization")
     return concatenate(parts)
 
 

@@ -24,6 +24,7 @@ from .quant import Quantization
 from .quant.layout import Layout
 from .reference import ReferenceRunner
 from .spec import ModelSpec
+from .trust import PlanRunner, check_runner
 
 TARGETS = ("webgpu", "cpu", "cuda")
 RUNNERS = ("numpy", *TARGETS, *EXPORTS)
@@ -119,16 +120,26 @@ def load_target(name: str) -> Target:
 
 
 def open_runner(name: str, bundle: Bundle | ExportBundle, limits: Limits) -> Runner:
-    """A runner for batches up to ``limits``: "numpy", the reference, which takes any plan, or a target's own.
+    """A runner for batches up to ``limits``: "numpy", the reference, which takes any plan, or a target's own. It has passed the self-test.
 
-    Raises RequestError for an unknown name or a bundle of another target, BundleError for a file whose hash is wrong, and DeviceError where
-    this machine cannot run it.
+    Raises RequestError for an unknown name or a bundle of another target, BundleError for a file whose hash is wrong, and DeviceError if
+    this machine cannot run it or computes it incorrectly.
     """
     bundle.verify()
-    if name == "numpy" and isinstance(bundle, Bundle):
-        return ReferenceRunner(bundle, limits=limits)
     if name not in RUNNERS:
         raise RequestError(f"runner {name!r} is not known; known: {', '.join(RUNNERS)}")
-    if bundle.manifest.target != name:
+    if name != bundle.manifest.target and (name != "numpy" or not isinstance(bundle, Bundle)):
         raise RequestError(f"{bundle.path}: was compiled for {bundle.manifest.target}; the {name} runner cannot run it")
-    return cast(Runner, importlib.import_module(f"nearfar.targets.{name}.runner").open_runner(bundle, limits))
+    if not isinstance(bundle, Bundle):
+        return cast(Runner, importlib.import_module(f"nearfar.targets.{name}.runner").open_runner(bundle, limits))
+    runner: PlanRunner
+    if name == "numpy":
+        runner = ReferenceRunner(bundle, limits=limits)
+    else:
+        runner = importlib.import_module(f"nearfar.targets.{name}.runner").open_runner(bundle, limits)
+    try:
+        check_runner(runner, bundle.manifest)
+    except BaseException:
+        runner.close()
+        raise
+    return runner

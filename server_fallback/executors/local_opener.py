@@ -146,8 +146,6 @@ class LocalOpener:
             context=options.context,
             kv=options.kv,
             lora_rank=options.lora_rank,
-            # It is for browsers, which meet GPUs that nobody tried.
-            self_test=False,
         )
         name = str(path) if path.is_dir() else model
         place = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))

@@ -12,7 +12,7 @@ from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
-from nearfar.targets.lowered import binding, scratch_of
+from nearfar.targets.lowered import binding, name_lists, scratch_of
 
 from .levels import Arch, Level, by_name
 from .link import link
@@ -51,14 +51,15 @@ def lower_plan(
     progress(total, total)
     file = f"kernels/{chosen.name}.so"
     made = [kernel for each in kernels.values() for kernel in each]
+    lists, step_variants = name_lists([tuple(map(entry, row)) for row in rows])
     return LoweredPlan(
         arch=chosen.name,
         files={file: library},
         activations=tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations),  # type: ignore[arg-type]
         kernels={kernel.name: source_of(kernel, file) for kernel in made},
-        variants={list_name(row): tuple(map(entry, row)) for row in rows},
+        variants=lists,
         scratch=scratch_of(made),
-        step_variants=tuple(map(list_name, rows)),
+        step_variants=step_variants,
     )
 
 
@@ -95,8 +96,3 @@ def entry(variant: Variant) -> VariantEntry:
         needs=list(variant.level.needs),
         when=variant.when,
     )
-
-
-def list_name(row: tuple[Variant, ...]) -> str:
-    """The plain variant's name stands for the list: the variant that runs anywhere."""
-    return row[-1].kernel_name

@@ -12,7 +12,7 @@ from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
 from nearfar.targets.context import Context
-from nearfar.targets.lowered import binding, scratch_of
+from nearfar.targets.lowered import binding, name_lists, scratch_of
 from nearfar.targets.webgpu.variants import Variant
 
 from .nvrtc import check_arch, compile_cubin
@@ -59,14 +59,15 @@ def lower_plan(
             cubins[f"{name}.cubin"] = next(compiled)
     progress(total, total)
     file_of = {kernel.kernel.name: f"{name}.cubin" for name, part in parts.items() for kernel in part}
+    lists, step_variants = name_lists([tuple(map(entry, row)) for row in rows])
     return LoweredPlan(
         arch=arch,
         files={**{name: source.encode() for name, source in sources.items()}, **cubins},
         activations=tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations),  # type: ignore[arg-type]
         kernels={name: kernel_source(kernel, file_of[name]) for name, kernel in kernels.items()},
-        variants={list_name(row): tuple(entry(variant) for variant in row) for row in rows},
+        variants=lists,
         scratch=scratch_of(kernel.kernel for kernel in kernels.values()),
-        step_variants=tuple(list_name(row) for row in rows),
+        step_variants=step_variants,
     )
 
 
@@ -85,8 +86,3 @@ def kernel_source(kernel: CudaKernel, file: str) -> KernelSource:
 
 def entry(variant: Variant) -> VariantEntry:
     return VariantEntry(kernels=list(variant.kernels), activation=variant.activation, needs=[], when=variant.when)  # type: ignore[arg-type]
-
-
-def list_name(row: tuple[Variant, ...]) -> str:
-    """The last variant's name stands for the list."""
-    return row[-1].name

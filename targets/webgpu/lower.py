@@ -15,7 +15,7 @@ from nearfar.compiler.quant.layout import Layout
 from nearfar.compiler.spec import ModelSpec
 from nearfar.compiler.target import KernelSource, LoweredPlan
 from nearfar.targets.context import Context
-from nearfar.targets.lowered import binding, scratch_of
+from nearfar.targets.lowered import binding, name_lists, scratch_of
 
 from .device import ENABLE_SUBGROUPS
 from .variants import MAX_SHARED_BYTES, Variant, variants_of
@@ -69,7 +69,7 @@ def lower_plan(
         kernels[name] = lowered.source
         files[lowered.source.file] = lowered.text.encode()
     progress(len(wanted), len(wanted))
-    lists = {list_name(row): tuple(entry(variant) for variant in row) for row in rows}
+    lists, step_variants = name_lists([tuple(map(entry, row)) for row in rows])
     return LoweredPlan(
         arch=None,
         files=files,
@@ -77,7 +77,7 @@ def lower_plan(
         kernels=kernels,
         variants=lists,
         scratch=scratch_of(built),
-        step_variants=tuple(list_name(row) for row in rows),
+        step_variants=step_variants,
     )
 
 
@@ -116,8 +116,3 @@ def with_subgroups(source: str) -> str:
 def entry(variant: Variant) -> VariantEntry:
     kernels, needs = list(variant.kernels), list(variant.needs)
     return VariantEntry(kernels=kernels, activation=variant.activation, needs=needs, when=variant.when)  # type: ignore[arg-type]
-
-
-def list_name(row: tuple[Variant, ...]) -> str:
-    """The plain variant's name stands for the list: the variant that runs anywhere."""
-    return row[-1].name

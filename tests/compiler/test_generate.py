@@ -109,7 +109,7 @@ def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(tiny_b
         def forward(self, batch: Batch) -> Output:
             return replace(super().forward(batch), next_token_ids=np.full(len(batch.sample_rows), -1, np.int32))
 
-    with pytest.raises(DeviceError, match="computed logits that are not numbers; try --runner numpy"):
+    with pytest.raises(DeviceError, match="computed logits that are not finite; try --runner numpy"):
         next(generate(Broken(open_bundle(tiny_bundle)), [1, 2], 1, Sampler()))
 
 
