@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nearfar.compiler.ir.plan import Plan, Step
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.plan import Plan, Step
 from nearfar.compiler.quant import Quantization
-from nearfar.compiler.spec import ModelSpec
-from nearfar.compiler.variant import stored_dtype
+from nearfar.compiler.runtime.variant import stored_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import reduce
 
-from nearfar.compiler.expr import Expr
+from nearfar.compiler.bundle.manifest import BindingEntry, BufferEntry, VariantEntry
+from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.manifest import BindingEntry, BufferEntry, VariantEntry
 
 
 def scratch_of(kernels: Iterable[Kernel]) -> dict[str, BufferEntry]:

@@ -82,7 +82,7 @@ def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, P
 def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
     """compile_tiny(checkpoint, quantization, **options) -> the bundle's folder; each is compiled once, whichever worker
     asks first. Tests must not change it."""
-    from nearfar.compiler.compile import CompileOptions, compile_any
+    from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 
     folder = shared_folder(tmp_path_factory, "bundles")
 
@@ -108,7 +108,7 @@ def onnx_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, P
 @pytest.fixture(scope="session")
 def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> CompileTiny:
     """export_onnx(checkpoint, quantization, **options) -> the folder of a bundle for 64 tokens; each is made once."""
-    from nearfar.compiler.export import export_model
+    from nearfar.compiler.pipeline.export import export_model
 
     folder = tmp_path_factory.mktemp("onnx_bundles")
     done: dict[tuple[object, ...], Path] = {}
@@ -128,10 +128,10 @@ def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
 def tiny_bundle(compile_tiny: CompileTiny) -> Path:
     """A bundle of qwen3, q4f16, for 256 tokens, with expected.json beside its manifest: a prompt of 75 tokens and the 64 that follow
     greedily on the reference runner with float32 activations."""
-    from nearfar.compiler.bundle import open_bundle
-    from nearfar.compiler.generate import generate
-    from nearfar.compiler.reference import ReferenceRunner
-    from nearfar.compiler.sampling import Sampler
+    from nearfar.compiler.bundle.folder import open_bundle
+    from nearfar.compiler.ir.sampling import Sampler
+    from nearfar.compiler.runtime.generate import generate
+    from nearfar.compiler.runtime.reference import ReferenceRunner
 
     path = compile_tiny("qwen3", "q4f16")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.bundle import Bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
-from nearfar.compiler.manifest import ActivationEntry
-from nearfar.compiler.plan import Plan
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.manifest import ActivationEntry
+from nearfar.compiler.ir.plan import Plan
+from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
-from nearfar.compiler.spec import ModelSpec
-from nearfar.compiler.target import LoweredPlan
 
 
 class PlainTarget:
@@ -39,5 +39,5 @@ class PlainTarget:
 def compile_plain(model: Path, output: Path, quantization: str, context: int) -> Bundle:
     options = CompileOptions(quantization=quantization, context=context, self_test=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nearfar.compiler.compile.load_target", lambda _: PlainTarget())
+        patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
         return compile_model(str(model), output, options)

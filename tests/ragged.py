@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nearfar.compiler.batch import Chunk, Runner, make_batch
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.runtime.batch import Chunk, Runner, make_batch
 
 # Token by token; less than a page; a page; a tile and one more; all 75 at once.
 CHUNK_SIZES = (1, 7, 16, 33, 75)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from nearfar.compiler.batch import Batch, Chunk, make_batch
-from nearfar.compiler.expr import evaluate
-from nearfar.compiler.graph import Graph, Parameter, Value
-from nearfar.compiler.ops import OPS, Array
-from nearfar.compiler.plan import Buffer, Plan
-from nearfar.compiler.rope import rope_table
-from nearfar.compiler.sampling import COUNTS, Settings
-from nearfar.compiler.spec import ModelSpec, RopeSpec
+from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.ir.graph import Graph, Parameter, Value
+from nearfar.compiler.ir.ops import OPS, Array
+from nearfar.compiler.ir.plan import Buffer, Plan
+from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.ir.sampling import COUNTS, Settings
+from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
+from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
 
 PAGE_SIZE = 4
 CONTEXT = 32

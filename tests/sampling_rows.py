@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.ops import Array
-from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Sampler, Settings
+from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Sampler, Settings
 
 SETTINGS = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nearfar.compiler.batch import Chunk, Output, Runner, make_batch
-from nearfar.compiler.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, Settings
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, Settings
+from nearfar.compiler.runtime.batch import Chunk, Output, Runner, make_batch
 
 
 def assert_same_choices(runner: Runner, reference: Runner, atol: float = 1e-3) -> None:

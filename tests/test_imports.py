@@ -73,7 +73,7 @@ def test_every_exception_from_the_rule_is_still_needed() -> None:
         assert libraries <= {name.split(".")[0] for name in imports(file, top_only=True)}, file
 
 
-@pytest.mark.parametrize("module", ["nearfar.compiler.cli", "nearfar.compiler.compile", "nearfar.compiler.reference"])
+@pytest.mark.parametrize("module", ["nearfar.compiler.cli", "nearfar.compiler.pipeline.compile", "nearfar.compiler.runtime.reference"])
 def test_importing_the_command_line_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({HEAVY} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -94,6 +94,6 @@ def test_packages_on_disk_are_those_of_pyproject() -> None:
 
 
 def test_the_manifest_types_of_the_web_runtime_are_those_of_python() -> None:
-    from nearfar.compiler.schema import typescript
+    from nearfar.compiler.bundle.schema import typescript
 
     assert (ROOT / "web/src/runtime/manifest.ts").read_text() == typescript()

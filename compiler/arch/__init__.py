@@ -9,8 +9,8 @@ from ..errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from ..formats.config import ConfigReader
-    from ..graph import Graph
-    from ..spec import ModelSpec
+    from ..ir.graph import Graph
+    from ..ir.spec import ModelSpec
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 

@@ -5,11 +5,11 @@ Weight names are those of transformers; other formats map theirs onto them.
 
 from __future__ import annotations
 
-from ..graph import Constant, Graph, Parameter, Source, Value
-from ..ops import Type
-from ..rope import inverse_frequencies
-from ..sampling import Settings
-from ..spec import ModelSpec
+from ..ir.graph import Constant, Graph, Parameter, Source, Value
+from ..ir.ops import Type
+from ..ir.rope import inverse_frequencies
+from ..ir.sampling import Settings
+from ..ir.spec import ModelSpec
 
 
 def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False) -> Graph:

@@ -7,7 +7,7 @@ those of transformers; a size that has no safe default must be there.
 from __future__ import annotations
 
 from ..formats.config import ConfigReader
-from ..spec import ModelSpec, RopeSpec
+from ..ir.spec import ModelSpec, RopeSpec
 
 # Keys that transformers 4 and 5 and common training tools write, and that leave the logits of a trained decoder alone.
 HARMLESS_KEYS = frozenset(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..formats.config import ConfigReader
-from ..spec import ModelSpec
+from ..ir.spec import ModelSpec
 from .decoder import forward
 from .decoder_config import read_decoder_config, require_full_attention
 

@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from .. import quant
-from ..bundle import Bundle
+from ..bundle.folder import Bundle
+from ..bundle.manifest import EXPORTS
 from ..demo import DEMOS
-from ..manifest import EXPORTS
-from ..target import TARGETS
+from ..pipeline.target import TARGETS
 from .output import add_command, megabytes, print_json
 
 PHASES = {"kernels": "lowering kernels", "weights": "packing weights", "self-test": "running reference"}
@@ -74,7 +74,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..compile import CompileOptions, compile_any
+    from ..pipeline.compile import CompileOptions, compile_any
 
     started = time.perf_counter()
     wanted = CompileOptions(

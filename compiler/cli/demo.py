@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..browser.page_server import PageServer
-from ..bundle import Bundle, open_bundle
-from ..compile import CompileOptions, compile_model
+from ..bundle.folder import Bundle, open_bundle
 from ..demo import CHECKPOINT
 from ..errors import BundleError, RequestError
+from ..pipeline.compile import CompileOptions, compile_model
 from .compile import phases, progress_bars
 from .output import add_command, megabytes
 

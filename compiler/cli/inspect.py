@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..bundle import ExportBundle, open_any
+from ..bundle.folder import ExportBundle, open_any
+from ..bundle.manifest import Manifest
 from ..errors import RequestError
-from ..manifest import Manifest
-from ..report import ExportReport, Report, make_export_report, make_report
-from ..variant import stored_dtype
+from ..measure.report import ExportReport, Report, make_export_report, make_report
+from ..runtime.variant import stored_dtype
 from .output import add_command, megabytes, print_json
 
 

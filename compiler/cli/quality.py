@@ -13,16 +13,16 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from ..batch import Limits
-from ..bundle import Bundle, ExportBundle, open_any
-from ..checkpoint_reference import CheckpointReference
+from ..bundle.folder import Bundle, ExportBundle, open_any
+from ..bundle.manifest import ExportManifest
 from ..errors import RequestError, reason_of
 from ..formats import load
-from ..generate import PREFILL_CHUNK
-from ..manifest import ExportManifest
-from ..quality import DEFAULT_WINDOW, Quality, counted_between, make_windows, measure, require_same_tokens
-from ..target import RUNNERS, open_runner
-from ..tokenizer import Tokenizer
+from ..measure.checkpoint_reference import CheckpointReference
+from ..measure.quality import DEFAULT_WINDOW, Quality, counted_between, make_windows, measure, require_same_tokens
+from ..pipeline.target import RUNNERS, open_runner
+from ..runtime.batch import Limits
+from ..runtime.generate import PREFILL_CHUNK
+from ..text.tokenizer import Tokenizer
 from .compile import progress_bars
 from .output import add_command, megabytes, print_json
 

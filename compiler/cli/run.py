@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ..batch import Limits
-from ..bundle import Bundle, ExportBundle, open_any
-from ..generate import Timings, generate
-from ..sampling import Sampler
-from ..target import RUNNERS, open_runner
-from ..tokenizer import TextStream, Tokenizer
+from ..bundle.folder import Bundle, ExportBundle, open_any
+from ..ir.sampling import Sampler
+from ..pipeline.target import RUNNERS, open_runner
+from ..runtime.batch import Limits
+from ..runtime.generate import Timings, generate
+from ..text.tokenizer import TextStream, Tokenizer
 from .output import add_command, print_json
 
 DEFAULT_MAX_TOKENS = 256

@@ -10,11 +10,11 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from ..batch import Limits
-from ..bundle import open_any
+from ..bundle.folder import open_any
 from ..errors import OutputError, RequestError, reason_of
-from ..generate import PREFILL_CHUNK, score
-from ..target import RUNNERS, open_runner
+from ..pipeline.target import RUNNERS, open_runner
+from ..runtime.batch import Limits
+from ..runtime.generate import PREFILL_CHUNK, score
 from .compile import progress_bars
 from .output import add_command, print_json
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..spec import EmbeddingSpec, ModelSpec
+from ..ir.spec import EmbeddingSpec, ModelSpec
 
 
 class Tensor(Protocol):

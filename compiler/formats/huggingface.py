@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..arch import by_model_type
+from ..bundle.manifest import MANIFEST_FILE
 from ..errors import CheckpointError
-from ..manifest import MANIFEST_FILE
-from ..spec import ModelSpec
+from ..ir.spec import ModelSpec
 from .checkpoint import Checkpoint, TokenizerFiles
 from .config import ConfigReader
 from .json_file import json_kind, read_json_object

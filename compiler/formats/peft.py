@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..bundle.manifest import LoraEntry, Manifest
 from ..errors import CheckpointError, RequestError, UnsupportedModel
-from ..manifest import LoraEntry, Manifest
 from ..quant.base import FloatArray
 from .json_file import read_json_object
 from .safetensors_file import SafetensorsTensor, read_safetensors

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModel
-from ..spec import EmbeddingSpec
+from ..ir.spec import EmbeddingSpec
 from .json_file import read_json_object
 
 MODULES_FILE = "modules.json"

@@ -5,7 +5,7 @@ One thread: one column of one row. One workgroup: 256 columns.
 
 from __future__ import annotations
 
-from ..sampling import BIAS, COUNTS, IN_PROMPT, MASK, MASKED, Settings
+from ..ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, MASKED, Settings
 from .builder import Kernel, KernelBuilder, cast, number, select
 
 THREADS = 256

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
 
-from ..expr import Expr
+from ..ir.expr import Expr
 from .builder import (
     Array,
     Kernel,

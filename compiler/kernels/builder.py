@@ -27,7 +27,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as script
 
-from ..expr import Expr
+from ..ir.expr import Expr
 
 # A TIR expression; TVM has no type stubs.
 Scalar: TypeAlias = Any

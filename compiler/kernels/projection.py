@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..expr import Expr
+from ..ir.expr import Expr
 from .builder import Array, KernelBuilder, Scalar, cast, exp, minimum, number, select, vector
 from .packed import PackedMatrix, WeightFormat
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..sampling import COUNTS, Settings
+from ..ir.sampling import COUNTS, Settings
 from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, any_of, cast, exp, log, maximum, minimum, number, reinterpret, select
 
 THREADS = 256

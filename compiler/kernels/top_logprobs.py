@@ -6,7 +6,7 @@ behind. One thread: every 256th column, in rising order; then the threads' candi
 
 from __future__ import annotations
 
-from ..sampling import ALTERNATIVES
+from ..ir.sampling import ALTERNATIVES
 from .builder import Kernel, KernelBuilder, all_of, any_of, log, minimum
 from .sample import LOWEST, THREADS, Columns, fold_largest, fold_sums
 

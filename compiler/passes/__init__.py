@@ -13,7 +13,7 @@ quantize_kv       KV pages of activations                       -> of 8-bit inte
 
 from __future__ import annotations
 
-from ..graph import Graph
+from ..ir.graph import Graph
 from ..quant import Quantization
 from .add_lora import add_lora
 from .fuse_attention import fuse_attention

@@ -6,9 +6,9 @@ filled and emptied while the model runs.
 
 from __future__ import annotations
 
-from ..graph import Graph, Node, Value
-from ..manifest import LoraEntry, LoraModule
-from ..plan import Plan
+from ..bundle.manifest import LoraEntry, LoraModule
+from ..ir.graph import Graph, Node, Value
+from ..ir.plan import Plan
 
 LAYERS = "model.layers."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..graph import Graph, Node, Parameter
+from ..ir.graph import Graph, Node, Parameter
 from .stack import can_stack, module_of, stack_projections
 
 

@@ -5,7 +5,7 @@ y = W (x * g / rms(x)) is (W (x * g)) / rms(x), so a kernel sums squares beside 
 
 from __future__ import annotations
 
-from ..graph import Graph, Node
+from ..ir.graph import Graph, Node
 
 PROJECTIONS = ("linear", "gated_linear")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from ..graph import Graph, Node, Parameter
+from ..ir.graph import Graph, Node, Parameter
 from .stack import can_stack, module_of, stack_projections
 
 

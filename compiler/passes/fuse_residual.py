@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..graph import Graph, Node
+from ..ir.graph import Graph, Node
 
 
 def fuse_residual(graph: Graph) -> Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..graph import Graph, Node, Value
+from ..ir.graph import Graph, Node, Value
 
 
 def quantize_kv(graph: Graph) -> Graph:

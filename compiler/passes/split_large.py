@@ -5,7 +5,7 @@ Embedding parts each fill the rows whose tokens they hold; projection parts each
 
 from __future__ import annotations
 
-from ..graph import Graph, Node, Parameter, Source
+from ..ir.graph import Graph, Node, Parameter, Source
 from ..quant import Quantization
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph import Graph, Node, Parameter
+from ..ir.graph import Graph, Node, Parameter
 
 
 def stack_projections(graph: Graph, linears: Sequence[Node], name: str) -> tuple[dict[str, str], list[Parameter]]:

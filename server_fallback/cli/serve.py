@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nearfar.compiler.bundle.manifest import EXPORTS
 from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.errors import ToolError, Unavailable
-from nearfar.compiler.manifest import EXPORTS
 
 from .numbers import count, count_or_none, origin, seconds, size_bytes
 

@@ -9,7 +9,7 @@ from collections import deque
 
 import numpy as np
 
-from nearfar.compiler.batch import Output
+from nearfar.compiler.runtime.batch import Output
 
 from .adapters import Adapter
 from .request import Completion, GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest

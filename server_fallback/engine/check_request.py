@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.sampling import ALTERNATIVES, WORD
+from nearfar.compiler.ir.sampling import ALTERNATIVES, WORD
 
 from .adapters import not_loaded
 from .model import TokenModel

@@ -10,9 +10,9 @@ from collections.abc import Sequence as Items
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from nearfar.compiler.batch import Chunk, Output, make_batch
 from nearfar.compiler.errors import DeviceError, NearfarError
-from nearfar.compiler.sampling import Settings
+from nearfar.compiler.ir.sampling import Settings
+from nearfar.compiler.runtime.batch import Chunk, Output, make_batch
 
 from .model import TokenModel
 from .page_pool import PagePool

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nearfar.compiler.batch import Chunk, FloatArray, make_batch
+from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch
 
 from .step_runner import StepRunner
 

@@ -17,9 +17,9 @@ from concurrent.futures import Future, wait
 from dataclasses import asdict
 from typing import TypeVar
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Output
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, Unavailable
-from nearfar.compiler.sampling import BIAS, COUNTS, MASK
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, MASK
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Output
 
 from .adapters import Adapter, Adapters
 from .answer import Answer, News, Outbox, prompt_logprob_of, token_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nearfar.compiler.manifest import Description
+from nearfar.compiler.bundle.manifest import Description
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ MAX_PROMPT_LOGPROBS = 32
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen; see `nearfar.compiler.sampling`.
+    """How the next token is chosen; see `nearfar.compiler.ir.sampling`.
 
     ``seed`` is a 32-bit unsigned integer, None for a random one; ``logit_bias`` is added to the logits of its tokens.
     """

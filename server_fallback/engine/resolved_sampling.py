@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearfar.compiler.batch import FloatArray, IntArray
-from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, draw_at
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, draw_at
+from nearfar.compiler.runtime.batch import FloatArray, IntArray
 
 from .request import Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSampling:
-    """``flags``: those of `compiler/sampling.py` but for the mask. ``logit_bias`` (V,), None where nothing is added. ``answered`` tokens of
+    """``flags``: those of `compiler/ir/sampling.py` except the mask. ``logit_bias`` (V,), None for no bias. ``answered`` tokens of
     the answer stand in the prompt."""
 
     sampling: Sampling
@@ -45,7 +45,7 @@ def resolve_sampling(sampling: Sampling, vocab_size: int, answered: int = 0) -> 
 
 
 def token_counts(vocab_size: int, prompt: Sequence[int], answer: Sequence[int]) -> IntArray:
-    """What a slot must count from: (V,), as `compiler/sampling.py` says. Both are the request's, whatever made way in a full context."""
+    """What a slot must count from: (V,), as `compiler/ir/sampling.py` says. Both are the request's, whatever made way in a full context."""
     counts = np.zeros(vocab_size, np.int32)
     counts[np.asarray(prompt, np.int64)] = IN_PROMPT
     np.add.at(counts, np.asarray(answer, np.int64), 1)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nearfar.compiler.batch import Batch, FloatArray, IntArray
-from nearfar.compiler.sampling import GREEDY, Settings
+from nearfar.compiler.ir.sampling import GREEDY, Settings
+from nearfar.compiler.runtime.batch import Batch, FloatArray, IntArray
 
 from .resolved_sampling import ResolvedSampling
 from .sequence import Sequence

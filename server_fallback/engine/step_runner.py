@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
 
 
 class StepRunner(Protocol):

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
 
-from nearfar.compiler.batch import FloatArray, Limits
 from nearfar.compiler.errors import NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.batch import FloatArray, Limits
 
 from .answer import Answer
 from .check_request import check_ids, check_request

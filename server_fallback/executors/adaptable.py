@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.formats.peft import read_adapter
-from nearfar.compiler.manifest import Manifest
 
 from ..engine.token_engine import TokenEngine
 from .executor import Executor

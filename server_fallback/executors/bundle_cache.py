@@ -16,7 +16,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from nearfar.compiler.compile import CompileOptions
+from nearfar.compiler.pipeline.compile import CompileOptions
 
 VARIABLE = "NEARFAR_CACHE"
 ROOT = Path(__file__).parents[2]

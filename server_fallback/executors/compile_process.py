@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from nearfar.compiler.compile import CompileOptions, compile_any
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.errors import NearfarError, ToolError
 from nearfar.compiler.formats import load
-from nearfar.compiler.manifest import MANIFEST_FILE
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 
 from .bundle_cache import bundle_place
 

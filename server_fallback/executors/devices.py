@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.target import TARGETS
+from nearfar.compiler.pipeline.target import TARGETS
 
 # What keys and values may take where nobody says: a share of the machine's memory, or of a GPU's that holds nothing else.
 HOST_SHARE, GPU_SHARE = 0.25, 0.8

@@ -15,13 +15,13 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from nearfar.compiler.batch import FloatArray
-from nearfar.compiler.bundle import Folder
-from nearfar.compiler.embedding import normalized
+from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.errors import DeadlineExceeded, NearfarError, RequestError
-from nearfar.compiler.sampling import WORD
-from nearfar.compiler.spec import EmbeddingSpec
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.ir.sampling import WORD
+from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.embedding import normalized
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import MAX_PROMPT_LOGPROBS, Completion, GeneratedToken, PromptLogprobs, Sampling, TokenRequest, TokenSource
 from ..engine.stats import EngineStats

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nearfar.compiler.batch import Runner
-from nearfar.compiler.bundle import Bundle, ExportBundle, open_any
-from nearfar.compiler.compile import CompileOptions
+from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.demo import DEMOS
-from nearfar.compiler.manifest import MANIFEST_FILE, Manifest
-from nearfar.compiler.target import open_runner
+from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Runner
 
 from ..engine.config import EngineConfig
 from ..engine.draft_model import DraftModel

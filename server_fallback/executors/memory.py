@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nearfar.compiler.batch import Limits
+from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, ExportManifest, Manifest
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.expr import evaluate
-from nearfar.compiler.manifest import ITEM_BYTES, BufferEntry, ExportManifest, Manifest
+from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.runtime.batch import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class GenerationRequest(Request):
     # JSON's keys are texts.
     logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = None
     user: str | None = None
-    # Extensions: see `nearfar.compiler.sampling`; a higher priority goes first.
+    # Extensions: see `nearfar.compiler.ir.sampling`; a higher priority goes first.
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None

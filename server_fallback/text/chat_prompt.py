@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..schema.chat import ImagePart, Message, Tool
 

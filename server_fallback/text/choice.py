@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from nearfar.compiler.tokenizer import TextStream, Tokenizer
+from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
 
 from ..engine.request import Completion, FinishReason, GeneratedToken, PromptLogprobs, TokenRequest, TokenSource
 from .stop_strings import StopAutomaton, StopStrings

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import TokenRequest
 from ..schema.common import Usage

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nearfar.compiler.bundle.manifest import ActivationEntry, VariantEntry
+from nearfar.compiler.ir.plan import Plan
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.lower import OBJECT_PREFIX, lower_object
-from nearfar.compiler.manifest import ActivationEntry, VariantEntry
-from nearfar.compiler.plan import Plan
+from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
+from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
-from nearfar.compiler.spec import ModelSpec
-from nearfar.compiler.target import KernelSource, LoweredPlan
 from nearfar.targets.lowered import binding, name_lists, scratch_of
 
 from .levels import Arch, Level, by_name
@@ -33,7 +33,7 @@ def lower_plan(
     arch: str | None,
     progress: Callable[[int, int], None],
 ) -> LoweredPlan:
-    """One library for every variant of every step; see `nearfar.compiler.target`. ``arch`` is one of `levels.ARCHS`.
+    """One library for every variant of every step; see `nearfar.compiler.pipeline.target`. ``arch`` is one of `levels.ARCHS`.
 
     Raises ToolError where there is no linker.
     """

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
-from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.manifest import KernelEntry, Manifest, StepEntry
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.expr import evaluate
-from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry
-from nearfar.compiler.rope import rope_table
-from nearfar.compiler.variant import choose_activation, choose_variant, stored_dtype
+from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
+from nearfar.compiler.runtime.variant import choose_activation, choose_variant, stored_dtype
 
 from ..threads import default_threads
 from .levels import features, require

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from nearfar.compiler.expr import Condition
+from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
@@ -26,7 +27,6 @@ from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.plan import Step
 from nearfar.targets.context import Context, sizes
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.batch import Batch
-from nearfar.compiler.sampling import GREEDY
+from nearfar.compiler.ir.sampling import GREEDY
+from nearfar.compiler.runtime.batch import Batch
 
 # Each bucket of contexts is twice as long as the one before.
 SHORTEST_CONTEXT = 256

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearfar.compiler.expr import evaluate
-from nearfar.compiler.manifest import Manifest, StepEntry
-from nearfar.compiler.variant import choose_variant
+from nearfar.compiler.bundle.manifest import Manifest, StepEntry
+from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.runtime.variant import choose_variant
 
 from .driver import Arguments, Driver
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from nearfar.compiler.manifest import ActivationEntry, VariantEntry
-from nearfar.compiler.plan import Plan
+from nearfar.compiler.bundle.manifest import ActivationEntry, VariantEntry
+from nearfar.compiler.ir.plan import Plan
+from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
-from nearfar.compiler.spec import ModelSpec
-from nearfar.compiler.target import KernelSource, LoweredPlan
 from nearfar.targets.context import Context
 from nearfar.targets.lowered import binding, name_lists, scratch_of
 from nearfar.targets.webgpu.variants import Variant
@@ -37,7 +37,7 @@ def lower_plan(
     arch: str | None,
     progress: Callable[[int, int], None],
 ) -> LoweredPlan:
-    """CUDA C++ and cubins for every variant of every step; see `nearfar.compiler.target`."""
+    """CUDA C++ and cubins for every variant of every step; see `nearfar.compiler.pipeline.target`."""
     arch = check_arch(arch)
     context = Context(plan, spec, quantization, activations)
     rows = [variants_of(step, context) for step in plan.steps]

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from nearfar.compiler.batch import Batch
-from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.manifest import BufferEntry, Manifest
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.expr import Condition, evaluate
-from nearfar.compiler.manifest import BufferEntry, Manifest
-from nearfar.compiler.rope import rope_table
+from nearfar.compiler.ir.expr import Condition, evaluate
+from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.runtime.batch import Batch
 
 from .driver import Bytes, Driver
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
-from nearfar.compiler.bundle import Bundle
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.expr import evaluate
-from nearfar.compiler.manifest import Manifest
-from nearfar.compiler.variant import choose_activation
+from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
+from nearfar.compiler.runtime.variant import choose_activation
 
 from .decode_graphs import Bucket, bucket_of, bucket_sizes, filled_up
 from .driver import Bytes, Driver, NvidiaDriver

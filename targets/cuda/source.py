@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearfar.compiler.expr import Expr
+from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
-from nearfar.compiler.lower import lower
+from nearfar.compiler.pipeline.lower import lower
 
 # What every GPU from sm_80 on has without asking for more (CUDA programming guide, technical specifications).
 MAX_SHARED_BYTES = 48 << 10

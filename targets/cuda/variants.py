@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from nearfar.compiler.expr import Condition
+from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
@@ -24,7 +25,6 @@ from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, p
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
-from nearfar.compiler.plan import Step
 from nearfar.targets.context import Context, sizes
 from nearfar.targets.webgpu import variants as webgpu
 from nearfar.targets.webgpu.variants import DECODE, SHORT_DECODE, Variant

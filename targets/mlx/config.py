@@ -14,7 +14,7 @@ from typing import Any
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.json_file import read_json_object
-from nearfar.compiler.spec import ModelSpec, RopeSpec
+from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 
 from .packing import Packing
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.graph import Graph
-from nearfar.compiler.target import ExportOptions
+from nearfar.compiler.ir.graph import Graph
+from nearfar.compiler.pipeline.target import ExportOptions
 
 from .config import write_config, write_tokenizer
 from .packing import Packing, kv_group

@@ -1,4 +1,4 @@
-"""The graph's ops in MLX's terms: one forward on a ragged batch, op by op as `compiler/ops.py` defines them.
+"""The graph's ops in MLX's terms: one forward on a ragged batch, op by op as `compiler/ir/ops.py` defines them.
 
 Projections take all rows at once, attention each sequence by itself. The residual stream, norms, the gated feed-forward and logits are
 float32; q, k, v, the pages and what enters a projection are of ``dtype``.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nearfar.compiler.graph import Graph, Node
-from nearfar.compiler.rope import rope_table
+from nearfar.compiler.ir.graph import Graph, Node
+from nearfar.compiler.ir.rope import rope_table
 
 from .pages import Arrays, Pages, Span
 

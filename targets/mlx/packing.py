@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.errors import QuantizationError, RequestError
-from nearfar.compiler.graph import Parameter
+from nearfar.compiler.ir.graph import Parameter
 from nearfar.compiler.quant import GROUPS, Quantization
 from nearfar.compiler.quant.base import FloatArray
 from nearfar.compiler.quant.q4 import Q4

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nearfar.compiler.batch import Batch
+from nearfar.compiler.runtime.batch import Batch
 
 # Tokens by which a page grows.
 STEP = 256

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from nearfar.compiler.arch import by_model_type
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, done, require_task, require_within
-from nearfar.compiler.bundle import ExportBundle
+from nearfar.compiler.bundle.folder import ExportBundle
+from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.errors import DeviceError, ToolError
-from nearfar.compiler.host_sampler import HostSampler
-from nearfar.compiler.manifest import ExportManifest
 from nearfar.compiler.quant import by_name
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, done, require_task, require_within
+from nearfar.compiler.runtime.host_sampler import HostSampler
 
 from .forward import Forward
 from .packing import Packing, kv_group

@@ -14,8 +14,8 @@ from typing import Any
 
 from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.graph import Parameter
-from nearfar.compiler.weights import blocks, read_rows
+from nearfar.compiler.ir.graph import Parameter
+from nearfar.compiler.pipeline.weights import blocks, read_rows
 
 from .packing import ITEM_BYTES, Packing
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.graph import Node
-from nearfar.compiler.rope import rope_table
+from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.ir.rope import rope_table
 
 from .builder import MICROSOFT
 from .emitter import Emitter

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.batch import FloatArray
+from nearfar.compiler.runtime.batch import FloatArray
 
 from .rows_graph import LENGTHS, ROWS, TOTAL
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.ops import Array
 
 MICROSOFT = "com.microsoft"
 # The oldest opset with all that is used here, and its file format: what ONNX Runtime in browsers and on phones knows too.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.ops import Array
 
 # Prose, dialogue, code, numbers and a few scripts, for channels differ in what makes them large.
 SAMPLE = """The river had risen in the night, and by morning the lower fields were a lake with fences in it.

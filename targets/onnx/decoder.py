@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nearfar.compiler.errors import UnsupportedModel
-from nearfar.compiler.graph import Node
+from nearfar.compiler.ir.graph import Node
 
 from .attention import add_attention
 from .builder import ELEMENT_TYPES, MICROSOFT

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nearfar.compiler.errors import QuantizationError
-from nearfar.compiler.graph import Graph, Node, Parameter
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.graph import Graph, Node, Parameter
+from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.quant import Quantization
-from nearfar.compiler.spec import ModelSpec
 
 from .builder import ELEMENT_TYPES, Builder
 from .devices import Device

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.graph import Graph
+from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
 from nearfar.compiler.passes.fuse_projections import fuse_projections
-from nearfar.compiler.target import ExportOptions
+from nearfar.compiler.pipeline.target import ExportOptions
 
 from . import devices
 from .genai_config import write_genai_config

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.target import ExportOptions
+from nearfar.compiler.pipeline.target import ExportOptions
 
 GENAI_CONFIG_FILE = "genai_config.json"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nearfar.compiler.errors import QuantizationError
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.ops import Array
 
 BITS = {"q4": 4, "q8": 8}
 BLOCKS = (32, 64, 128)

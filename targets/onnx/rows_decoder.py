@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.bundle import ExportBundle
+from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.errors import DeviceError
 
 from .bound_rows import BoundRows

@@ -15,11 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
-from nearfar.compiler.bundle import ExportBundle
+from nearfar.compiler.bundle.folder import ExportBundle
+from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.errors import DeviceError, RequestError
-from nearfar.compiler.host_sampler import HostSampler
-from nearfar.compiler.manifest import ExportManifest
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
+from nearfar.compiler.runtime.host_sampler import HostSampler
 
 from ..threads import default_threads
 from .kv_rows import KvRows

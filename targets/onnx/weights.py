@@ -18,10 +18,10 @@ from onnx import TensorProto, helper
 
 from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.graph import Parameter
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.graph import Parameter
+from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.pipeline.weights import PACKING_THREADS, blocks, in_order, place_weights
 from nearfar.compiler.quant import Quantization
-from nearfar.compiler.weights import PACKING_THREADS, blocks, in_order, place_weights
 
 from .builder import ELEMENT_TYPES
 from .matmul_nbits import blob_rows

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from nearfar.compiler.bundle.manifest import ActivationEntry, Manifest
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.manifest import ActivationEntry, Manifest
 
 MAX_GRID = 65_535
 # How WGSL that uses subgroups begins.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nearfar.compiler.bundle.manifest import ActivationEntry, VariantEntry
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.plan import Plan
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
-from nearfar.compiler.lower import lower
-from nearfar.compiler.manifest import ActivationEntry, VariantEntry
-from nearfar.compiler.plan import Plan
+from nearfar.compiler.pipeline.lower import lower
+from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
-from nearfar.compiler.spec import ModelSpec
-from nearfar.compiler.target import KernelSource, LoweredPlan
 from nearfar.targets.context import Context
 from nearfar.targets.lowered import binding, name_lists, scratch_of
 
@@ -53,7 +53,7 @@ def lower_plan(
     arch: str | None,
     progress: Callable[[int, int], None],
 ) -> LoweredPlan:
-    """WGSL for every variant of every step; see `nearfar.compiler.target`."""
+    """WGSL for every variant of every step; see `nearfar.compiler.pipeline.target`."""
     if arch is not None:
         raise RequestError(f"--arch {arch}: WGSL runs on every GPU, so there is nothing to choose; leave it out")
     context = Context(plan, spec, quantization, activations)

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output, done, require_task, require_within
-from nearfar.compiler.bundle import Bundle
-from nearfar.compiler.expr import evaluate
-from nearfar.compiler.manifest import KernelEntry, Manifest, StepEntry
-from nearfar.compiler.rope import rope_table
-from nearfar.compiler.variant import choose_variant
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.manifest import KernelEntry, Manifest, StepEntry
+from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, done, require_task, require_within
+from nearfar.compiler.runtime.variant import choose_variant
 
 from .device import MAX_GRID, features_of, for_naga, open_device
 

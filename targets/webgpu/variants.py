@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from nearfar.compiler.expr import Condition
+from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
@@ -30,7 +31,6 @@ from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
-from nearfar.compiler.plan import Step
 from nearfar.targets.context import Context, sizes
 
 # Up to this many rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for 32 or 64 rows.

@@ -21,8 +21,8 @@ from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.report import make_report
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.measure.report import make_report
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "web" / "dist" / "nearfar.js"

@@ -24,9 +24,9 @@ from checkpoints import QWEN3_0_6B, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.compiler.batch import Chunk, Limits, make_batch
-from nearfar.compiler.bundle import Bundle, open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.cpu.runner import CpuRunner
 from nearfar.targets.threads import default_threads
 

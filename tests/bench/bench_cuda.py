@@ -20,12 +20,12 @@ from checkpoints import QWEN3_0_6B, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.compiler.batch import Chunk, Limits, Output, make_batch
-from nearfar.compiler.bundle import Bundle, open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
-from nearfar.compiler.expr import holds
-from nearfar.compiler.report import make_report
-from nearfar.compiler.sampling import Settings
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.ir.expr import holds
+from nearfar.compiler.ir.sampling import Settings
+from nearfar.compiler.measure.report import make_report
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Chunk, Limits, Output, make_batch
 from nearfar.targets.cuda.driver import Driver, NvidiaDriver
 from nearfar.targets.cuda.launches import Launches
 from nearfar.targets.cuda.memory import DeviceMemory

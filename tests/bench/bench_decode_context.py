@@ -21,10 +21,10 @@ from checkpoints import QWEN2_0_5B, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.compiler.batch import Chunk, Limits, make_batch
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.manifest import Manifest
-from nearfar.compiler.report import make_report
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.measure.report import make_report
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.webgpu.runner import WebGPURunner
 
 ROOT = Path(__file__).resolve().parents[2]

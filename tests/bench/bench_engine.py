@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from nearfar.compiler.batch import Array, Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import Sampling, TokenRequest

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar.compiler import quant
-from nearfar.compiler.expr import evaluate, holds
+from nearfar.compiler.ir.expr import evaluate, holds
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.webgpu.lower import wgsl

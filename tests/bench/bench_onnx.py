@@ -25,8 +25,8 @@ from checkpoints import QWEN3_0_6B, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
-from nearfar.compiler.batch import Chunk, Limits, make_batch
-from nearfar.compiler.bundle import ExportBundle, open_any
+from nearfar.compiler.bundle.folder import ExportBundle, open_any
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.onnx.runner import OnnxRunner
 from nearfar.targets.threads import default_threads
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from nearfar.compiler.browser.chromium import FLAGS, find_chromium
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "bench"

@@ -15,19 +15,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.checkpoint_reference import CheckpointReference
 from nearfar.compiler.cli.quality import description, weight_bytes
-from nearfar.compiler.compile import CompileOptions, compile_any
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.demo.corpus import NEAR, WITHOUT_SLOTS, held_out_examples
 from nearfar.compiler.demo.example import Split
 from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats import load
-from nearfar.compiler.generate import PREFILL_CHUNK
-from nearfar.compiler.quality import DEFAULT_WINDOW, Quality, counted_between, make_windows, measure
-from nearfar.compiler.target import open_runner
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
+from nearfar.compiler.measure.quality import DEFAULT_WINDOW, Quality, counted_between, make_windows, measure
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.generate import PREFILL_CHUNK
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 SEED = 2024
 EXAMPLES = 20

@@ -21,14 +21,14 @@ import httpx
 from bench_compile import machine
 from serving_process import Process, nearfar_serve
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.bundle import Bundle, open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.demo.corpus import CORPORA, held_out_examples
 from nearfar.compiler.demo.example import Split
-from nearfar.compiler.target import open_runner
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest, TokenSource
 from nearfar.server_fallback.engine.token_engine import TokenEngine

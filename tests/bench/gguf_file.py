@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 from checkpoints import Shapes
 
-from nearfar.compiler.bundle import Bundle
-from nearfar.compiler.ops import Array
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.ir.ops import Array
 
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",

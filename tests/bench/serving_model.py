@@ -10,8 +10,8 @@ from typing import Any
 
 from checkpoints import QWEN3_0_6B, write_checkpoint
 
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 CONTEXT = 1024
 # The text of a message and nothing else, so that prompts are as long as they are meant to be.

@@ -10,7 +10,7 @@ from pathlib import Path
 from conftest import ROOT, lacks
 
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.export import export_model
+from nearfar.compiler.pipeline.export import export_model
 
 PACKAGE = ROOT / "mobile/react-native"
 

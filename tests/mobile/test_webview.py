@@ -17,8 +17,8 @@ from native_app import NativeApp
 from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize
 from static_site import serve
 
-from nearfar.compiler.compile import CompileOptions, compile_model
 from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 WEBVIEW = ROOT / "mobile" / "webview"
 SCREENSHOTS = ROOT / "build" / "screenshots"

@@ -17,9 +17,9 @@ from playwright.sync_api import Browser, BrowserContext, Page
 from static_site import serve
 from tiny_models import VOCAB_SIZE
 
-from nearfar.compiler.batch import Chunk, Limits, make_batch
 from nearfar.compiler.browser.page_server import PAGE
-from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 
 # Counts the calls of WebGPU from here on, and the bytes that are mapped for reading, in window.counts.
 COUNT_CALLS = """() => {
@@ -184,8 +184,8 @@ def test_steps_in_flight_feed_each_other_at_the_cost_of_one(
 
 
 def test_all_that_sampling_can_do_gives_the_tokens_of_the_reference(runner_page: Page, tiny_bundle: Path) -> None:
-    from nearfar.compiler.bundle import open_bundle
-    from nearfar.compiler.reference import ReferenceRunner
+    from nearfar.compiler.bundle.folder import open_bundle
+    from nearfar.compiler.runtime.reference import ReferenceRunner
 
     prompt = json.loads((tiny_bundle / "expected.json").read_text())["prompt_token_ids"]
     rng = np.random.default_rng(5)
@@ -267,8 +267,8 @@ def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(runner
 
 
 def test_the_page_answers_offline_with_the_text_that_python_decodes(context: BrowserContext, address: str, tiny_bundle: Path) -> None:
-    from nearfar.compiler.bundle import open_bundle
-    from nearfar.compiler.tokenizer import Tokenizer
+    from nearfar.compiler.bundle.folder import open_bundle
+    from nearfar.compiler.text.tokenizer import Tokenizer
 
     page = context.new_page()
     open_page(page, address, "ready")

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from light_bundle import lighten
 
-from nearfar.compiler.batch import Runner
 from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.bundle import Bundle, open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.generate import generate
-from nearfar.compiler.manifest import MANIFEST_FILE
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import Sampler
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Runner
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 PROMPT = [{"role": "user", "content": "tell me a story about a fox"}]
 TOKENS = 64

@@ -15,10 +15,10 @@ from static_site import serve
 from tolerances import F32, relative_error
 
 from nearfar.compiler.browser.page_server import PAGE
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.embedding import embed
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.runtime.embedding import embed
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 START = """import { connectEngine } from "./client.js";
 window.connect = () => connectEngine(new Worker("./engine_worker.js", { type: "module" }), "./bundle/");

@@ -27,10 +27,10 @@ from page_looks import DESK, NAMELESS, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page, Route
 from recording_proxy import RecordingProxy, recording_proxy
 
-from nearfar.compiler.batch import Limits
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call
@@ -117,8 +117,8 @@ def near_server(policy_file: Path, chromium: str, tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="module")
 def far_server(near_server: PageServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordingProxy]:
     """`nearfar serve`, with a proxy before it."""
-    from nearfar.compiler.compile import CompileOptions, compile_model
     from nearfar.compiler.demo import CHECKPOINT
+    from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
     folder = tmp_path_factory.mktemp("far")
     command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", FAR_MODEL, "--target", "cpu", "--port", "0"]

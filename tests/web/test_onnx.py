@@ -18,16 +18,16 @@ from plain_target import compile_plain
 from playwright.sync_api import Browser, Page
 from static_site import serve
 
-from nearfar.compiler.batch import Limits
 from nearfar.compiler.browser.page_server import PAGE
-from nearfar.compiler.bundle import open_any
+from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.export import export_model
 from nearfar.compiler.formats.huggingface import open_checkpoint
-from nearfar.compiler.generate import generate
-from nearfar.compiler.sampling import Sampler
-from nearfar.compiler.target import open_runner
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.export import export_model
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 TOKENS = 48
 CONTEXT = 256

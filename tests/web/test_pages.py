@@ -86,8 +86,8 @@ def ask(page: Page, text: str) -> None:
 
 
 def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) -> None:
-    from nearfar.compiler.bundle import open_bundle
-    from nearfar.compiler.tokenizer import Tokenizer
+    from nearfar.compiler.bundle.folder import open_bundle
+    from nearfar.compiler.text.tokenizer import Tokenizer
 
     ask(chat, "hello")
     ask(chat, "and again")

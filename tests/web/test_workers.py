@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, Page, Route
 
 from nearfar.compiler.browser import page_server
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.compile import CompileOptions, compile_model
 from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js", "hybrid.js")
 # SwiftShader takes its time over pipelines, and this machine may be busy.

@@ -5,7 +5,7 @@ One task: one chunk of the columns of one row.
 
 from __future__ import annotations
 
-from ...sampling import BIAS, COUNTS, IN_PROMPT, MASK, MASKED, Settings
+from ...ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, MASKED, Settings
 from ..builder import Kernel, Scalar, cast, number, select, truncated_quotient
 from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .logits import chunk_of, num_chunks

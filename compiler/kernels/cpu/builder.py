@@ -21,7 +21,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as script
 
-from ...expr import Expr
+from ...ir.expr import Expr
 from ..builder import Array, Binding, Index, Kernel, KernelBuilder, Scalar
 
 

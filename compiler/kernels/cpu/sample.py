@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from ...sampling import COUNTS, Settings
+from ...ir.sampling import COUNTS, Settings
 from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat
 from ..sample import first_beyond
 from .builder import CpuKernelBuilder, Isa, ramp

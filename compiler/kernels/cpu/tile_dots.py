@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from ...expr import Expr
+from ...ir.expr import Expr
 from ...quant.base import GROUP
 from ...quant.layout import TILE_ROWS
 from ..builder import Array, Scalar, cast, minimum, number, reinterpret, splat

@@ -6,7 +6,7 @@ best column: the first of the largest values below the round before, or equal to
 
 from __future__ import annotations
 
-from ...sampling import ALTERNATIVES
+from ...ir.sampling import ALTERNATIVES
 from ..builder import Kernel, Scalar, minimum, number, select, splat
 from .builder import CpuKernelBuilder, Isa, ramp
 from .logits import LOWEST, Columns, chunk_of, first_largest, merge_chunks, num_chunks, sum_chunk

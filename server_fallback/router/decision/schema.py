@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-from nearfar.compiler.schema import interface
+from nearfar.compiler.bundle.schema import interface
 
 from . import policy, predictor
 from .entry import Entry

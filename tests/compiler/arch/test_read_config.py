@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from nearfar.compiler import arch
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats.config import ConfigReader
-from nearfar.compiler.spec import ModelSpec, RopeSpec
+from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 
 LLAMA_3_2_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

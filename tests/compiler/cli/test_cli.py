@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.compiler.bundle import new_folder, open_any
+from nearfar.compiler.bundle.folder import new_folder, open_any
 from nearfar.compiler.cli import main
 
 CompileTiny = Callable[..., Path]
@@ -240,7 +240,7 @@ def test_sigterm_takes_away_what_is_half_written(tmp_path: Path, monkeypatch: py
             (folder / "half").touch()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("nearfar.compiler.compile.compile_any", compile_until_stopped)
+    monkeypatch.setattr("nearfar.compiler.pipeline.compile.compile_any", compile_until_stopped)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as exit_info:
         main(["compile", "model", "-o", str(tmp_path / "bundle")])

@@ -10,7 +10,7 @@ from tiny_models import write_modules
 
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats.sentence_transformers import read_embedding
-from nearfar.compiler.spec import EmbeddingSpec
+from nearfar.compiler.ir.spec import EmbeddingSpec
 
 
 def test_a_folder_without_modules_generates_text(tmp_path: Path) -> None:

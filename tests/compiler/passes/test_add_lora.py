@@ -10,11 +10,11 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.passes.add_lora import lora_entry
-from nearfar.compiler.plan import make_plan
-from nearfar.compiler.spec import ModelSpec
 
 RANK = 3
 

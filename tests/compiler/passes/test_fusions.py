@@ -12,10 +12,10 @@ from tolerances import F32
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
-from nearfar.compiler.graph import Graph
+from nearfar.compiler.ir.graph import Graph
+from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.passes import FUSIONS, run_passes
-from nearfar.compiler.plan import make_plan
-from nearfar.compiler.spec import ModelSpec, RopeSpec
 
 Pass = Callable[[Graph], Graph]
 MAX_BINDING_BYTES = 128 << 20

@@ -12,10 +12,10 @@ from tolerances import KV_Q8, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
-from nearfar.compiler.ops import dequantize_pages
+from nearfar.compiler.ir.ops import dequantize_pages
+from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.passes import run_passes
-from nearfar.compiler.plan import make_plan
-from nearfar.compiler.spec import ModelSpec
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

@@ -9,11 +9,11 @@ from tolerances import F32
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
-from nearfar.compiler.graph import Graph
+from nearfar.compiler.ir.graph import Graph
+from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.passes import run_passes
-from nearfar.compiler.plan import make_plan
 from nearfar.compiler.quant import Quantization
-from nearfar.compiler.spec import ModelSpec, RopeSpec
 
 quantizations = st.sampled_from(quant.NAMES).map(quant.by_name)
 

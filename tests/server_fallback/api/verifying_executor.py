@@ -10,8 +10,8 @@ from fake_models import FakeExecutor, FakeModels
 from hash_runner import MODEL, HashRunner
 from live_server import LiveServer, live_server
 
-from nearfar.compiler.batch import Limits
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.engine.request import Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tiny_adapters import adapted_logits, make_adapter
 
-from nearfar.compiler.batch import FloatArray, Limits
-from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.runtime.batch import FloatArray, Limits
 from nearfar.server_fallback.engine.adapters import Adapters
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, TokenRequest

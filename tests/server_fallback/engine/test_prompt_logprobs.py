@@ -15,11 +15,11 @@ from hash_runner import MODEL, HashRunner
 from test_same_under_load import Answer, alone, mixed_requests
 from tiny_models import VOCAB_SIZE
 
-from nearfar.compiler.batch import Chunk, FloatArray, Limits, make_batch
-from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import ALTERNATIVES
+from nearfar.compiler.ir.sampling import ALTERNATIVES
+from nearfar.compiler.runtime.batch import Chunk, FloatArray, Limits, make_batch
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, PromptLogprobs, TokenRequest

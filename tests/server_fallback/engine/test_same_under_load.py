@@ -13,11 +13,11 @@ from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
 from tiny_models import VOCAB_SIZE
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.generate import generate
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import Sampler
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.step_runner import StepRunner

@@ -12,10 +12,10 @@ from hash_runner import MODEL, HashRunner
 from test_same_under_load import Answer, alone, answer, left_early, mixed_requests
 from tiny_models import VOCAB_SIZE
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
-from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.draft_model import DraftModel
 from nearfar.server_fallback.engine.model import TokenModel

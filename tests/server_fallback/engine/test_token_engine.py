@@ -16,9 +16,9 @@ import pytest
 from hash_model import VOCAB, answer_of
 from hash_runner import MODEL, HashRunner
 
-from nearfar.compiler.batch import Limits
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
-from nearfar.compiler.sampling import IN_PROMPT
+from nearfar.compiler.ir.sampling import IN_PROMPT
+from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

@@ -16,10 +16,10 @@ from test_token_engine import LIMITS as NO_SPARE_ROWS
 from test_token_engine import engine_on, require_no_page_held, run, settle
 from tiny_models import VOCAB_SIZE
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeadlineExceeded, RequestError
-from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import FinishReason, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

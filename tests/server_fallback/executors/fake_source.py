@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
-from nearfar.compiler.spec import EmbeddingSpec
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.server_fallback.engine.request import Completion, FinishReason, GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
 from nearfar.server_fallback.engine.stats import EngineStats
 from nearfar.server_fallback.executors.local import LocalExecutor, TextModel

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.compile import CompileOptions
 from nearfar.compiler.errors import CheckpointError, RequestError, ToolError, UnsupportedModel
+from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.server_fallback.executors.bundle_cache import bundle_place, cache_folder
 from nearfar.server_fallback.executors.compile_process import compiled, error_of
 

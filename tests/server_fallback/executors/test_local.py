@@ -13,7 +13,7 @@ import pytest
 from fake_source import TEMPLATE, FakeSource, executor, text_model
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, RequestError
-from nearfar.compiler.spec import EmbeddingSpec
+from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import jsonschema_rs
 import pytest
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.generate import generate
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import Sampler
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call

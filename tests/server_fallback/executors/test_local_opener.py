@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import BundleError, CheckpointError, DeviceError, RequestError
-from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.executors import devices, local_opener
 from nearfar.server_fallback.executors.devices import Gpu
 from nearfar.server_fallback.executors.executor import Call, Executor

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import RequestError
-from nearfar.compiler.manifest import Manifest
-from nearfar.compiler.report import make_report
+from nearfar.compiler.measure.report import make_report
 from nearfar.server_fallback.executors.memory import context_bytes, plan_memory, weight_bytes
 
 

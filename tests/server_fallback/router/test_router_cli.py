@@ -10,7 +10,7 @@ import pytest
 from fake_openai import Asked, FakeOpenAI, Reply, in_a_thread, said
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.executors import local_opener
 from nearfar.server_fallback.router.decision.policy import Policy
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nearfar.compiler.errors import BundleError, RequestError
 from nearfar.compiler.formats.checkpoint import TokenizerFiles
-from nearfar.compiler.tokenizer import TextStream, Tokenizer
+from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
 from nearfar.server_fallback.text.vocabulary import Vocabulary, read_vocabulary
 
 DEMO = Path(__file__).parents[3] / "compiler/demo/nearfar-demo/tokenizer.json"

@@ -13,6 +13,7 @@ import kernel_cases as shared
 from cpu_pages import from_cpu, to_cpu
 from kernel_harness import Run
 
+from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
@@ -26,7 +27,6 @@ from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.ops import Array
 from nearfar.compiler.quant.layout import store_rows
 from nearfar.targets.cpu.levels import Level
 

@@ -9,9 +9,9 @@ import pytest
 from cpu_cases import CpuCase, all_cases, in_the_order_of_ops
 from kernel_harness import LoweredCase, Run
 
-from nearfar.compiler.expr import evaluate
+from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.lower import OBJECT_PREFIX, lower_object
+from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
 from nearfar.targets.cpu.levels import by_name, features
 from nearfar.targets.cpu.library import Library
 from nearfar.targets.cpu.link import link

@@ -14,13 +14,13 @@ from test_cpu_kernels import ARCH, Kernels, run_kernels
 from tolerances import OF_KERNEL, relative_error
 
 from nearfar.compiler import quant
+from nearfar.compiler.ir.ops import Array, gated_silu
 from nearfar.compiler.kernels.cpu.builder import Isa
 from nearfar.compiler.kernels.cpu.integer_dot import RowLayout, row_layout
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.lower import lower_object
-from nearfar.compiler.ops import Array, gated_silu
+from nearfar.compiler.pipeline.lower import lower_object
 from nearfar.compiler.quant.base import GROUP
 from nearfar.targets.cpu.levels import AVX2, AVX512, VNNI, Level, features
 from nearfar.targets.cpu.library import Library

@@ -12,11 +12,11 @@ import pytest
 from tiny_adapters import MLP, SELF_ATTENTION, Deltas, adapted_logits, make_adapter
 from tolerances import F32, relative_error
 
-from nearfar.compiler.batch import Chunk, Limits, Runner, make_batch
-from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.formats.peft import read_adapter
-from nearfar.compiler.reference import ReferenceRunner
+from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.cpu.runner import CpuRunner
 
 CompileTiny = Callable[..., Path]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError, ToolError
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.targets.cpu import levels, link
 from nearfar.targets.cpu.runner import CpuRunner
 

@@ -17,12 +17,12 @@ from slot_answers import assert_same_choices
 from tiny_models import VOCAB_SIZE
 from tolerances import F16, F32, INT8_MODEL, INT16_MODEL, OF_ACTIVATION, relative_error
 
-from nearfar.compiler.batch import Chunk, Limits, make_batch
-from nearfar.compiler.bundle import Bundle, open_bundle
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.target import open_runner
-from nearfar.compiler.variant import stored_dtype
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.variant import stored_dtype
 from nearfar.targets.cpu.levels import features
 from nearfar.targets.cpu.runner import CpuRunner
 from nearfar.targets.threads import default_threads
@@ -187,8 +187,8 @@ def test_each_runner_has_its_own_threads_until_it_is_closed(bundle: Bundle) -> N
     code = f"""if True:
         import os, time
         from pathlib import Path
-        from nearfar.compiler.batch import Chunk, make_batch
-        from nearfar.compiler.bundle import open_bundle
+        from nearfar.compiler.runtime.batch import Chunk, make_batch
+        from nearfar.compiler.bundle.folder import open_bundle
         from nearfar.targets.cpu.runner import CpuRunner
 
         def count():

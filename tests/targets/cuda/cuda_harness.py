@@ -11,8 +11,8 @@ import numpy as np
 from emulated import Library
 from kernel_harness import Case, Run
 
-from nearfar.compiler.expr import evaluate
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.ir.ops import Array
 from nearfar.targets.cuda.source import CudaKernel, cuda, source_file
 
 # How many bytes are watched behind every array, and what they hold.

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench_cuda import kernel_times, measure, print_result, print_times
 from emulated_driver import EmulatedDriver
 
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.bundle.folder import open_bundle
 
 
 def test_the_benchmark_runs_to_its_end(cuda_bundle: Path, emulated_cuda: Path) -> None:

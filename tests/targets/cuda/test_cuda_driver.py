@@ -13,19 +13,19 @@ import pytest
 from emulated import EMULATOR, compile_library, library_of
 from emulated_driver import EmulatedDriver
 
-from nearfar.compiler.batch import Chunk, Limits, make_batch
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.targets.cuda.driver import NvidiaDriver
 from nearfar.targets.cuda.runner import CudaRunner
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from nearfar.compiler.batch import Chunk, Limits, make_batch
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.target import open_runner
+from nearfar.compiler.pipeline.target import open_runner
 
 bundle = open_bundle(Path(sys.argv[1]))
 try:

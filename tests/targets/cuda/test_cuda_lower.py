@@ -10,12 +10,12 @@ import pytest
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import RequestError, ToolError
+from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.passes import run_passes
-from nearfar.compiler.plan import make_plan
-from nearfar.compiler.spec import ModelSpec, RopeSpec
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.lower import MAX_BINDING_BYTES
 from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin

@@ -12,12 +12,12 @@ from emulated_driver import EmulatedDriver
 from ragged import whole_and_in_chunks
 from tolerances import F16, F32, relative_error
 
-from nearfar.compiler.batch import Chunk, Limits, Output, make_batch
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import COUNTS, Settings
-from nearfar.compiler.variant import choose_activation
+from nearfar.compiler.ir.sampling import COUNTS, Settings
+from nearfar.compiler.runtime.batch import Chunk, Limits, Output, make_batch
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.variant import choose_activation
 from nearfar.targets.cuda.decode_graphs import Bucket, bucket_of, bucket_sizes
 from nearfar.targets.cuda.memory import decode_scratch
 from nearfar.targets.cuda.runner import CudaRunner

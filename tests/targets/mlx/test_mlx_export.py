@@ -11,13 +11,13 @@ import pytest
 from tiny_models import SIZES
 
 from nearfar.compiler import quant
-from nearfar.compiler.bundle import open_any
-from nearfar.compiler.compile import CompileOptions, compile_any
+from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.formats.safetensors_file import read_safetensors
-from nearfar.compiler.spec import ModelSpec
+from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.targets.mlx.config import require_known, write_config
 from nearfar.targets.mlx.packing import Packing
 from nearfar.targets.mlx.shards import write_shards

@@ -15,15 +15,15 @@ import pytest
 from plain_target import compile_plain
 from tolerances import F32, relative_error
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.bundle import Bundle, ExportBundle, open_any
+from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.cli import main
-from nearfar.compiler.compile import CompileOptions, compile_any
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.generate import generate, score
-from nearfar.compiler.sampling import Sampler
-from nearfar.compiler.target import open_runner
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.generate import generate, score
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 CompileTiny = Callable[..., Path]
 QUESTIONS = ("what is 27 + 58?", "tell me a story about a fox")

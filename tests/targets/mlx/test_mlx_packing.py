@@ -10,7 +10,7 @@ from tolerances import BF16_ROUNDING, F32, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.errors import QuantizationError
-from nearfar.compiler.graph import Parameter, Source
+from nearfar.compiler.ir.graph import Parameter, Source
 from nearfar.targets.mlx.packing import Packing
 
 

@@ -16,11 +16,11 @@ from slot_answers import assert_same_choices
 from tiny_models import VOCAB_SIZE
 from tolerances import F16, F32, KV_Q8, KV_Q8_F16, relative_error
 
-from nearfar.compiler.batch import Chunk, Limits, Runner, make_batch
-from nearfar.compiler.bundle import Bundle, ExportBundle, file_entry, open_any
+from nearfar.compiler.bundle.folder import Bundle, ExportBundle, file_entry, open_any
 from nearfar.compiler.errors import DeviceError, RequestError, ToolError
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.target import open_runner
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.runtime.reference import ReferenceRunner
 
 CompileTiny = Callable[..., Path]
 Plans = Callable[[str, str], Bundle]

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from plain_target import compile_plain
 
-from nearfar.compiler.batch import Limits
-from nearfar.compiler.compile import CompileOptions, compile_any
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.generate import generate
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import Sampler
-from nearfar.compiler.tokenizer import Tokenizer
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.text.tokenizer import Tokenizer
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from run_plan import PAGE_SIZE, run_graph
 
 from nearfar.compiler.arch import by_model_type
-from nearfar.compiler.batch import Chunk, make_batch
 from nearfar.compiler.formats import load
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.quant import Quantization
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 
 CONTEXT = 64
 

@@ -11,7 +11,7 @@ from tolerances import ONNX_INT8_KERNEL
 
 from nearfar.compiler import quant
 from nearfar.compiler.errors import QuantizationError
-from nearfar.compiler.ops import Array
+from nearfar.compiler.ir.ops import Array
 from nearfar.targets.onnx.builder import MICROSOFT, Builder
 from nearfar.targets.onnx.matmul_nbits import ACCURACY_LEVEL, BITS, blob_rows, require_fast
 

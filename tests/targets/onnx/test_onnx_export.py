@@ -14,10 +14,10 @@ from tiny_models import CHECKPOINTS, VOCAB_SIZE
 from tolerances import KV_Q8, ONNX_F32, ONNX_INT8_KERNEL, ONNX_INT8_MODEL, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.compile import CompileOptions, compile_any
 from nearfar.compiler.errors import BundleError, QuantizationError, RequestError, UnsupportedModel
-from nearfar.compiler.export import export_model
-from nearfar.compiler.graph import Node
+from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.pipeline.export import export_model
 from nearfar.targets.onnx import weights
 from nearfar.targets.onnx.decoder import require_known
 
@@ -183,7 +183,7 @@ def test_large_weights_lie_in_files_beside_the_graph(
     assert np.array_equal(Session(folder).run([TOKENS]), inline.run([TOKENS]))
     check_graph(folder / "onnx/model.onnx")
 
-    from nearfar.compiler.bundle import open_any
+    from nearfar.compiler.bundle.folder import open_any
 
     (folder / "onnx" / data[0]).unlink()
     with pytest.raises(BundleError, match="is missing"):

@@ -12,7 +12,7 @@ from onnx_cases import CONTEXT, Export, Session
 from tiny_models import ARCHITECTURES
 
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.export import export_model
+from nearfar.compiler.pipeline.export import export_model
 
 TEXT = "Near and far."
 COUNT = 12

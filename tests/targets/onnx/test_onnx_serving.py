@@ -14,10 +14,10 @@ from typing import Any
 import openai
 import pytest
 
-from nearfar.compiler.bundle import ExportBundle, open_any
-from nearfar.compiler.compile import CompileOptions, compile_any
+from nearfar.compiler.bundle.folder import ExportBundle, open_any
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.errors import BundleError, NearfarError, RequestError
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.server_fallback.executors.executor import Call, Executor
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
 from nearfar.server_fallback.executors.memory import context_bytes, plan_memory, weight_bytes

@@ -21,7 +21,9 @@ from lora_cases import lora_cases
 from sampling_rows import rows_of
 
 from nearfar.compiler import quant
-from nearfar.compiler.batch import Chunk, make_batch
+from nearfar.compiler.ir.ops import OPS, Array, append_kv
+from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
@@ -40,9 +42,7 @@ from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
-from nearfar.compiler.ops import OPS, Array, append_kv
-from nearfar.compiler.rope import rope_table
-from nearfar.compiler.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 
 EPS = 1e-6
 BATCHES = (1, 3, 33)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from tolerances import OF_KERNEL, Q8_KERNEL, Q8_ROUNDED, Q8_ROUNDING, relative_error
 
-from nearfar.compiler.expr import Expr, evaluate
+from nearfar.compiler.bundle.manifest import BindingEntry
+from nearfar.compiler.ir.expr import Expr, evaluate
+from nearfar.compiler.ir.ops import Array, dequantize_pages, page_rows
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.manifest import BindingEntry
-from nearfar.compiler.ops import Array, dequantize_pages, page_rows
 from nearfar.targets.webgpu.device import DEFAULT_LIMITS, for_naga
 from nearfar.targets.webgpu.lower import WgslKernel, wgsl
 from nearfar.targets.webgpu.runner import round_up, spread

@@ -9,10 +9,10 @@ from zlib import crc32
 import numpy as np
 from kernel_harness import Case, Run
 
+from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.kernels.add_lora import add_lora
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.gate_halves import gate_halves
-from nearfar.compiler.ops import OPS
 
 EPS = 1e-6
 PLACES = 3

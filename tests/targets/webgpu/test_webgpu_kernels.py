@@ -9,9 +9,9 @@ import pytest
 from kernel_cases import all_cases, nothing, sample_run
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
 
+from nearfar.compiler.ir.sampling import Sampler, Settings
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
-from nearfar.compiler.sampling import Sampler, Settings
 
 CASES = {case.name: case for case in all_cases()}
 

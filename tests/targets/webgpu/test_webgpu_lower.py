@@ -14,10 +14,10 @@ from tiny_models import CHECKPOINTS
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
-from nearfar.compiler.bundle import open_bundle
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.formats import load
+from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.passes import run_passes
-from nearfar.compiler.plan import make_plan
 from nearfar.targets.context import Context
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.variants import variants_of

@@ -15,13 +15,13 @@ from tiny_models import ARCHITECTURES, CHECKPOINTS
 from tolerances import F16, F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
-from nearfar.compiler.batch import Chunk, Limits, make_batch
-from nearfar.compiler.bundle import open_bundle
-from nearfar.compiler.compile import CompileOptions, compile_model
+from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
-from nearfar.compiler.generate import generate
-from nearfar.compiler.reference import ReferenceRunner
-from nearfar.compiler.sampling import Sampler
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.webgpu import lower
 from nearfar.targets.webgpu.device import choose_activation, features_of
 from nearfar.targets.webgpu.runner import WebGPURunner

@@ -1,6 +1,6 @@
 // What an answer is asked for with, and what comes of it, in token ids. The API's texts and messages become these; the scheduler reads them.
 
-/** How the next token is chosen. tests/conformance/sampling.json and compiler/ops.py say what each means. */
+/** How the next token is chosen. tests/conformance/sampling.json and compiler/ir/ops.py say what each means. */
 export interface SamplingOptions {
   /** 0, the default, takes the likeliest token. */
   readonly temperature?: number | undefined;

@@ -1,4 +1,4 @@
-// Sampling on the host, as compiler/sampling.py defines it. Logits and a row of settings flow in, a token id flows out.
+// Sampling on the host, as compiler/ir/sampling.py defines it. Logits and a row of settings flow in, a token id flows out.
 // tests/conformance/sampling.json fixes the results for every runtime.
 
 import { IN_PROMPT, SAMPLE_FLAGS } from "../runtime/batch.js";

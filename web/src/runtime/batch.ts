@@ -29,7 +29,7 @@ export const SAMPLE_FLAGS = { counts: 1, bias: 2, mask: 4 } as const;
 /** A token's count says in its low 16 bits how often the answer has it, and with this bit that the prompt has it. */
 export const IN_PROMPT = 1 << 16;
 
-/** How one row's token is chosen; compiler/sampling.py says what each means. */
+/** How one row's token is chosen; compiler/ir/sampling.py says what each means. */
 export interface SampleSettings {
   readonly temperature?: number | undefined;
   readonly topK?: number | undefined;

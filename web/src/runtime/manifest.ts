@@ -1,4 +1,4 @@
-// The bundle's manifest. Written by compiler/schema.py from compiler/manifest.py: change it there.
+// The bundle's manifest. Written by compiler/bundle/schema.py from compiler/bundle/manifest.py: change it there.
 
 /** A size: an int, the name of a dim, or [operator, left, right]. */
 export type Expr = number | string | readonly [string, Expr, Expr];

@@ -1,0 +1,212 @@
+"""Bundle: a folder of data that every runtime of its target can load. Read here, written by `compile.py`.
+
+A bundle with a plan of ours:
+
+manifest.json            everything a runtime must know; see `manifest.py`
+kernels/<name>.<suffix>  one readable source file a kernel, or for CPUs one shared library
+weights/<number>.bin     shards: planes of packed weights, each at an offset that is a multiple of 256 bytes
+tokenizer.json           as it came with the checkpoint
+
+An export, written by `export.py`: manifest.json beside the files that its framework's own tools load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from .. import quant
+from ..errors import BundleError, OutputError, reason_of
+from ..formats.checkpoint import TokenizerFiles
+from ..ir.ops import Array
+from ..quant.base import FloatArray
+from ..quant.layout import rows_per_tile, stored_rows
+from .manifest import EXPORTS, FORMAT_VERSION, MANIFEST_FILE, Description, ExportManifest, FileEntry, Manifest, TokenizerEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A bundle on disk, its manifest checked."""
+
+    path: Path
+    manifest: Description
+
+    def hashes(self) -> list[tuple[str, str]]:
+        """Of every file beside the manifest: its place in the bundle, and its SHA-256."""
+        return [(entry.file, entry.sha256) for entry in self.manifest.files]
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        entry = self.manifest.tokenizer
+        special = entry.model_dump(exclude={"file"})
+        return TokenizerFiles(tokenizer_json=self.path / entry.file, **special)
+
+    def size_bytes(self) -> int:
+        """Of all files together."""
+        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+
+    def verify(self) -> None:
+        """Compare every file's hash with the manifest's. Raises BundleError for the first that differs."""
+        for file, expected in self.hashes():
+            path = self.path / file
+            if not path.is_file():
+                raise BundleError(f"{path}: is missing; compile the bundle again", file=file)
+            found = sha256_of(path)
+            if found != expected:
+                raise BundleError(
+                    f"{path}: is corrupt (SHA-256 {found[:12]}..., the manifest says {expected[:12]}...); copy or compile the bundle again",
+                    file=file, found=found, expected=expected,
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle(Folder):
+    """A bundle with a plan and kernels. Weights are read when asked for."""
+
+    manifest: Manifest
+
+    def hashes(self) -> list[tuple[str, str]]:
+        kernels = [(entry.file, entry.sha256) for entry in self.manifest.kernels.values()]
+        return kernels + [(entry.file, entry.sha256) for entry in (*self.manifest.shards, *self.manifest.files)]
+
+    def plane(self, weight: str, plane: str, start: int = 0, stop: int | None = None) -> Array:
+        """Rows [start, stop) of one plane of a weight, in its stored dtype, whatever their layout."""
+        whole = self.manifest.weights[weight]
+        entry = next(entry for entry in whole.planes if entry.name == plane)
+        file = self.path / self.manifest.shards[entry.shard].file
+        stop = whole.shape[0] if stop is None else stop
+        tile = rows_per_tile(whole.layout)
+        first, last = start // tile, -(-stop // tile)
+        size = math.prod(entry.shape[1:])
+        offset = entry.offset + first * size * np.dtype(entry.dtype).itemsize
+        stored = np.fromfile(file, entry.dtype, (last - first) * size, offset=offset).reshape(last - first, *entry.shape[1:])
+        return stored_rows(whole.layout, stored)[start - first * tile : stop - first * tile]
+
+    def weight(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """Rows [start, stop) of a weight as the float32 that their stored form means: (N, K), or (N,) for a vector."""
+        entry = self.manifest.weights[name]
+        planes = {plane.name: self.plane(name, plane.name, start, stop) for plane in entry.planes}
+        if entry.quantization is None:
+            return planes["w"]
+        return quant.by_name(entry.quantization).unpack(planes, entry.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ExportBundle(Folder):
+    """A bundle in a framework's own form."""
+
+    manifest: ExportManifest
+
+
+def open_bundle(path: Path) -> Bundle:
+    """A bundle with a plan: its manifest, the presence and sizes of its shards. Raises BundleError, for an export too."""
+    bundle = open_any(path)
+    if isinstance(bundle, ExportBundle):
+        raise BundleError(f"{path}: is an {bundle.manifest.target} bundle, without a plan; compile one with --target webgpu, cpu or cuda")
+    return bundle
+
+
+def open_any(path: Path) -> Bundle | ExportBundle:
+    """Read and check a bundle's manifest and the presence and sizes of its large files. Raises BundleError."""
+    file = path / MANIFEST_FILE
+    if not file.is_file():
+        if (path / "config.json").is_file():
+            raise BundleError(f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'")
+        raise BundleError(f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'")
+    try:
+        data = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{file}: cannot be read: {reason_of(error)}; compile the bundle again") from error
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if version != FORMAT_VERSION:
+        raise BundleError(f"{file}: has format version {version}, this nearfar reads {FORMAT_VERSION}; compile the bundle again")
+    bundle: Bundle | ExportBundle
+    try:
+        if data.get("target") in EXPORTS:
+            bundle = ExportBundle(path, ExportManifest.model_validate(data))
+        else:
+            bundle = Bundle(path, Manifest.model_validate(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{file}: {where}: {first['msg']}; compile the bundle again") from error
+    for entry in bundle.manifest.files if isinstance(bundle, ExportBundle) else bundle.manifest.shards:
+        require_size(path, entry)
+    return bundle
+
+
+def require_size(folder: Path, entry: FileEntry) -> None:
+    """Raises BundleError."""
+    path = folder / entry.file
+    size = path.stat().st_size if path.is_file() else None
+    if size != entry.size:
+        found = "is missing" if size is None else f"has {size:,} bytes, the manifest says {entry.size:,}"
+        raise BundleError(f"{path}: {found}; copy or compile the bundle again", file=entry.file)
+
+
+@contextmanager
+def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
+    """A folder to write into that becomes ``output`` when the block ends well, and vanishes when it does not.
+
+    Raises OutputError when ``output`` exists (and ``force`` is not given, or it is no bundle), cannot be written to, or the disk is full.
+    """
+    if output.exists():
+        is_bundle = (output / MANIFEST_FILE).is_file()
+        is_empty = output.is_dir() and not any(output.iterdir())
+        if not force and not is_empty:
+            raise OutputError(f"{output}: exists already; choose another -o, or replace it with --force")
+        if not is_bundle and not is_empty:
+            raise OutputError(f"{output}: exists and is not a bundle, so --force does not replace it; choose another -o")
+    # Of "." there is no name to put the new folder beside.
+    output = output.absolute()
+    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        if output.exists():
+            old = output.with_name(f".{output.name}.old-{os.getpid()}")
+            output.rename(old)
+            try:
+                aside.rename(output)
+            except OSError:
+                old.rename(output)
+                raise
+            shutil.rmtree(old)
+        else:
+            aside.rename(output)
+    except OSError as error:
+        raise OutputError(f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def file_entry(folder: Path, file: str) -> FileEntry:
+    """The size and hash of a file that has been written."""
+    path = folder / file
+    return FileEntry(file=file, size=path.stat().st_size, sha256=sha256_of(path))
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tokenizer_entry(files: TokenizerFiles) -> TokenizerEntry:
+    return TokenizerEntry(
+        file="tokenizer.json",
+        chat_template=files.chat_template,
+        bos_token=files.bos_token,
+        eos_token=files.eos_token,
+        pad_token=files.pad_token,
+        unk_token=files.unk_token,
+        add_bos_token=files.add_bos_token,
+    )

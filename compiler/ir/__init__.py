@@ -1,0 +1,1 @@
+"""The intermediate representation: specs, graphs of ops, plans, and what each op means in numpy."""

@@ -1,0 +1,134 @@
+"""Choosing the next token from logits: what each setting means, in numpy, and where its random numbers come from.
+
+`ops.py` and every runtime choose as `choose_token` does, after `adjust_logits`; `tests/conformance/sampling.json` holds vectors. A row's
+settings are eight float32; which states of its slot apply is said by flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RequestError
+
+# Flags of a sampled row: which states of its slot apply to it.
+COUNTS, BIAS, MASK = 1, 2, 4
+# A token's count holds how often the answer has it in the low 16 bits, and above them whether the prompt has it.
+IN_PROMPT = 1 << 16
+# What a masked logit becomes: finite, and below all that a model computes.
+MASKED = np.float32(-3.0e38)
+# How many of the likeliest tokens are listed for a row that asks for alternatives, where the vocabulary has as many.
+ALTERNATIVES = 20
+WORD = 0xFFFFFFFF
+# What mulberry32's state moves on by with every number.
+STRIDE = 0x6D2B79F5
+
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+class Settings(NamedTuple):
+    """How one row's token is chosen; the order is that of the columns of the batch input `sample_settings`.
+
+    temperature 0 takes the largest logit, the first of equals. top_k 0, top_p 1 and min_p 0 keep all tokens, repetition_penalty 1 and the
+    other penalties 0 change nothing. ``draw`` is the random number, in [0, 1).
+    """
+
+    temperature: float = 0.0
+    top_k: float = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    draw: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+
+GREEDY = Settings()
+
+
+def choose_token(logits: FloatArray, settings: Settings) -> int:
+    """The next token of logits (V,).
+
+    Weights are exp((logit - max) / temperature). Kept are the top_k largest logits; of those the fewest largest whose weights reach top_p
+    of their sum; of those the ones of at least min_p times the largest weight. Logits equal to the last kept one are kept as well. The
+    token is the first, in the order of the vocabulary, at which the running sum of kept weights exceeds draw times their sum.
+    """
+    if settings.temperature == 0:
+        return int(np.argmax(logits))
+    x = logits.astype(np.float64)
+    weights = np.exp((x - x.max()) / settings.temperature)
+    kept = np.ones(len(x), bool)
+    top_k = int(settings.top_k)
+    if 0 < top_k < len(x):
+        kept = x >= np.partition(x, -top_k)[-top_k]
+    if settings.top_p < 1:
+        order = np.argsort(-x, kind="stable")
+        order = order[kept[order]]
+        mass = np.cumsum(weights[order])
+        kept &= x >= x[order[np.searchsorted(mass, settings.top_p * mass[-1])]]
+    kept &= weights >= settings.min_p
+    sums = np.cumsum(weights * kept)
+    chosen = int(np.searchsorted(sums, settings.draw * sums[-1], side="right"))
+    return min(chosen, int(np.flatnonzero(weights * kept)[-1]))
+
+
+def adjust_logits(
+    logits: FloatArray, settings: Settings, flags: int, counts: IntArray, bias: FloatArray, mask: IntArray
+) -> npt.NDArray[np.float32]:
+    """Logits (V,) after what the flags say, in this order.
+
+    COUNTS: a token of prompt or answer has its logit divided by repetition_penalty where it is positive, else multiplied by it (Keskar et
+    al. 2019); then, n times in the answer, it loses n times frequency_penalty, and presence_penalty once. counts (V,), see IN_PROMPT.
+    BIAS: bias (V,) is added. MASK: tokens whose bit of mask (ceil(V / 32),) is not set become MASKED; the least significant bit is first.
+    """
+    x: npt.NDArray[np.float32] = logits.astype(np.float32)
+    if flags & COUNTS:
+        penalty, times = np.float32(settings.repetition_penalty), counts & (IN_PROMPT - 1)
+        x = np.where(counts != 0, np.where(x > 0, x / penalty, x * penalty), x)
+        x = x - times.astype(np.float32) * np.float32(settings.frequency_penalty)
+        x = np.where(times > 0, x - np.float32(settings.presence_penalty), x)
+    if flags & BIAS:
+        x = x + bias.astype(np.float32)
+    if flags & MASK:
+        bits = np.unpackbits(np.ascontiguousarray(mask, "<i4").view(np.uint8), count=len(x), bitorder="little")
+        x = np.where(bits, x, MASKED)
+    return x
+
+
+@dataclass(slots=True)
+class Sampler:
+    """One answer's settings, token by token. ``state`` starts as the seed, 0 to 2^32 - 1, and moves on with every token drawn."""
+
+    temperature: float = 0.0
+    state: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise RequestError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        if not 0 <= self.state <= WORD:
+            raise RequestError(f"seed is {self.state}; it must be between 0 and {WORD}")
+
+    def next(self) -> Settings:
+        """The next token's settings; greedy ones need no number."""
+        return Settings(temperature=self.temperature, draw=self.draw() if self.temperature else 0.0)
+
+    def draw(self) -> float:
+        """The next number of mulberry32 (Ettinger 2017), in [0, 1)."""
+        number = draw_at(self.state, 0)
+        self.state = (self.state + STRIDE) & WORD
+        return number
+
+
+def draw_at(seed: int, index: int) -> float:
+    """The ``index``-th number in [0, 1) of a seed's stream, as `Sampler` draws them one by one.
+
+    So the number of an answer's token does not depend on what else was drawn, or on whether the answer was started again.
+    """
+    state = (seed + (index + 1) * STRIDE) & WORD
+    t = ((state ^ (state >> 15)) * (state | 1)) & WORD
+    t ^= (t + ((t ^ (t >> 7)) * (t | 61))) & WORD
+    return ((t ^ (t >> 14)) & WORD) / 4294967296

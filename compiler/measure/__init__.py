@@ -1,0 +1,1 @@
+"""What a bundle costs, and how far its answers are from its checkpoint's."""

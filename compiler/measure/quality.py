@@ -1,0 +1,193 @@
+"""Quality: how far a bundle's distributions of next tokens are from those of its checkpoint in float32.
+
+A text as windows of token ids, the reference and a runner flow in; divergence, agreement and perplexity over all tokens flow out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..bundle.folder import Folder
+from ..errors import BundleError, DeviceError, RequestError
+from ..formats import Checkpoint
+from ..quant.base import FloatArray
+from ..runtime.batch import Runner
+from ..runtime.generate import PREFILL_CHUNK, score
+from ..text.tokenizer import Tokenizer
+from .checkpoint_reference import CheckpointReference
+
+DEFAULT_WINDOW = 512
+# Of a normal distribution, 95 % lies within so many standard deviations.
+DEVIATIONS_95 = 1.96
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Over ``tokens`` predicted tokens. KL is the Kullback-Leibler divergence of the bundle's distribution from the reference's, in nats.
+
+    ``kl_interval`` is the mean's interval of 95 % confidence, taken over windows, None where there is one; ``kl_p99`` the 99th percentile
+    over tokens. ``top1_agreement`` is the share of tokens, 0 to 1, where both find the same token likeliest.
+    """
+
+    tokens: int
+    kl_mean: float
+    kl_interval: tuple[float, float] | None
+    kl_p99: float
+    top1_agreement: float
+    perplexity: float
+    reference_perplexity: float
+
+    @property
+    def perplexity_ratio(self) -> float:
+        return self.perplexity / self.reference_perplexity
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is known of some predictions, one entry each: divergence, agreement, and how surprising the text's own token was, in nats."""
+
+    kl: npt.NDArray[np.float64]
+    agrees: npt.NDArray[np.bool_]
+    surprise: npt.NDArray[np.float64]
+    reference_surprise: npt.NDArray[np.float64]
+
+    def where(self, wanted: npt.NDArray[np.bool_]) -> Rows:
+        return Rows(self.kl[wanted], self.agrees[wanted], self.surprise[wanted], self.reference_surprise[wanted])
+
+
+def make_windows(tokenizer: Tokenizer, text: str, window: int, count: int | None = None) -> list[list[int]]:
+    """The text's token ids in windows of that many, the first ``count`` or all. Each starts with the bos token where texts of the model do.
+
+    Raises RequestError for a window or a text without a token to predict.
+    """
+    lead = tokenizer.encode("")[:1]
+    body = window - len(lead)
+    if window < 2 or body < 1:
+        raise RequestError(f"--window {window}: must hold a token and one to predict; give at least 2")
+    if count is not None and count < 1:
+        raise RequestError(f"--windows {count}: must be at least 1")
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    cut = [[*lead, *token_ids[start : start + body]] for start in range(0, len(token_ids), body)]
+    windows = [each for each in cut if len(each) > 1][:count]
+    if not windows:
+        raise RequestError(f"the text has {len(token_ids)} tokens, and no token to predict; give a longer one")
+    return windows
+
+
+def counted_between(tokenizer: Tokenizer, windows: Sequence[Sequence[int]], start: str, end: str) -> list[npt.NDArray[np.bool_]]:
+    """Which tokens of each window lie behind the text ``start`` and not behind the next ``end``, whose own tokens count: a chat's answers.
+
+    Raises RequestError where there are none.
+    """
+    first, last = (tokenizer.encode(text, add_special_tokens=False) for text in (start, end))
+    if not first or not last:
+        raise RequestError(f"--between {start!r} {end!r}: must both be texts of at least one token")
+    counted = [np.array(list(between(window, first, last)), bool) for window in windows]
+    if not any(each[1:].any() for each in counted):
+        raise RequestError(f"--between {start!r} {end!r}: no token of the text lies between the two")
+    return counted
+
+
+def between(window: Sequence[int], first: Sequence[int], last: Sequence[int]) -> Iterator[bool]:
+    inside = False
+    for place in range(1, len(window) + 1):
+        yield inside
+        # Enough of what has been read to end in the text that is looked for.
+        sought = last if inside else first
+        if list(window[max(place - len(sought), 0) : place]) == list(sought):
+            inside = not inside
+
+
+def require_same_tokens(bundle: Folder, checkpoint: Checkpoint) -> None:
+    """Raise BundleError where the bundle's token ids do not mean what the checkpoint's do."""
+    mine, theirs = bundle.manifest.spec.vocab_size, checkpoint.spec.vocab_size
+    if mine != theirs:
+        raise BundleError(
+            f"{bundle.path}: has a vocabulary of {mine}, {checkpoint.path} of {theirs}; give the checkpoint that it was made of"
+        )
+    if bundle.tokenizer_files().tokenizer_json.read_bytes() != checkpoint.tokenizer.tokenizer_json.read_bytes():
+        raise BundleError(f"{bundle.path}: has another tokenizer than {checkpoint.path}; give the checkpoint that it was made of")
+
+
+def measure(
+    runner: Runner,
+    reference: CheckpointReference,
+    windows: Sequence[Sequence[int]],
+    hidden: Sequence[FloatArray],
+    counted: Sequence[npt.NDArray[np.bool_]] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Quality:
+    """Every window on the runner against the reference, whose ``hidden`` rows are given. Of the tokens those ``counted`` are, None for all;
+    ``progress`` is told windows done.
+
+    Raises RequestError for windows beyond the bundle's context, DeviceError for logits that are not numbers.
+    """
+    measured = []
+    for index, (window, rows) in enumerate(zip(windows, hidden, strict=True)):
+        found = compare_window(runner, reference, window, rows)
+        # Row i is about token i + 1.
+        measured.append(found if counted is None else found.where(counted[index][1:]))
+        progress(index + 1)
+    return summarize([each for each in measured if len(each.kl)])
+
+
+def compare_window(runner: Runner, reference: CheckpointReference, window: Sequence[int], hidden: FloatArray) -> Rows:
+    parts = []
+    start = 0
+    for block in score(runner, window, PREFILL_CHUNK):
+        # Nothing follows the last row.
+        following = window[start + 1 : start + 1 + len(block)]
+        expected = reference.logits(hidden[start : start + len(following)])
+        start += len(block)
+        if following:
+            parts.append(compare(expected, block[: len(following)], following))
+    if not all(np.isfinite(part.kl).all() for part in parts):
+        raise DeviceError(f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization")
+    return concatenate(parts)
+
+
+def compare(expected: FloatArray, found: FloatArray, following: Sequence[int]) -> Rows:
+    """Logits (n, V) of the reference and the bundle, and the text's next tokens (n,)."""
+    here = np.arange(len(following)), np.asarray(following)
+    reference, own = log_softmax(expected), log_softmax(found)
+    kl = (np.exp(reference) * (reference - own)).sum(axis=-1)
+    # Rounding may take a sum of nothing below zero.
+    return Rows(np.maximum(kl, 0), expected.argmax(-1) == found.argmax(-1), -own[here], -reference[here])
+
+
+def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
+    """(n, V), in float64."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    y: npt.NDArray[np.float64] = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return y
+
+
+def concatenate(parts: Sequence[Rows]) -> Rows:
+    return Rows(
+        np.concatenate([part.kl for part in parts]),
+        np.concatenate([part.agrees for part in parts]),
+        np.concatenate([part.surprise for part in parts]),
+        np.concatenate([part.reference_surprise for part in parts]),
+    )
+
+
+def summarize(windows: Sequence[Rows]) -> Quality:
+    rows = concatenate(windows)
+    means = np.array([window.kl.mean() for window in windows])
+    mean = float(rows.kl.mean())
+    # Tokens of one window are not independent of each other, so windows are what is counted.
+    spread = DEVIATIONS_95 * float(means.std(ddof=1)) / len(means) ** 0.5 if len(means) > 1 else None
+    return Quality(
+        tokens=len(rows.kl),
+        kl_mean=mean,
+        kl_interval=None if spread is None else (max(mean - spread, 0.0), mean + spread),
+        kl_p99=float(np.quantile(rows.kl, 0.99)),
+        top1_agreement=float(rows.agrees.mean()),
+        perplexity=float(np.exp(rows.surprise.mean())),
+        reference_perplexity=float(np.exp(rows.reference_surprise.mean())),
+    )

@@ -1,0 +1,148 @@
+"""What a bundle costs, from its manifest alone: bytes of weights and KV, memory at a context, dispatches a token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..arch import by_model_type
+from ..bundle.manifest import ITEM_BYTES, Description, ExportManifest, Manifest
+from ..errors import RequestError
+from ..ir.expr import evaluate
+from ..runtime.generate import PREFILL_CHUNK
+from ..runtime.variant import choose_variant
+
+# The dims of one sequence, with all that sampling can do.
+ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Sizes in bytes.
+
+    ``runtime_memory_bytes`` is weights, KV pages for ``context`` tokens, tables, and plan buffers for prefill chunks of one sequence.
+    ``dispatches_per_token`` counts for one sequence that starts, ``dispatches_at_context`` for one of ``context`` tokens.
+    """
+
+    model: str
+    target: str
+    quantization: str
+    activation: str
+    kv: str
+    context: int
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    runtime_memory_bytes: int
+    dispatches_per_token: int
+    dispatches_at_context: int
+    kernels: int
+    variants: int
+    spec: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """Sizes in bytes. ``runtime_memory_bytes`` is the model's files and keys and values for ``context`` tokens; a framework takes more."""
+
+    model: str
+    target: str
+    device: str | None
+    quantization: str
+    group_size: int | None
+    activation: str
+    kv: str
+    context: int
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    runtime_memory_bytes: int
+    files: dict[str, int]
+    spec: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_export_report(manifest: ExportManifest, *, context: int | None = None) -> ExportReport:
+    """Raises RequestError for a context beyond the bundle's."""
+    context, spec = choose_context(manifest, context), manifest.spec
+    kv = manifest.kv_bytes_per_token()
+    parameters = by_model_type(spec.model_type).forward(spec, context, context).parameters.values()
+    return ExportReport(
+        model=manifest.model,
+        target=manifest.target,
+        device=manifest.device,
+        quantization=manifest.quantization,
+        group_size=manifest.group_size,
+        activation=manifest.activation,
+        kv=manifest.kv,
+        context=context,
+        parameters=sum(parameter.rows * (parameter.columns or 1) for parameter in parameters),
+        weight_bytes=manifest.model_bytes(),
+        kv_bytes_per_token=kv,
+        runtime_memory_bytes=manifest.model_bytes() + kv * context,
+        files={file.file: file.size for file in manifest.files},
+        spec=spec.to_json(),
+    )
+
+
+def choose_context(manifest: Description, context: int | None) -> int:
+    """The bundle's where none is given. Raises RequestError for one beyond it."""
+    if context is not None and not 1 <= context <= manifest.context:
+        raise RequestError(f"--context {context}: the bundle was compiled for 1 to {manifest.context} tokens")
+    return context or manifest.context
+
+
+def make_report(manifest: Manifest, *, context: int | None = None, activation: str | None = None) -> Report:
+    """``activation`` None means the bundle's first choice.
+
+    Raises RequestError for a context beyond the bundle's, or a dtype that it does not offer.
+    """
+    context = choose_context(manifest, context)
+    offered = [entry.dtype for entry in manifest.activations]
+    chosen = activation or offered[0]
+    if chosen not in offered:
+        raise RequestError(f"activation {chosen}: the bundle offers {', '.join(offered)}")
+    plan, pages = manifest.plan, manifest.pages_for(context)
+    dims = {"S": PREFILL_CHUNK, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE}
+
+    def size(shape: list[Any], dtype: str) -> int:
+        return math.prod(evaluate(extent, dims) for extent in shape) * ITEM_BYTES[chosen if dtype == "activation" else dtype]
+
+    weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
+    kv = sum(size(state.shape, state.dtype) for state in plan.states.values() if state.shape[0] == "P")
+    slots = [state for state in plan.states.values() if state.shape[0] != "P"]
+    passing = (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values(), *slots)
+    others = sum(size(buffer.shape, buffer.dtype) for buffer in passing)
+    tables = sum(math.prod(constant.shape) * 4 for constant in plan.constants.values())
+    return Report(
+        model=manifest.model,
+        target=manifest.target,
+        quantization=manifest.quantization,
+        activation=chosen,
+        kv=manifest.kv,
+        context=context,
+        parameters=sum(math.prod(weight.shape) for weight in manifest.weights.values()),
+        weight_bytes=weights,
+        kv_bytes_per_token=kv // (pages * manifest.page_size),
+        runtime_memory_bytes=weights + kv + others + tables,
+        dispatches_per_token=dispatches_per_token(manifest, chosen, 1),
+        dispatches_at_context=dispatches_per_token(manifest, chosen, context),
+        kernels=len(manifest.kernels),
+        variants=sum(len(rows) for rows in manifest.variants.values()),
+        spec=manifest.spec.to_json(),
+    )
+
+
+def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:
+    """Dispatches of one decode step of one sequence at the end of a context."""
+    pages = manifest.pages_for(context)
+    dims = {"S": 1, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE, "A": 0, "W": 0}
+    variants = (choose_variant(manifest, step, activation, (), dims) for step in manifest.plan.steps)
+    grids = (manifest.kernels[name].grid for variant in variants for name in variant.kernels)
+    return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)

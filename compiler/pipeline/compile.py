@@ -1,0 +1,235 @@
+"""compile: a checkpoint becomes a bundle.
+
+checkpoint -> spec -> graph -> passes -> plan -> the target's kernels
+           -> tensors, packed a block of rows at a time           -> a folder, written aside and renamed at the end
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from .. import quant
+from ..arch import by_model_type
+from ..bundle.folder import Bundle, ExportBundle, file_entry, new_folder, tokenizer_entry
+from ..bundle.manifest import (
+    EXPORTS,
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    BufferEntry,
+    ConstantEntry,
+    KernelEntry,
+    Manifest,
+    PlanEntry,
+    StepEntry,
+)
+from ..bundle.tuning import check_tuning, read_tuning
+from ..errors import RequestError
+from ..formats import load
+from ..ir.plan import Buffer, Plan, make_plan
+from ..ir.spec import ModelSpec
+from ..passes import run_passes
+from ..passes.add_lora import lora_entry
+from ..quant import Quantization
+from ..runtime.variant import stored_dtype
+from .export import DEFAULT_CONTEXT, export_model
+from .self_test import make_self_test
+from .target import LoweredPlan, load_target
+from .weights import check_tensors, write_weights
+
+PAGE_SIZE = 16
+MAX_LORA_RANK = 256
+
+# Called with a phase ("kernels", "weights", "self-test"), what is done and what there is in all.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """``arch`` None takes the target's default. ``context`` None means 4,096 tokens, or fewer where the model was trained for fewer.
+
+    ``activations`` are those to offer, best first; None means all that the quantization allows. ``kv`` is the format of keys and values:
+    "activation" or "q8". Of exports, ``group_size`` weights share a scale, None the format's own, and the graph is for ``device``, None the
+    framework's default. ``lora_rank`` is the largest rank of LoRA adapters that the bundle takes, 0 for none. ``tuning`` are files of
+    measured tunings to ship.
+    """
+
+    target: str = "webgpu"
+    arch: str | None = None
+    quantization: str = "q4f16"
+    context: int | None = None
+    activations: tuple[str, ...] | None = None
+    group_size: int | None = None
+    device: str | None = None
+    kv: Literal["activation", "q8"] = "activation"
+    lora_rank: int = 0
+    self_test: bool = True
+    tuning: tuple[Path, ...] = ()
+    force: bool = False
+
+
+def compile_any(model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Bundle | ExportBundle:
+    """`compile_model`, or for a target of EXPORTS `export_model`."""
+    if options.target not in EXPORTS:
+        return compile_model(model, output, options, progress)
+    given = {"--arch": options.arch, "--lora-rank": options.lora_rank, "--tuning": options.tuning}
+    for flag, value in given.items():
+        if value:
+            raise RequestError(f"{flag}: target {options.target} takes none; leave it out")
+    return export_model(
+        model,
+        output,
+        target=options.target,
+        quantization=options.quantization,
+        group_size=options.group_size,
+        activations=options.activations,
+        device=options.device,
+        context=options.context,
+        kv=options.kv,
+        force=options.force,
+        progress=lambda done, total: progress("weights", done, total),
+    )
+
+
+def compile_model(model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Bundle:
+    """Compile a local folder or hub name into a bundle at ``output``.
+
+    Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError, and leaves nothing half-written.
+    """
+    target = load_target(options.target)
+    quantization = quant.by_name(options.quantization)
+    activations = choose_activations(options.activations, quantization, getattr(target, "EXTRA_ACTIVATIONS", ()))
+    tuning = read_tuning(options.tuning)
+    if options.group_size is not None or options.device is not None:
+        raise RequestError(f"--group-size and --device: target {options.target} has its own; they are for {', '.join(EXPORTS)}")
+    if not 0 <= options.lora_rank <= MAX_LORA_RANK:
+        raise RequestError(f"--lora-rank {options.lora_rank}: must be 0, for no adapters, to {MAX_LORA_RANK}")
+    if options.lora_rank and not target.TAKES_LORA:
+        raise RequestError(f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out")
+    checkpoint = load(model)
+    spec = checkpoint.spec
+    if options.kv == "q8" and spec.head_dim % 4:
+        raise RequestError(f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; leave it out")
+    context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
+    with new_folder(output, force=options.force) as folder:
+        graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context, embeds=checkpoint.embedding is not None)
+        check_tensors(checkpoint, graph.parameters)
+        plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank))
+        lowered = target.lower_plan(
+            plan, spec, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total)
+        )
+        check_tuning(tuning, lowered.variants)
+        kernels = write_kernels(lowered, folder)
+        weights, shards = write_weights(
+            checkpoint, plan.weights, quantization, folder, lambda done, total: progress("weights", done, total), target.LAYOUT
+        )
+        shutil.copyfile(checkpoint.tokenizer.tokenizer_json, folder / "tokenizer.json")
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            generator=f"nearfar {version('nearfar')}",
+            target=options.target,
+            arch=lowered.arch,
+            model=Path(model).resolve().name,
+            spec=spec,
+            embedding=checkpoint.embedding,
+            quantization=quantization.name,
+            context=context,
+            page_size=PAGE_SIZE,
+            kv=options.kv,
+            lora=lora_entry(plan, options.lora_rank) if options.lora_rank else None,
+            activations=list(lowered.activations),
+            plan=plan_entry(plan, lowered),
+            variants={name: list(rows) for name, rows in lowered.variants.items()},
+            scratch=dict(lowered.scratch),
+            kernels=kernels,
+            weights=weights,
+            shards=shards,
+            tokenizer=tokenizer_entry(checkpoint.tokenizer),
+            files=[file_entry(folder, "tokenizer.json")],
+            self_test=None,
+            tuning=list(tuning.values()),
+        )
+        # The self-test compares logits.
+        if options.self_test and checkpoint.embedding is None:
+            self_test = make_self_test(Bundle(folder, manifest), lambda done, total: progress("self-test", done, total))
+            manifest = manifest.model_copy(update={"self_test": self_test})
+        (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False))
+    return Bundle(output, manifest)
+
+
+def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """``extra``: what the target can besides; bfloat16 in place of float16, int8 for weights that are integers too."""
+    if wanted is None:
+        return quantization.activations
+    suits = {"bfloat16": "float16" in quantization.activations, "int8": quantization.kind in ("q4", "q8")}
+    offered = (*quantization.activations, *(dtype for dtype in extra if suits[dtype]))
+    missing = [dtype for dtype in wanted if dtype not in offered]
+    if missing or not wanted:
+        raise RequestError(f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}")
+    return wanted
+
+
+def choose_context(
+    wanted: int | None, spec: ModelSpec, activations: tuple[str, ...], max_binding_bytes: int, kv: str = "activation"
+) -> int:
+    """The longest sequence that the bundle will take. Raises RequestError when the model or the target's bindings cannot hold it."""
+    element_bytes = 4 if "float32" in map(stored_dtype, activations) else 2
+    row_bytes = spec.head_dim + 4 if kv == "q8" else spec.head_dim * element_bytes
+    bytes_per_token = 2 * spec.num_kv_heads * row_bytes
+    largest = min(spec.max_position_embeddings, max_binding_bytes // max(bytes_per_token, spec.head_dim * 4) // PAGE_SIZE * PAGE_SIZE)
+    if wanted is None:
+        return min(DEFAULT_CONTEXT, largest)
+    if wanted < 1:
+        raise RequestError(f"--context {wanted}: must be at least 1")
+    if wanted > spec.max_position_embeddings:
+        raise RequestError(f"--context {wanted}: the model was trained for {spec.max_position_embeddings} positions; ask for no more")
+    if wanted > largest:
+        raise RequestError(
+            f"--context {wanted}: a layer's keys and values would exceed a binding of {max_binding_bytes >> 20} MiB; the most is {largest}"
+        )
+    return wanted
+
+
+def write_kernels(lowered: LoweredPlan, folder: Path) -> dict[str, KernelEntry]:
+    (folder / "kernels").mkdir()
+    for file, data in lowered.files.items():
+        (folder / file).write_bytes(data)
+    hashes = {file: sha256(data).hexdigest() for file, data in lowered.files.items()}
+    return {
+        name: KernelEntry(
+            file=kernel.file,
+            sha256=hashes[kernel.file],
+            entry=kernel.entry,
+            bindings=list(kernel.bindings),
+            uniforms=list(kernel.uniforms),
+            grid=list(kernel.grid),
+            workgroup_size=kernel.workgroup_size,
+        )
+        for name, kernel in lowered.kernels.items()
+    }
+
+
+def plan_entry(plan: Plan, lowered: LoweredPlan) -> PlanEntry:
+    def entries(buffers: dict[str, Buffer]) -> dict[str, BufferEntry]:
+        return {name: BufferEntry(shape=list(buffer.shape), dtype=buffer.dtype) for name, buffer in buffers.items()}
+
+    return PlanEntry(
+        inputs=entries(dict(plan.inputs)),
+        states=entries(dict(plan.states)),
+        constants={
+            name: ConstantEntry(kind=constant.kind, shape=list(constant.shape), inverse_frequencies=constant.attrs["inverse_frequencies"])
+            for name, constant in plan.constants.items()
+        },
+        buffers=entries(dict(plan.buffers)),
+        steps=[
+            StepEntry(op=step.op, variants=variants, inputs=dict(step.inputs), outputs=dict(step.outputs), attrs=dict(step.attrs))
+            for step, variants in zip(plan.steps, lowered.step_variants, strict=True)
+        ],
+        outputs=dict(plan.outputs),
+    )

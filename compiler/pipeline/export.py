@@ -1,0 +1,112 @@
+"""export: a checkpoint becomes a bundle in a framework's own form, which the framework's own tools load.
+
+checkpoint -> spec -> graph -> the framework's graph or configuration
+           -> tensors, packed  -> its files, beside a manifest of ours
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal, cast
+
+from .. import quant
+from ..arch import by_model_type
+from ..bundle.folder import ExportBundle, file_entry, new_folder, tokenizer_entry
+from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest
+from ..errors import RequestError, UnsupportedModel
+from ..formats import load
+from ..ir.spec import ModelSpec
+from .target import ExportOptions, load_exporter
+from .weights import check_tensors
+
+DEFAULT_CONTEXT = 4096
+
+
+def export_model(
+    model: str,
+    output: Path,
+    *,
+    target: str,
+    quantization: str,
+    group_size: int | None = None,
+    activations: tuple[str, ...] | None = None,
+    device: str | None = None,
+    context: int | None = None,
+    kv: Literal["activation", "q8"] = "activation",
+    force: bool = False,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> ExportBundle:
+    """Write a local folder or hub name as a bundle for ``target`` at ``output``.
+
+    ``group_size`` None is the format's own, as in other bundles; ``activations`` None what suits the device best, ``device`` None the
+    framework's default.
+    Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError, and leaves nothing half-written.
+    """
+    exporter = load_exporter(target)
+    if device is not None and device not in exporter.DEVICES:
+        known = f"known: {', '.join(exporter.DEVICES)}" if exporter.DEVICES else f"target {target} asks for none"
+        raise RequestError(f"--device {device}: is not known; {known}")
+    device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
+    fmt = quant.by_name(quantization, group_size)
+    checkpoint = load(model)
+    spec = checkpoint.spec
+    if checkpoint.embedding is not None:
+        raise UnsupportedModel(f"{model}: makes embeddings, and {target} bundles generate text; take --target webgpu, cpu or cuda")
+    options = ExportOptions(
+        quantization=fmt,
+        activation=choose_activation(activations, fmt.activations, exporter.activations(device), device or target),
+        device=device,
+        kv=kv,
+        context=choose_context(context, spec),
+    )
+    graph = by_model_type(spec.model_type).forward(spec, options.context, options.context)
+    with new_folder(output, force=force) as folder:
+        check_tensors(checkpoint, graph.parameters)
+        exporter.export(checkpoint, graph, options, folder, progress)
+        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        manifest = ExportManifest(
+            format_version=FORMAT_VERSION,
+            generator=f"nearfar {version('nearfar')}",
+            target=target,
+            model=Path(model).resolve().name,
+            spec=spec,
+            embedding=None,
+            quantization=fmt.name,
+            context=options.context,
+            page_size=options.context,
+            kv=kv,
+            tokenizer=tokenizer_entry(checkpoint.tokenizer),
+            files=[file_entry(folder, file) for file in files],
+            device=device,
+            activation=cast(Literal["float32", "float16", "bfloat16"], options.activation),
+            group_size=getattr(fmt, "group", None),
+        )
+        (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False))
+    return ExportBundle(output, manifest)
+
+
+def choose_activation(wanted: tuple[str, ...] | None, offered: tuple[str, ...], possible: tuple[str, ...], device: str) -> str:
+    """The first wanted or offered dtype that the device takes. Raises RequestError."""
+    if wanted is not None and len(wanted) != 1:
+        raise RequestError(f"--activations {' '.join(wanted)}: a graph has one dtype of activations; give one")
+    # In float16's place, where a framework has it; its range is float32's.
+    offered = (*offered, "bfloat16") if "float16" in offered else offered
+    if wanted is not None and wanted[0] not in offered:
+        raise RequestError(f"--activations {wanted[0]}: the quantization offers {', '.join(offered)}")
+    found = next((dtype for dtype in wanted or offered if dtype in possible), None)
+    if found is None:
+        raise RequestError(f"{', '.join(wanted or offered)} activations do not run on {device}, which takes {', '.join(possible)}")
+    return found
+
+
+def choose_context(wanted: int | None, spec: ModelSpec) -> int:
+    """The longest sequence that the bundle will take. Raises RequestError."""
+    most = spec.max_position_embeddings
+    if wanted is None:
+        return min(DEFAULT_CONTEXT, most)
+    if not 1 <= wanted <= most:
+        raise RequestError(f"--context {wanted}: must be at least 1, and the model was trained for {most} positions; ask for no more")
+    return wanted

@@ -1,0 +1,131 @@
+"""TVM's lowering: one TIR function in, source text and calling convention out.
+
+All contact with TVM's compiler passes is in this file, so that an upgrade of TVM touches one place. Templates use TVM's script builder only
+(`kernels/builder.py`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..kernels.builder import Kernel
+
+# How TVM FFI's loader finds a library's functions.
+OBJECT_PREFIX = "__tvm_ffi_"
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredKernel:
+    """Source of one kernel. ``buffers`` are roles and ``scalars`` dims, in the order in which the source takes them."""
+
+    source: str
+    entry: str
+    buffers: tuple[str, ...]
+    scalars: tuple[str, ...]
+
+
+def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
+    """Lower a kernel for a TVM target such as ``{"kind": "webgpu", "max_num_threads": 256}``."""
+    import tvm
+    from tvm import s_tir, tirx
+    from tvm.tirx.build import codegen_build, split_host_device_mods
+
+    bound = tvm.target.Target(target).with_host(tvm.target.Target("llvm"))
+    passes = [
+        tirx.transform.BindTarget(bound),
+        # WGSL has no 64-bit integers.
+        *([tirx.transform.ForceNarrowIndexToInt32()] if target["kind"] == "webgpu" else []),
+        s_tir.transform.UnifyThreadBinding(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        # RewriteUnsafeSelect would make branches of our selects, whose loads are all in range.
+        # TVM's own ThreadSync is left out on purpose, and StorageRewrite, which relies on it: templates place every barrier themselves,
+        # and ThreadSync refuses reads and writes of shared memory under one condition.
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+    ]
+    function = with_wide_conditions(kernel.function) if target["kind"] == "cuda" else kernel.function
+    module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({kernel.name: function}))
+    _, devices = split_host_device_mods(module)
+    ((device_target, device),) = devices.items()
+    device = s_tir.pipeline.finalize_device_passes()(device)
+    ((variable, function),) = device.functions.items()
+    source = codegen_build(device, device_target).inspect_source()
+    name = str(variable.name_hint)
+    buffers, scalars = arguments_of(function, kernel)
+    return LoweredKernel(source, name, buffers, scalars)
+
+
+def lower_object(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
+    """Kernels for CPUs as one object file, for a TVM target such as ``{"kind": "llvm", "mtriple": .., "mcpu": ..}``.
+
+    Each becomes a function of TVM FFI's calling convention (`OBJECT_PREFIX` and the kernel's name): pointers in the order of the bindings,
+    then the scalars.
+    """
+    import tvm
+    from tvm import s_tir, tirx
+    from tvm.tirx.build import codegen_build
+
+    bound = tvm.target.Target(target)
+    passes = [
+        tirx.transform.BindTarget(bound.with_host(bound)),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+        tirx.transform.LowerTVMBuiltin(),
+        tirx.transform.LowerIntrin(),
+    ]
+    module = tvm.ir.transform.Sequential(passes)(tvm.IRModule({kernel.name: kernel.function for kernel in kernels}))
+    with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
+        file = Path(folder) / "kernels.o"
+        codegen_build(module, bound).write_to_file(str(file), "o")
+        return file.read_bytes()
+
+
+def with_wide_conditions(function: Any) -> Any:
+    """The function with a condition for each lane where one condition selects between vectors, as TVM's CUDA code wants it."""
+    import tvm_ffi
+    from tvm import tirx
+
+    def widened(select: Any) -> Any:
+        _, _, lanes = str(select.true_value.ty).partition("x")
+        if not lanes or str(select.condition.ty) != "bool":
+            return select
+        return tirx.Select(tirx.Broadcast(select.condition, int(lanes)), select.true_value, select.false_value)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Select, widened)))
+
+
+def arguments_of(function: Any, kernel: Kernel) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The device function's parameters: pointers by the role of their buffer, then scalars by their dim."""
+    roles = {binding.role.replace(".", "_"): binding.role for binding in kernel.bindings}
+    buffers, scalars = [], []
+    for parameter in function.params:
+        if "handle" in str(parameter.ty):
+            buffers.append(roles[pointer_name(str(parameter.name), roles)])
+        else:
+            scalars.append(str(parameter.name))
+    return tuple(buffers), tuple(scalars)
+
+
+def pointer_name(name: str, roles: dict[str, str]) -> str:
+    """TVM calls the pointer of buffer "x" "x_ptr", with a number where that is taken."""
+    return max((role for role in roles if name.startswith(role)), key=len)

@@ -1,0 +1,176 @@
+"""Weights: from a checkpoint's tensors to a bundle's shards, a block of rows at a time, so that memory does not grow with the model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from ..bundle.folder import file_entry
+from ..bundle.manifest import FileEntry, PlaneEntry, WeightEntry
+from ..errors import CheckpointError, QuantizationError
+from ..formats.checkpoint import Checkpoint
+from ..ir.graph import Parameter
+from ..quant import PlaneLayout, Quantization
+from ..quant.base import FloatArray, require_finite
+from ..quant.layout import Layout, rows_per_tile, store_rows, stored_shape
+
+# Shards of this size load in parallel and resume in small steps; a plane is never cut, so a large one has a shard of its own.
+SHARD_BYTES = 32 << 20
+# WebGPU wants buffer offsets in multiples of 256, should a runtime ever bind a part of a shard.
+ALIGNMENT = 256
+# Elements of a tensor that are in memory at once, as float32 and in a few copies, on each of the packing threads.
+BLOCK_ELEMENTS = 2 << 20
+PACKING_THREADS = 2
+# Tensors that some checkpoints carry although their values follow from the configuration.
+DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")
+
+
+def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -> None:
+    """Raise CheckpointError unless the checkpoint holds every parameter in its shape, and nothing that the model does not use."""
+    for parameter in parameters.values():
+        tensor = checkpoint.tensors.get(parameter.name)
+        if tensor is None:
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {parameter.name} is missing; the weights do not fit config.json, or a file was not downloaded",
+                tensor=parameter.name,
+            )
+        if tensor.shape != parameter.shape:
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {parameter.name} has shape {list(tensor.shape)}, config.json says {list(parameter.shape)}; "
+                "the weights belong to another model",
+                tensor=parameter.name, found=list(tensor.shape), expected=list(parameter.shape),
+            )  # fmt: skip
+    # Unused is a head that is the embedding's copy, and the head of a model that embeds.
+    unused_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings or checkpoint.embedding is not None else set()
+    unused = [name for name in checkpoint.tensors if name not in parameters and name not in unused_head and not DERIVED.fullmatch(name)]
+    if unused:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {unused[0]} is not part of a {checkpoint.spec.model_type} model with this config.json "
+            f"({len(unused)} such tensors); compiling without it would change the answers",
+            tensors=unused,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A weight and where its planes go."""
+
+    parameter: Parameter
+    layouts: tuple[PlaneLayout, ...]
+    entry: WeightEntry
+
+
+def place_weights(parameters: Mapping[str, Parameter], quantization: Quantization, layout: Layout) -> list[Placed]:
+    """Give every plane a shard and an offset, in the order of the parameters."""
+    placed = []
+    shard, end = 0, 0
+    for parameter in parameters.values():
+        vector = parameter.columns is None
+        layouts = (PlaneLayout("w", "float32", 1),) if parameter.columns is None else quantization.planes(parameter.columns)
+        own: Layout = "rows" if vector else layout
+        planes = []
+        for each in layouts:
+            shape = [parameter.rows] if vector else stored_shape(own, parameter.rows, each.columns)
+            size = math.prod(shape) * np.dtype(each.dtype).itemsize
+            if end and end + size > SHARD_BYTES:
+                shard, end = shard + 1, 0
+            planes.append(PlaneEntry(name=each.name, dtype=each.dtype, shape=shape, shard=shard, offset=end, size=size))  # type: ignore[arg-type]
+            end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
+        name = None if vector else quantization.name
+        entry = WeightEntry(shape=list(parameter.shape), quantization=name, layout=own, planes=planes)
+        placed.append(Placed(parameter, layouts, entry))
+    return placed
+
+
+def write_weights(
+    checkpoint: Checkpoint,
+    parameters: Mapping[str, Parameter],
+    quantization: Quantization,
+    folder: Path,
+    progress: Callable[[int, int], None],
+    layout: Layout = "rows",
+) -> tuple[dict[str, WeightEntry], list[FileEntry]]:
+    """Pack all parameters into shards below ``folder``, matrices in ``layout``. ``progress`` is told elements done and in all.
+
+    Raises CheckpointError or QuantizationError, naming the tensor.
+    """
+    placed = place_weights(parameters, quantization, layout)
+    count = placed[-1].entry.planes[-1].shard + 1
+    files = [f"weights/{number:05d}.bin" for number in range(count)]
+    (folder / "weights").mkdir()
+    total = sum(int(np.prod(weight.parameter.shape)) for weight in placed)
+    done = 0
+    shards: list[BinaryIO] = []
+    try:
+        shards = [(folder / file).open("wb") for file in files]
+        with ThreadPoolExecutor(PACKING_THREADS) as pool:
+            jobs = ((weight, start, stop) for weight in placed for start, stop in blocks(weight.parameter, weight.entry.layout))
+            for weight, start, stop, planes in in_order(pool, jobs, checkpoint, quantization):
+                for each, plane in zip(weight.layouts, weight.entry.planes, strict=True):
+                    shards[plane.shard].seek(plane.offset + start * each.row_bytes)
+                    shards[plane.shard].write(planes[each.name].tobytes())
+                done += (stop - start) * (weight.parameter.columns or 1)
+                progress(done, total)
+    finally:
+        for shard in shards:
+            shard.close()
+    return {weight.parameter.name: weight.entry for weight in placed}, [file_entry(folder, file) for file in files]
+
+
+def blocks(parameter: Parameter, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of at most BLOCK_ELEMENTS elements, but of a whole tile at least."""
+    tile = rows_per_tile(layout)
+    step = max(1, BLOCK_ELEMENTS // ((parameter.columns or 1) * tile)) * tile
+    for start in range(0, parameter.rows, step):
+        yield start, min(start + step, parameter.rows)
+
+
+Planes = Mapping[str, np.ndarray]
+
+
+def in_order(
+    pool: ThreadPoolExecutor, jobs: Iterator[tuple[Placed, int, int]], checkpoint: Checkpoint, quantization: Quantization
+) -> Iterator[tuple[Placed, int, int, Planes]]:
+    """Read and pack blocks on the pool's threads, two ahead of the writer for each thread and no more, and give them back in order."""
+    pending = []
+    for job in jobs:
+        pending.append((job, pool.submit(read_and_pack, checkpoint, *job, quantization)))
+        if len(pending) > 2 * PACKING_THREADS:
+            first, future = pending.pop(0)
+            yield *first, future.result()
+    for first, future in pending:
+        yield *first, future.result()
+
+
+def read_and_pack(checkpoint: Checkpoint, weight: Placed, start: int, stop: int, quantization: Quantization) -> Planes:
+    """Rows [start, stop) of every plane, as they are stored."""
+    parameter = weight.parameter
+    try:
+        rows = read_rows(checkpoint, parameter, start, stop)
+        if parameter.columns is None:
+            require_finite(rows)
+            return {"w": rows}
+        return {name: store_rows(weight.entry.layout, plane) for name, plane in quantization.pack(rows).items()}
+    except QuantizationError as error:
+        names = ", ".join(source.tensor for source in parameter.sources)
+        raise QuantizationError(f"{checkpoint.path}: {names}: {error.message}", tensor=names) from error
+
+
+def read_rows(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: int) -> FloatArray:
+    """Rows [start, stop) of a parameter's stacked sources as float32."""
+    parts = []
+    first = 0
+    for source in parameter.sources:
+        length = source.stop - source.start
+        low, high = max(start - first, 0), min(stop - first, length)
+        if low < high:
+            parts.append(checkpoint.tensors[source.tensor].rows(source.start + low, source.start + high))
+        first += length
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

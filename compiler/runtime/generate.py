@@ -1,0 +1,120 @@
+"""Generating with one sequence on any runner: prefill in chunks, then one token a step, greedy or sampled.
+
+The engines that serve many requests live elsewhere; this is what `nearfar run`, `nearfar score` and the tests need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DeviceError, RequestError
+from ..ir.sampling import GREEDY, Sampler, Settings
+from .batch import Chunk, Output, Runner, make_batch, require_task
+
+# Prompt tokens a forward pass: enough to fill a tile kernel twice, few enough for small devices' patience.
+PREFILL_CHUNK = 64
+
+
+@dataclass(slots=True)
+class Timings:
+    """Wall time of one answer, in seconds from the start of the prefill. Filled in while the answer is generated."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    time_to_first_token_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding alone: tokens after the first over the time after the first. 0 where there was no second token."""
+        decoding = self.total_seconds - self.time_to_first_token_seconds
+        return (self.completion_tokens - 1) / decoding if self.completion_tokens > 1 and decoding > 0 else 0.0
+
+
+def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sampler, timings: Timings | None = None) -> Iterator[int]:
+    """Yield token ids until the model ends (the end token is not yielded) or ``max_tokens`` are out.
+
+    Raises RequestError for an empty prompt, ids out of the vocabulary, or more tokens than the bundle's context.
+    """
+    timings = timings if timings is not None else Timings()
+    check_prompt(runner, prompt, max_tokens)
+    timings.prompt_tokens = len(prompt)
+    started = time.perf_counter()
+    ends = set(runner.manifest.spec.eos_token_ids)
+    *_, output = prefill(runner, prompt, sample_all=False, settings=sampler.next())
+    length = len(prompt)
+    for count in range(1, max_tokens + 1):
+        token = int(output.next_token_ids[-1])
+        if token < 0:
+            raise not_finite(runner)
+        now = time.perf_counter() - started
+        timings.total_seconds = now
+        if count == 1:
+            timings.time_to_first_token_seconds = now
+        if token in ends:
+            return
+        timings.completion_tokens = count
+        yield token
+        if count < max_tokens:
+            output = append(runner, [token], length, [0], sampler.next())
+            length += 1
+
+
+def score(runner: Runner, token_ids: Sequence[int], rows_at_once: int) -> Iterator[npt.NDArray[np.float32]]:
+    """Forced decoding: blocks of logits, (n, V) in all for n tokens, row i predicting token i + 1.
+
+    Raises RequestError as `generate`, and DeviceError for logits that are not finite.
+    """
+    check_prompt(runner, token_ids, 0)
+    for output in prefill(runner, token_ids, sample_all=True, chunk=rows_at_once):
+        if not np.isfinite(output.logits).all():
+            raise not_finite(runner)
+        yield output.logits
+
+
+def not_finite(runner: Runner) -> DeviceError:
+    return DeviceError(f"{runner.device} computed logits that are not finite; try --runner numpy, or another quantization")
+
+
+def prefill(
+    runner: Runner, token_ids: Sequence[int], *, sample_all: bool, chunk: int = PREFILL_CHUNK, settings: Settings = GREEDY
+) -> Iterator[Output]:
+    """Run a sequence's tokens in chunks from position 0; every row is sampled, or the last one only."""
+    for start in range(0, len(token_ids), chunk):
+        stop = min(start + chunk, len(token_ids))
+        rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
+        yield append(runner, token_ids[start:stop], start, rows, settings)
+
+
+def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[int], settings: Settings) -> Output:
+    """Run tokens that follow the first ``start`` of the one sequence, which has the pool's first pages; ``rows`` of them are sampled."""
+    pages = range(runner.manifest.pages_for(start + len(token_ids)))
+    return runner.forward(make_batch([Chunk(token_ids, start, pages, rows, settings)], runner.manifest.page_size))
+
+
+def check_prompt(runner: Runner, prompt: Sequence[int], max_tokens: int) -> None:
+    """Raise RequestError unless the runner can take the tokens and as many more."""
+    require_task(runner.manifest, embeds=False)
+    check_tokens(runner, prompt, max_tokens)
+
+
+def check_tokens(runner: Runner, token_ids: Sequence[int], max_tokens: int = 0) -> None:
+    """Raise RequestError for an empty prompt, ids out of the vocabulary, or more tokens than the bundle's context."""
+    vocab_size, context = runner.manifest.spec.vocab_size, runner.manifest.context
+    if not token_ids:
+        raise RequestError("the prompt is empty; give at least one token")
+    if max_tokens < 0:
+        raise RequestError(f"max_tokens is {max_tokens}; it must not be negative")
+    for token in token_ids:
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"token id {token} is not in the vocabulary (0 to {vocab_size - 1})")
+    if len(token_ids) + max(max_tokens - 1, 0) > context:
+        raise RequestError(
+            f"{len(token_ids)} prompt tokens and {max_tokens} new ones exceed the bundle's context of {context} tokens; "
+            "shorten the prompt, ask for fewer tokens, or compile with a larger --context"
+        )

@@ -1,0 +1,64 @@
+"""Sampling on the host, for runners of frameworks whose graphs end at the logits."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from ..ir.ops import top_logprobs
+from ..ir.sampling import ALTERNATIVES, COUNTS, Settings, adjust_logits
+from .batch import Array, Batch, FloatArray, IntArray, Output
+from .quick_choice import log_probability, quick_choice
+
+
+class HostSampler:
+    """What a runner keeps by sequence slot, and the choice of tokens by it, as `ops.py` says."""
+
+    def __init__(self, vocab_size: int, num_slots: int) -> None:
+        self._sampled = np.zeros(num_slots, np.int32)
+        self._states: dict[str, Array] = {
+            "token_counts": np.zeros((num_slots, vocab_size), np.int32),
+            "logit_bias": np.zeros((num_slots, vocab_size), np.float32),
+            "token_mask": np.zeros((num_slots, -(-vocab_size // 32)), np.int32),
+        }
+
+    def write(self, name: str, slot: int, values: Array) -> None:
+        """See `Runner.write_state`."""
+        self._states[name][slot] = values
+
+    def token_ids(self, batch: Batch) -> IntArray:
+        """(S,), those that were left in a slot among them."""
+        given = batch.token_ids
+        return np.where(given < 0, self._sampled[np.maximum(-1 - given, 0)], given).astype(np.int32)
+
+    def choose(self, batch: Batch, logits: FloatArray) -> Output:
+        """The next tokens of the sampled rows from their logits (R, V), which the answer copies when somebody reads them."""
+        rows, width = len(logits), min(ALTERNATIVES, logits.shape[1])
+        tokens, logprobs = np.full(rows, -1, np.int32), np.zeros(rows, np.float32)
+        settings, slots = batch.sample_settings.tolist(), batch.sample_slots.tolist()
+        for row in range(rows):
+            values = logits[row]
+            largest = int(values.argmax())
+            # What is not a number counts as the largest and as the least.
+            if isfinite(values[largest]) and isfinite(values[values.argmin()]):
+                tokens[row] = token = self._choose_row(values, largest, Settings(*settings[row]), *slots[row])
+                if batch.logprobs:
+                    logprobs[row] = log_probability(values, token)
+        wanted = rows if batch.alternatives else 0
+        top = {"ids": np.zeros((wanted, width), np.int32), "logprobs": np.zeros((wanted, width), np.float32)}
+        top_logprobs({"logits": logits, **top}, {})
+        return Output(tokens, logprobs, top["ids"], top["logprobs"], logits.copy)
+
+    def _choose_row(self, logits: FloatArray, largest: int, settings: Settings, slot: int, flags: int) -> int:
+        """As `ops.adjust_logits` and `ops.sample`, where the largest of the logits (V,) is known."""
+        counts = self._states["token_counts"]
+        if flags:
+            bias, mask = self._states["logit_bias"], self._states["token_mask"]
+            logits = adjust_logits(logits, settings, flags, counts[slot], bias[slot], mask[slot])
+        token = quick_choice(logits, settings) if flags or settings.temperature else largest
+        if slot >= 0:
+            self._sampled[slot] = token
+            if flags & COUNTS:
+                counts[slot, token] += 1
+        return token

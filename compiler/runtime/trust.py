@@ -1,0 +1,74 @@
+"""Trust: a runner computes what the reference computed, or it is not used.
+
+`check_runner` runs the bundle's self-test on a runner that was just opened and compares its logits with those in the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from ..bundle.manifest import Manifest, SelfTestEntry, SelfTestRow
+from ..errors import DeviceError
+from .batch import Chunk, FloatArray, Runner, make_batch
+
+
+class PlanRunner(Runner, Protocol):
+    """A runner of a bundle's own plan. ``activation`` is the dtype of its activations."""
+
+    activation: str
+
+
+def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
+    """Run the self-test of a bundle that has one. Raises DeviceError if the logits are not finite or not those of the reference.
+
+    The first half of the prompt is one prefill, the second half but one token continues it, and the last token is a decode step.
+    """
+    test = manifest.self_test
+    if test is None:
+        return
+    deviation = largest_deviation(runner, test, manifest.page_size)
+    # The reference computes in float32 whatever other dtypes a bundle offers.
+    tolerance = test.tolerances.get(runner.activation, min(test.tolerances.values()))
+    if not deviation <= tolerance:
+        found = f"the logits are off by {deviation:.3g} of the largest" if np.isfinite(deviation) else "the logits are not finite"
+        raise DeviceError(
+            f"{runner.device}: computes {manifest.model} incorrectly: {found}, and at most {tolerance:.3g} is rounding; "
+            "try --runner numpy, or compile the model again",
+            deviation=deviation if np.isfinite(deviation) else None, tolerance=tolerance,
+        )  # fmt: skip
+
+
+def largest_deviation(runner: Runner, test: SelfTestEntry, page_size: int) -> float:
+    """How far the runner's logits are from the expected ones, relative to the largest logit of the test; infinite if not finite."""
+    rows = {row.row: row for row in test.rows}
+    scale = max(abs(logit) for row in test.rows for logit in row.logits)
+    deviation = 0.0
+    for row, logits in logits_of_prompt(runner, test.prompt_ids, page_size):
+        if not np.isfinite(logits).all():
+            return float("inf")
+        deviation = max(deviation, distance(rows[row], logits) / scale)
+    return deviation
+
+
+def logits_of_prompt(runner: Runner, prompt: list[int], page_size: int) -> Iterator[tuple[int, FloatArray]]:
+    """As many rows of logits (V,) of each forward as the runner's limits allow, with the row's index in the prompt."""
+    limits = runner.limits
+    size = max(1, min(len(prompt) // 2, limits.tokens))
+    starts = [*range(0, len(prompt) - 1, size), len(prompt) - 1]
+    pages = range(-(-len(prompt) // page_size))
+    for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
+        sampled = range(max(0, stop - start - limits.rows), stop - start)
+        output = runner.forward(make_batch([Chunk(prompt[start:stop], start, pages, sampled)], page_size))
+        yield from zip((start + row for row in sampled), output.logits, strict=True)
+
+
+def distance(expected: SelfTestRow, logits: FloatArray) -> float:
+    """The largest difference among the expected logits and the log-sum-exp over all."""
+    exact = logits.astype(np.float64)
+    largest = exact.max()
+    logsumexp = largest + np.log(np.exp(exact - largest).sum())
+    differences = np.abs(exact[expected.token_ids] - expected.logits)
+    return float(max(differences.max(), abs(logsumexp - expected.logsumexp)))

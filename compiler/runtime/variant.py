@@ -1,0 +1,33 @@
+"""Which activation dtype and which of a step's variants run: the rules of every runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from ..bundle.manifest import Manifest, StepEntry, VariantEntry
+from ..errors import DeviceError
+from ..ir.expr import holds
+
+
+def choose_activation(manifest: Manifest, wanted: str | None, path: Path) -> str:
+    """The first activation dtype that a bundle offers, or the wanted one, on a target whose devices can run all. Raises DeviceError."""
+    offered = [entry.dtype for entry in manifest.activations]
+    if wanted is not None and wanted not in offered:
+        raise DeviceError(f"{path}: was compiled for {', '.join(offered)} activations, not for {wanted}")
+    return wanted or offered[0]
+
+
+def stored_dtype(activation: str) -> str:
+    """The dtype in which activations lie in memory: with int8 only what projections multiply has 8 bits, and they are float32 between."""
+    return "float32" if activation == "int8" else activation
+
+
+def choose_variant(
+    manifest: Manifest, step: StepEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
+) -> VariantEntry:
+    """The first row of a step's list that the activation dtype, the device's features and the batch allow."""
+    for variant in manifest.variants[step.variants]:
+        if variant.activation in (None, activation) and set(variant.needs) <= set(features) and holds(variant.when, dims):
+            return variant
+    raise AssertionError(f"no variant of {step.variants} runs anywhere")

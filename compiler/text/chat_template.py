@@ -1,0 +1,179 @@
+"""ChatTemplate: a checkpoint's Jinja template, rendered as transformers renders it. Messages flow in, the prompt's text flows out.
+
+A template is untrusted code: it runs in Jinja's sandbox and sees plain JSON values only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from ..errors import CheckpointError, RequestError
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """A compiled template with the special tokens that it may name. Raises CheckpointError when the source is not valid Jinja."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(
+                f"chat template: line {error.lineno}: {error.message}; correct the checkpoint's chat template", line=error.lineno
+            ) from error
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CheckpointError(f"chat template: {error}; correct the checkpoint's chat template") from error
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """The prompt's text, which holds its special tokens as text.
+
+        Raises RequestError for messages or tools that the template refuses or that are not plain JSON, CheckpointError when the
+        template itself fails.
+        """
+        values = _plain_json({"messages": list(messages), "tools": None if tools is None else list(tools)})
+        for index, message in enumerate(values["messages"]):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise RequestError(f"messages[{index}] must be an object with a string 'role'", index=index)
+            _open_arguments(message, index)
+        try:
+            # transformers gives templates `documents` as well, and special tokens only where there are any.
+            return self._template.render(documents=None, add_generation_prompt=add_generation_prompt, **values, **self._special_tokens)
+        except _Refusal as error:
+            raise RequestError(f"the chat template refuses these messages: {error}") from error
+        except Exception as error:  # A template can raise whatever Python's own operators raise.
+            line = _template_line(error)
+            place = f"line {line}: " if line else ""
+            raise CheckpointError(
+                f"chat template: {place}{type(error).__name__}: {error}; correct the checkpoint's chat template", line=line
+            ) from error
+
+
+class _Refusal(jinja2.TemplateError):
+    """Raised by a template's own `raise_exception`."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for training; here its body is rendered as if the tags were not there."""
+
+    tags = {"generation"}  # noqa: RUF012, the base class declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A call block has a scope of its own, as in transformers: what the body sets is not seen after it.
+        return jinja2.nodes.CallBlock(self.call_method("_render_body"), [], [], body).set_lineno(line)
+
+    def _render_body(self, caller: Any) -> str:
+        return str(caller())
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Jinja's `namespace` without names that start with an underscore, which could shadow Python's own attributes."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        for name in dict(*rest, **kwargs):
+            _require_public(name)
+        jinja2.utils.Namespace.__init__(self, *rest, **kwargs)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_public(name)
+        super().__setitem__(name, value)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _make_dict
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML and sorts keys; models are trained on neither.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _Refusal(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    # The type itself has attributes through which a template could reach further.
+    return dict(*args, **kwargs)
+
+
+def _require_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: names must not start with an underscore")
+
+
+def _plain_json(values: dict[str, Any]) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(values))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"messages and tools must be plain JSON values: {error}") from error
+    return plain
+
+
+def _open_arguments(message: dict[str, Any], index: int) -> None:
+    """Templates write the arguments of calls as JSON themselves, and put contents together; OpenAI's messages have text, and no content."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return
+    message["content"] = message.get("content") or ""
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except ValueError:
+                arguments = None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+            raise RequestError(
+                f'messages[{index}].tool_calls must be of {{type: "function", function: {{name, arguments}}}}, '
+                "with the JSON of an object for arguments",
+                index=index,
+            )
+        function["arguments"] = arguments
+
+
+def _template_line(error: BaseException) -> int | None:
+    """The template's line that raised, which Jinja writes into the traceback."""
+    line = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == "<template>":
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line

@@ -1,0 +1,93 @@
+"""Tuning records on their way into a bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.bundle.tuning import read_tuning
+from nearfar.compiler.cli import main
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+
+ADAPTER = {"vendor": "nvidia", "architecture": "ampere", "device": "", "description": ""}
+
+
+def record(folder: Path, name: str = "record.json", **changes: Any) -> Path:
+    file = folder / name
+    file.write_text(json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, **changes}))
+    return file
+
+
+def test_records_go_into_the_manifest_in_their_order(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    plain = compile_model(str(tiny_checkpoints["qwen3"]), tmp_path / "plain", CompileOptions(context=64)).manifest
+    assert plain.tuning == []
+    name, rows = next((name, rows) for name, rows in plain.variants.items() if len(rows) > 1)
+    tuned = {name: [{"when": ["==", "S", 1], "variant": "+".join(rows[-1].kernels)}]}
+    files = [record(tmp_path, "a.json", variants=tuned), record(tmp_path, "b.json", activation="float32")]
+    arguments = ["compile", str(tiny_checkpoints["qwen3"]), "-o", str(tmp_path / "tuned"), "--context", "64", "--json"]
+    assert main([*arguments, "--tuning", *map(str, files)]) == 0
+    shipped = open_bundle(tmp_path / "tuned").manifest.tuning
+    assert [entry.model_dump(mode="json") for entry in shipped] == [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        ({"elsewhere": [{"when": None, "variant": "x"}]}, "variants 'elsewhere' is not in this bundle"),
+        ({"sample": [{"when": None, "variant": "sample_64"}]}, "variant 'sample_64' of 'sample' is not in this bundle"),
+    ],
+)
+def test_a_record_of_another_bundle_is_refused_and_leaves_nothing(
+    variants: dict[str, Any], message: str, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
+    file = record(tmp_path, variants=variants)
+    with pytest.raises(RequestError, match=f"{file}: {message}"):
+        compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=64, tuning=(file,)))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no tuning record"),
+        (b"\xff", "cannot be read"),
+        (b"[]", "is no tuning record"),
+        (b'{"adapter": {}}', r"is no tuning record \(adapter\.vendor: Field required\)"),
+        (json.dumps({"adapter": ADAPTER, "activation": "int4", "variants": {}}).encode(), "activation: Input should be"),
+        (json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "x": 1}).encode(), "x: Extra inputs"),
+        (
+            json.dumps(
+                {"adapter": ADAPTER, "activation": "float16", "variants": {"sample": [{"when": ["<=", "Q", 1], "variant": "sample"}]}}
+            ).encode(),
+            "dim 'Q' has no value",
+        ),
+        (
+            json.dumps(
+                {"adapter": ADAPTER, "activation": "float16", "variants": {"sample": [{"when": ["=="], "variant": "sample"}]}}
+            ).encode(),
+            "is no tuning record",
+        ),
+    ],
+)
+def test_a_file_that_is_no_record_is_named_with_the_reason(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.write_bytes(content)
+    with pytest.raises(RequestError, match=rf"--tuning {file}: .*{message}"):
+        read_tuning([file])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"nowhere\.json: cannot be read"):
+        read_tuning([tmp_path / "nowhere.json"])
+
+
+def test_two_records_of_one_adapter_and_dtype_are_refused(tmp_path: Path) -> None:
+    files = [record(tmp_path, name) for name in ("a.json", "b.json")]
+    with pytest.raises(RequestError, match=r"b\.json: is of the same adapter and dtype as .*a\.json \(nvidia ampere float16\)"):
+        read_tuning(files)

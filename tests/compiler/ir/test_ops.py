@@ -1,0 +1,258 @@
+"""The ops against what they are by definition: plain loops in float64, and the rules that hold for any input."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import F32, relative_error
+
+from nearfar.compiler.ir.ops import OPS, Array, dequantize_rows, quantize_rows
+from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, GREEDY, MASK, MASKED, Settings
+
+
+def run(op: str, inputs: dict[str, Array], **attrs: object) -> Array:
+    result = OPS[op].run(inputs, attrs)
+    assert result is not None
+    return result
+
+
+def random(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# --- shape rules -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "expected"),
+    [
+        ("embed", {"table": (509, 72), "token_ids": ("S",), "sampled": ("N",)}, {}, (("S", 72), "float32")),
+        ("take_rows", {"x": ("S", 72), "rows": ("R",)}, {}, (("R", 72), "float32")),
+        ("slice_columns", {"x": ("S", 72)}, {"start": 8, "stop": 20}, (("S", 12), "activation")),
+        ("linear", {"x": ("S", 72), "weight": (40, 72)}, {"dtype": "activation"}, (("S", 40), "activation")),
+        ("linear", {"x": ("S", 7), "weight": (4, 7)}, {"dtype": "float32", "offset": 4, "columns": 12}, (("S", 12), "float32")),
+        ("linear", {"x": ("S", 7), "weight": (4, 7), "bias": (4,), "residual": ("S", 4)}, {"dtype": "float32"}, (("S", 4), "float32")),
+        ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {}, (("S", 4), "float32")),
+        ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {"columns": 16}, (("S", 16), "float32")),
+        ("rms_norm", {"x": ("S", 72), "weight": (24,)}, {"dtype": "activation"}, (("S", 72), "activation")),
+        ("attention", {"q": ("S", 144)}, {}, (("S", 144), "activation")),
+        ("rope_append", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
+        ("rope_attention", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
+        ("adjust_logits", {"logits": ("R", 509)}, {}, (("A", 509), "float32")),
+        ("sample", {"logits": ("R", 509)}, {}, (("R",), "int32")),
+    ],
+)
+def test_a_shape_rule_gives_shape_and_dtype(op: str, shapes: dict[str, object], attrs: dict[str, object], expected: object) -> None:
+    assert OPS[op].infer(shapes, attrs) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("linear", {"x": ("S", 72), "weight": (40, 71)}),
+        ("linear", {"x": ("S", 72), "weight": (40, 72), "bias": (39,)}),
+        ("linear", {"x": ("S", 72), "weight": (40, 72), "residual": ("S", 41)}),
+        ("gated_linear", {"x": ("S", 72), "weight": (40, 71)}),
+        ("gated_linear", {"x": ("S", 72), "weight": (41, 72)}),
+        ("add", {"a": ("S", 72), "b": ("S", 71)}),
+        ("gated_silu", {"gate": ("S", 72), "up": ("S", 71)}),
+    ],
+)
+def test_shapes_that_disagree_are_refused(op: str, shapes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{op}: shapes disagree"):
+        OPS[op].infer(shapes, {"dtype": "float32"})  # type: ignore[arg-type]
+
+
+# --- meanings ----------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(rows=st.integers(1, 30), first=st.integers(0, 30), seed=st.integers(0, 99))
+def test_a_table_in_two_parts_embeds_like_the_whole(rows: int, first: int, seed: int) -> None:
+    table, token_ids = random(seed, rows + first, 5), np.random.default_rng(seed).integers(0, rows + first, 9)
+    sampled = np.random.default_rng(seed).integers(0, rows + first, 3)
+    # The last two tokens are those sampled in slots 2 and 0.
+    inputs = {"token_ids": np.array([*token_ids, -3, -1]), "sampled": sampled}
+    part = run("embed", {"table": table[:first], **inputs}, first_row=0)
+    whole = run("embed", {"table": table[first:], **inputs, "into": part}, first_row=first)
+    np.testing.assert_array_equal(whole, table[[*token_ids, sampled[2], sampled[0]]])
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 4), columns=st.integers(1, 20), outputs=st.integers(1, 20), cut=st.integers(0, 20), seed=st.integers(0, 99),
+    roles=st.sets(st.sampled_from(["norm", "bias", "residual"])),
+)  # fmt: skip
+def test_a_projection_is_norm_then_product_then_bias_then_residual_also_in_parts(
+    rows: int, columns: int, outputs: int, cut: int, seed: int, roles: set[str]
+) -> None:
+    shapes = {"norm": (columns,), "bias": (outputs,), "residual": (rows, outputs)}
+    extras = {role: random(seed + 1 + i, *shapes[role]) for i, role in enumerate(sorted(roles))}
+    x, weight = random(seed, rows, columns), random(seed + 9, outputs, columns)
+    normed = run("rms_norm", {"x": x, "weight": extras["norm"]}, eps=1e-5) if "norm" in extras else x
+    expected = normed.astype(np.float64) @ weight.T.astype(np.float64) + extras.get("bias", 0) + extras.get("residual", 0)
+    assert relative_error(run("linear", {"x": x, "weight": weight, **extras}, eps=1e-5), expected) < F32
+    cut = min(cut, outputs)
+    first = run("linear", {"x": x, "weight": weight[:cut], **extras}, eps=1e-5, offset=0, columns=outputs)
+    both = run("linear", {"x": x, "weight": weight[cut:], "into": first, **extras}, eps=1e-5, offset=cut, columns=outputs)
+    assert relative_error(both, expected) < F32
+
+
+def test_a_gated_projection_is_silu_of_the_upper_rows_times_the_lower_ones() -> None:
+    x, weight, bias = random(1, 3, 7), random(2, 10, 7), random(3, 10)
+    both = x.astype(np.float64) @ weight.T + bias
+    expected = both[:, :5] / (1 + np.exp(-both[:, :5])) * both[:, 5:]
+    assert relative_error(run("gated_linear", {"x": x, "weight": weight, "bias": bias}), expected) < F32
+
+
+def test_silu_of_extreme_numbers_is_zero_or_the_number_without_a_warning() -> None:
+    gate = np.array([[-1e4, -100, 0, 100, 1e4]], np.float32)
+    found = run("gated_silu", {"gate": gate, "up": np.ones_like(gate)})
+    np.testing.assert_allclose(found, [[0, 0, 0, 100, 1e4]], atol=1e-30)
+
+
+def test_an_rms_norm_of_heads_norms_each_head_alone() -> None:
+    x, weight = random(1, 4, 3 * 6), random(2, 6)
+    for head in range(3):
+        columns = slice(6 * head, 6 * head + 6)
+        alone = run("rms_norm", {"x": x[:, columns], "weight": weight}, eps=1e-6)
+        np.testing.assert_array_equal(run("rms_norm", {"x": x, "weight": weight}, eps=1e-6)[:, columns], alone)
+
+
+def test_an_rms_norm_of_zeros_is_zero() -> None:
+    assert not run("rms_norm", {"x": np.zeros((2, 8), np.float32), "weight": random(1, 8)}, eps=1e-6).any()
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(first=st.integers(0, 40), distance=st.integers(0, 20), shift=st.integers(0, 40), seed=st.integers(0, 99))
+def test_products_of_rotated_heads_depend_on_their_distance_alone(first: int, distance: int, shift: int, seed: int) -> None:
+    table = rope_table([1.0, 0.3, 0.01], 101)
+    q, k = random(seed, 1, 6), random(seed + 1, 1, 6)
+
+    def product(q_position: int, k_position: int) -> float:
+        rotated = [run("rope", {"x": x, "positions": np.array([p]), "table": table}) for x, p in ((q, q_position), (k, k_position))]
+        return float((rotated[0] * rotated[1]).sum())
+
+    assert math.isclose(product(first + distance, first), product(first + shift + distance, first + shift), rel_tol=1e-4, abs_tol=1e-4)
+
+
+def test_position_zero_is_not_rotated() -> None:
+    x = random(1, 2, 12)
+    np.testing.assert_array_equal(run("rope", {"x": x, "positions": np.zeros(2, int), "table": rope_table([1.0, 0.5], 3)}), x)
+
+
+def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:
+    heads, kv_heads, head_dim, page = 4, 2, 6, 4
+    lengths, news = [9, 4, 1], [3, 4, 1]
+    page_ids = np.array([5, 0, 3, 1, 6])
+    kv = random(1, 8, 2, kv_heads, page, head_dim)
+    q = random(2, sum(news), heads * head_dim)
+    positions = np.concatenate([np.arange(length - new, length) for length, new in zip(lengths, news, strict=True)])
+    indptr = np.array([0, 3, 4, 5])
+    found = run(
+        "attention",
+        {"q": q, "kv": kv, "positions": positions, "seq_starts": np.cumsum([0, *news]), "page_indptr": indptr, "page_ids": page_ids},
+    )
+    expected = np.zeros((sum(news), heads, head_dim))
+    sequence_of = np.repeat(np.arange(3), news)
+    for row, (position, sequence) in enumerate(zip(positions, sequence_of, strict=True)):
+        for head in range(heads):
+            places = [(page_ids[indptr[sequence] + t // page], head // 2, t % page) for t in range(position + 1)]
+            query = q[row].reshape(heads, head_dim)[head].astype(np.float64)
+            weights = [math.exp(query @ kv[p, 0, h, place] / math.sqrt(head_dim)) for p, h, place in places]
+            values = [kv[p, 1, h, place] for p, h, place in places]
+            expected[row, head] = sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+    assert relative_error(found, expected.reshape(found.shape)) < F32
+
+
+def test_quantized_rows_are_codes_from_the_lowest_byte_on_and_a_scale() -> None:
+    # Scale 2: 254 is code 127; 3 and 5 lie between two codes and take the even one; zeros have scale 0.
+    rows = np.array([[254, -254, 3, 5], [0, 0, 0, 0]], np.float32)
+    words = quantize_rows(rows)
+    assert [[f"{word:08x}" for word in row] for row in words] == [["0202817f", "40000000"], ["00000000", "00000000"]]
+    np.testing.assert_array_equal(dequantize_rows(words), [[254, -254, 4, 4], [0, 0, 0, 0]])
+
+
+@given(st.integers(0, 1000), st.sampled_from([1e-20, 1, 1e4]))
+def test_a_quantized_element_is_at_most_half_a_step_away(seed: int, size: float) -> None:
+    rows = random(seed, 5, 3, 8) * np.float32(size)
+    error = np.abs(dequantize_rows(quantize_rows(rows)) - rows)
+    assert (error <= np.abs(rows).max(axis=-1, keepdims=True) / 127 * 0.501).all()
+
+
+def sampling_inputs(logits: Array, slots: list[tuple[int, int]], settings: Settings = GREEDY) -> dict[str, Array]:
+    """What `adjust_logits` and `sample` take for logits (R, V), of which none is adjusted yet; four slots."""
+    rows, columns = logits.shape
+    return {
+        "logits": logits,
+        "adjusted": np.zeros((0, columns), np.float32),
+        "settings": np.array([settings] * rows, np.float32).reshape(rows, len(settings)),
+        "slots": np.array(slots, np.int32).reshape(rows, 2),
+        "sampled": np.full(4, -9, np.int32),
+        "counts": np.zeros((4, columns), np.int32),
+        "bias": np.zeros((4, columns), np.float32),
+        "mask": np.full((4, -(-columns // 32)), -1, np.int32),
+        "logprobs": np.zeros(rows, np.float32),
+    }
+
+
+def test_greedy_takes_the_first_of_equals_and_leaves_it_in_its_slot() -> None:
+    x = np.array([[1, 3, 3, 2], [0, 0, 0, 0], [-9, -9, -1, -1]], np.float32)
+    inputs = sampling_inputs(x, [(2, 0), (-1, 0), (0, COUNTS)])
+    assert run("sample", inputs).tolist() == [1, 0, 2]
+    assert inputs["sampled"].tolist() == [2, -9, 1, -9]
+    assert np.argwhere(inputs["counts"]).tolist() == [[0, 2]]
+
+
+def test_log_probabilities_are_those_of_the_raw_logits() -> None:
+    x = random(1, 2, 7)
+    inputs = sampling_inputs(x, [(0, 0), (1, 0)])
+    inputs["adjusted"] = -x
+    chosen = run("sample", inputs)
+    assert chosen.tolist() == x.argmin(-1).tolist()
+    expected = [math.log(math.exp(row[token]) / sum(math.exp(each) for each in row)) for row, token in zip(x, chosen, strict=True)]
+    np.testing.assert_allclose(inputs["logprobs"], expected, rtol=1e-5)
+
+
+def test_logits_that_are_not_finite_give_no_token() -> None:
+    x = np.array([[1, np.nan, 3], [1, 2, 3], [1, np.inf, 3]], np.float32)
+    inputs = sampling_inputs(x, [(0, COUNTS), (1, 0), (2, 0)])
+    assert run("sample", inputs).tolist() == [-1, 2, -1]
+    assert inputs["sampled"].tolist() == [-9, 2, -9, -9]
+    assert not inputs["counts"].any()
+
+
+def test_no_row_with_a_flag_gives_no_adjusted_logits() -> None:
+    assert run("adjust_logits", sampling_inputs(random(1, 3, 5), [(0, 0)] * 3)).shape == (0, 5)
+
+
+def test_rows_without_a_flag_are_copied_beside_rows_with_one() -> None:
+    x = random(1, 3, 40)
+    inputs = sampling_inputs(x, [(0, 0), (1, BIAS), (3, MASK)])
+    inputs["bias"][1] = 2
+    inputs["mask"][3] = [0, 1 << 3]
+    adjusted = run("adjust_logits", inputs)
+    np.testing.assert_array_equal(adjusted[0], x[0])
+    np.testing.assert_array_equal(adjusted[1], x[1] + 2)
+    assert np.flatnonzero(adjusted[2] != MASKED).tolist() == [35]
+    assert adjusted[2, 35] == x[2, 35]
+
+
+def test_the_likeliest_tokens_are_listed_best_first_and_equals_in_order() -> None:
+    x = np.array([[1, 3, 3, 2, 0]], np.float32)
+    inputs = {"logits": x, "ids": np.zeros((1, 4), np.int32), "logprobs": np.zeros((1, 4), np.float32)}
+    OPS["top_logprobs"].run(inputs, {})
+    assert inputs["ids"].tolist() == [[1, 2, 3, 0]]
+    total = math.log(sum(math.exp(each) for each in x[0]))
+    np.testing.assert_allclose(inputs["logprobs"], [[3 - total, 3 - total, 2 - total, 1 - total]], rtol=1e-5)
+
+
+def test_no_rows_give_no_results() -> None:
+    empty = np.zeros((0, 4), np.float32)
+    assert run("linear", {"x": empty, "weight": random(1, 3, 4), "norm": random(2, 4)}, eps=1e-5).shape == (0, 3)
+    assert run("sample", sampling_inputs(empty, [])).shape == (0,)

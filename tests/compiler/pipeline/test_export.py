@@ -1,0 +1,74 @@
+"""Exports: what the options allow, what is refused, and that a bundle in a framework's own form is found out to be one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CompileTiny
+
+from nearfar.compiler.bundle.folder import ExportBundle, open_any, open_bundle
+from nearfar.compiler.errors import BundleError, NearfarError, RequestError, UnsupportedModel
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+
+
+@pytest.fixture
+def export(compile_tiny: CompileTiny, tmp_path: Path) -> Path:
+    return shutil.copytree(compile_tiny("llama", "f32", target="mlx"), tmp_path / "export")
+
+
+def test_an_export_is_read_as_one_and_has_pages_of_a_whole_sequence(export: Path) -> None:
+    bundle = open_any(export)
+    assert isinstance(bundle, ExportBundle)
+    manifest = bundle.manifest
+    assert (manifest.target, manifest.page_size, manifest.pages_for(manifest.context)) == ("mlx", manifest.context, 1)
+    files = {str(path.relative_to(export)) for path in export.rglob("*") if path.is_file()}
+    assert {entry.file for entry in manifest.files} | {"manifest.json"} == files
+    bundle.verify()
+
+
+def test_who_needs_a_plan_is_told_that_an_export_has_none(export: Path) -> None:
+    with pytest.raises(BundleError, match="is an mlx bundle, without a plan; compile one with --target webgpu, cpu or cuda"):
+        open_bundle(export)
+
+
+def test_a_changed_file_of_an_export_is_found(export: Path) -> None:
+    file = export / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(BundleError, match=r"model\.safetensors: is corrupt"):
+        open_any(export).verify()
+    file.write_bytes(data[:-1])
+    with pytest.raises(BundleError, match=r"model\.safetensors: has [\d,]+ bytes, the manifest says"):
+        open_any(export)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"target": "mlx", "arch": "x86_64"}, RequestError, "--arch: target mlx takes none"),
+        ({"target": "mlx", "lora_rank": 8}, RequestError, "--lora-rank: target mlx takes none"),
+        ({"target": "mlx", "tuning": (Path("t.json"),)}, RequestError, "--tuning: target mlx takes none"),
+        ({"target": "mlx", "activations": ("float32", "float16")}, RequestError, "a graph has one dtype of activations"),
+        ({"target": "mlx", "activations": ("int8",)}, RequestError, "--activations int8"),
+        ({"target": "mlx", "context": 0}, RequestError, "--context 0: must be at least 1"),
+        ({"target": "mlx", "context": 10**6}, RequestError, "was trained for .* ask for no more"),
+        ({"target": "webgpu", "group_size": 64}, RequestError, "target webgpu has its own"),
+        ({"target": "cpu", "device": "cuda"}, RequestError, "target cpu has its own"),
+    ],
+)
+def test_options_that_a_target_does_not_take_are_refused_and_nothing_is_written(
+    given: dict[str, Any], error: type[NearfarError], message: str, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        compile_any(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(**given))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_model_that_embeds_is_refused(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="makes embeddings, and mlx bundles generate text"):
+        compile_any(str(tiny_checkpoints["embedding"]), tmp_path / "bundle", CompileOptions(target="mlx"))

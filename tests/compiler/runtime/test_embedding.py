@@ -1,0 +1,134 @@
+"""A model that embeds: its bundle, and its vectors on the reference runner and on wgpu, against transformers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tiny_models import write_modules
+from tolerances import F32, OF_ACTIVATION, relative_error
+
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.cli import main
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.sampling import Sampler
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.embedding import embed
+from nearfar.compiler.runtime.generate import generate
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.text.tokenizer import Tokenizer
+from nearfar.targets.webgpu.runner import WebGPURunner
+
+CompileTiny = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def last_hidden(tiny_checkpoints: Mapping[str, Path], prompt_token_ids: list[int]) -> npt.NDArray[np.float32]:
+    """What transformers has after the final norm, at the prompt's last token: (E,)."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(tiny_checkpoints["embedding"], dtype=torch.float32).eval()
+    with torch.no_grad():
+        hidden: npt.NDArray[np.float32] = model(torch.tensor([prompt_token_ids])).last_hidden_state[0, -1].numpy()
+    return hidden
+
+
+def unit(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return vector / np.linalg.norm(vector)
+
+
+def test_the_bundle_ends_in_the_final_norm(compile_tiny: CompileTiny) -> None:
+    manifest = open_bundle(compile_tiny("embedding", "f32")).manifest
+    assert manifest.embedding is not None
+    assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("last_token", True)
+    assert set(manifest.plan.outputs) == {"embeddings"}
+    assert manifest.plan.steps[-1].op == "rms_norm"
+    assert not {"sample_slots", "sample_settings"} & set(manifest.plan.inputs)
+    assert not {"token_counts", "logit_bias", "token_mask"} & set(manifest.plan.states)
+    assert manifest.self_test is None
+
+
+@pytest.mark.parametrize("chunk", [75, 64, 7])
+def test_a_vector_is_transformers_last_hidden_state_of_length_one(
+    chunk: int, compile_tiny: CompileTiny, prompt_token_ids: list[int], last_hidden: npt.NDArray[np.float32]
+) -> None:
+    found = embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), prompt_token_ids, chunk=chunk)
+    assert relative_error(found, unit(last_hidden)) < F32
+
+
+@pytest.mark.usefixtures("vulkan")
+@pytest.mark.parametrize("activation", ["float32", "float16"])
+def test_on_wgpu_vectors_of_a_ragged_batch_are_those_of_each_text_alone(
+    activation: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+) -> None:
+    bundle = open_bundle(compile_tiny("embedding", "q4f16"))
+    reference = ReferenceRunner(bundle, activation=activation)
+    runner = WebGPURunner(bundle, limits=Limits(tokens=75, sequences=3, rows=3, pages=16), activation=activation)
+    assert relative_error(embed(runner, prompt_token_ids), embed(reference, prompt_token_ids)) < OF_ACTIVATION[activation]
+    texts = [prompt_token_ids[:33], prompt_token_ids[40:41], prompt_token_ids[50:70]]
+    pages = ([0, 1, 2], [3], [4, 5])
+    chunks = [Chunk(text, 0, own, [len(text) - 1]) for text, own in zip(texts, pages, strict=True)]
+    found = runner.embed(make_batch(chunks, bundle.manifest.page_size))
+    expected = np.stack([embed(reference, text) for text in texts])
+    assert relative_error(np.stack([unit(row) for row in found]), expected) < OF_ACTIVATION[activation]
+    runner.close()
+
+
+@pytest.mark.usefixtures("vulkan")
+def test_on_wgpu_a_vector_is_transformers_last_hidden_state(
+    compile_tiny: CompileTiny, prompt_token_ids: list[int], last_hidden: npt.NDArray[np.float32]
+) -> None:
+    runner = WebGPURunner(open_bundle(compile_tiny("embedding", "f32")))
+    assert relative_error(embed(runner, prompt_token_ids), unit(last_hidden)) < F32
+    with pytest.raises(RequestError, match="makes embeddings and generates no text"):
+        next(generate(runner, [1, 2], 1, Sampler()))
+    runner.close()
+
+
+def test_texts_end_in_the_token_that_the_tokenizer_puts_there(compile_tiny: CompileTiny) -> None:
+    tokenizer = Tokenizer(open_bundle(compile_tiny("embedding", "f32")).tokenizer_files())
+    assert tokenizer.encode("ab")[-1] == 257
+
+
+def test_without_normalize_and_with_a_head_the_vector_is_the_last_hidden_state_itself(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, prompt_token_ids: list[int]
+) -> None:
+    import torch
+    import transformers
+
+    # A checkpoint with the names and the head of a model that generates.
+    folder = shutil.copytree(tiny_checkpoints["qwen3"], tmp_path / "checkpoint")
+    write_modules(folder, behind=())
+    bundle = compile_model(str(folder), tmp_path / "bundle", CompileOptions(quantization="f32", context=128))
+    with torch.no_grad():
+        expected = transformers.AutoModel.from_pretrained(folder).eval()(torch.tensor([prompt_token_ids])).last_hidden_state[0, -1].numpy()
+    assert relative_error(embed(ReferenceRunner(bundle), prompt_token_ids), expected) < F32
+
+
+def test_a_bundle_does_what_its_model_is_for(compile_tiny: CompileTiny, tiny_bundle: Path) -> None:
+    embeds, generates = (ReferenceRunner(open_bundle(path)) for path in (compile_tiny("embedding", "f32"), tiny_bundle))
+    with pytest.raises(RequestError, match="generates text and makes no embeddings"):
+        embed(generates, [1, 2])
+    with pytest.raises(RequestError, match="makes embeddings and generates no text"):
+        next(generate(embeds, [1, 2], 1, Sampler()))
+
+
+@pytest.mark.parametrize(("token_ids", "message"), [([], "empty"), ([509], "not in the vocabulary"), ([1] * 257, "context of 256")])
+def test_tokens_that_cannot_be_embedded_are_a_request_error(token_ids: list[int], message: str, compile_tiny: CompileTiny) -> None:
+    with pytest.raises(RequestError, match=message):
+        embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), token_ids)
+
+
+def test_the_command_line_says_what_the_bundle_is_for(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", str(tiny_checkpoints["embedding"]), "-o", str(tmp_path / "bundle"), "--context", "64"]) == 0
+    assert "embeddings.create" in capsys.readouterr().out
+    assert main(["run", str(tmp_path / "bundle"), "hello", "--runner", "numpy"]) != 0
+    assert "generates no text" in capsys.readouterr().err

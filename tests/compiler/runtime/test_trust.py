@@ -1,0 +1,93 @@
+"""A runner that computes something else than the reference is not used; and lists of variants are never mixed up."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import make_checkpoint
+from tolerances import F16, relative_error
+
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.cli import main
+from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.ir.ops import OPS, Array, Op
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.generate import score
+from nearfar.compiler.runtime.reference import ReferenceRunner
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+
+
+@pytest.mark.parametrize(("target", "lora_rank"), [("webgpu", 0), ("cpu", 0), ("cpu", 2)])
+def test_projections_of_equal_shape_keep_kernels_of_their_own(
+    target: str, lora_rank: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The output and the down projection have 72 rows of 144 columns, but read different dtypes; with adapters the joint q, k and v
+    projection has as many rows as the joint gate and up projection, but gives another dtype.
+    """
+    if target == "webgpu":
+        request.getfixturevalue("vulkan")
+    make_checkpoint("qwen3", tmp_path / "checkpoint", intermediate_size=144)
+    bundle = compile_model(
+        str(tmp_path / "checkpoint"), tmp_path / "bundle", CompileOptions(target=target, context=64, lora_rank=lora_rank)
+    )
+    runner = open_runner(target, bundle, Limits(rows=len(TOKENS)))
+    (found,) = score(runner, TOKENS, len(TOKENS))
+    (expected,) = score(ReferenceRunner(bundle), TOKENS, len(TOKENS))
+    assert relative_error(found, expected) < F16
+    runner.close()
+
+
+def with_wrong_norm(bundle: Bundle, folder: Path) -> Path:
+    """The bundle with another eps in its norms, which no device's kernels have."""
+    shutil.copytree(bundle.path, folder)
+    manifest = folder / "manifest.json"
+    text = manifest.read_text()
+    assert '"eps":1e-06' in text
+    manifest.write_text(text.replace('"eps":1e-06', '"eps":1.0'))
+    return folder
+
+
+def test_a_runner_that_computes_something_else_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
+    wrong = open_bundle(with_wrong_norm(open_bundle(tiny_bundle), tmp_path / "wrong"))
+    with pytest.raises(DeviceError, match=r"computes .* incorrectly: the logits are off by .* at most .* is rounding"):
+        open_runner("numpy", wrong, Limits())
+
+
+def test_score_and_run_fail_on_it(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = str(with_wrong_norm(open_bundle(tiny_bundle), tmp_path / "wrong"))
+    output = tmp_path / "logits.npy"
+    assert main(["score", wrong, "--tokens", "1,2,3", "-o", str(output), "--runner", "numpy"]) != 0
+    assert not output.exists()
+    assert main(["run", wrong, "hello", "--runner", "numpy"]) != 0
+    assert "incorrectly" in capsys.readouterr().err
+
+
+def test_logits_that_are_not_finite_are_an_error(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = OPS["linear"]
+
+    def spoiled(inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> Array:
+        result = linear.run(inputs, attrs)
+        assert result is not None
+        spoilt: Array = result * np.float32("nan")
+        return spoilt
+
+    bundle = open_bundle(tiny_bundle)
+    runner = ReferenceRunner(bundle)
+    monkeypatch.setitem(OPS, "linear", Op(linear.infer, spoiled))
+    with pytest.raises(DeviceError, match="not finite"):
+        list(score(runner, TOKENS, len(TOKENS)))
+    with pytest.raises(DeviceError, match="incorrectly: the logits are not finite"):
+        open_runner("numpy", bundle, Limits())
+
+
+@pytest.mark.parametrize("limits", [Limits(tokens=1), Limits(tokens=7, rows=3), Limits(tokens=64, rows=64)])
+def test_every_size_of_runner_passes_the_self_test(limits: Limits, tiny_bundle: Path) -> None:
+    open_runner("numpy", open_bundle(tiny_bundle), limits).close()
