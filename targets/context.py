@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.plan import Plan, Step
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.kernels.packed import WeightFormat
@@ -55,6 +56,10 @@ class Context:
 
     def heads(self, step: Step) -> list[Heads]:
         """A rope_attention, for each activation dtype."""
+        known = {"eps", "kv"}
+        unknown = [name for name in step.attrs if name not in known]
+        if unknown or "table" not in step.inputs or 2 * self.plan.shape_of(step.inputs["table"])[1] != self.spec.head_dim:
+            raise UnsupportedModel(f"{step.op} with {', '.join(unknown) or 'a partial rotation'} has no kernel")
         kv_heads, page_size = sizes(self.plan.shape_of(step.inputs["kv"])[2:4])
         (positions,) = sizes(self.plan.shape_of(step.inputs["table"])[:1])
         kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")

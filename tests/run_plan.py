@@ -158,7 +158,10 @@ def run_plan(
 def fixed_arrays(graph: Graph, tensors: Mapping[str, Array]) -> dict[str, Array]:
     """Weights and constants."""
     weights = {name: stacked(parameter, tensors) for name, parameter in graph.parameters.items()}
-    tables = {name: rope_table(constant.attrs["inverse_frequencies"], constant.shape[0]) for name, constant in graph.constants.items()}
+    tables = {
+        name: rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
+        for name, constant in graph.constants.items()
+    }
     return {**weights, **tables}
 
 

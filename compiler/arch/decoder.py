@@ -5,17 +5,24 @@ Weight names are those of transformers; other formats map theirs onto them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 from ..ir.graph import Constant, Graph, Parameter, Source, Value
 from ..ir.ops import Type
-from ..ir.rope import inverse_frequencies
+from ..ir.rope import inverse_frequencies, rotary_dim
 from ..ir.sampling import Settings
 from ..ir.spec import ModelSpec
 
+# Tensors of a checkpoint that hold the rows of several projections, one after the other: the tensor's module -> the projections'.
+FusedModules = Mapping[str, Sequence[str]]
+NOT_FUSED: FusedModules = MappingProxyType({})
 
-def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False) -> Graph:
+
+def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = False, fused: FusedModules = NOT_FUSED) -> Graph:
     """The graph of one forward on a ragged batch: logits (R, V) of the sampled rows, and the next token of each.
 
-    With ``embeds``, the rows' embeddings (R, E) in place of both: what the final norm gives.
+    With ``embeds`` its only output is the rows' embeddings (R, E), those that the final norm gives.
     """
     graph = Graph()
     for name, (shape, dtype) in BATCH_INPUTS.items():
@@ -23,7 +30,8 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
             graph.inputs[name] = Value(name, shape, dtype)
     graph.states["sampled"] = Value("sampled", ("N",), "int32")
     frequencies = inverse_frequencies(spec.rope, spec.head_dim)
-    graph.constants["rope_table"] = Constant("rope_table", "rope", (context, spec.head_dim // 2, 2), {"inverse_frequencies": frequencies})
+    shape = (context, rotary_dim(spec.rope, spec.head_dim) // 2, 2)
+    graph.constants["rope_table"] = Constant("rope_table", "rope", shape, {"inverse_frequencies": frequencies, "scale": 1.0})
     x = graph.add(
         "embed",
         {
@@ -34,8 +42,9 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
         name="embedded",
     )
     for layer in range(spec.num_layers):
-        x = attention_block(graph, spec, layer, x, page_size)
-        x = feed_forward_block(graph, spec, layer, x)
+        block = Layer(graph, spec, layer, fused)
+        x = block.attention(x, page_size)
+        x = block.feed_forward(x)
     x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps)
     if embeds:
@@ -47,7 +56,7 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
     return graph
 
 
-# What a runtime hands in with every batch; see `ops.py` for what each means.
+# What a runtime passes with every batch; `ops/` says what each means.
 BATCH_INPUTS: dict[str, Type] = {
     "token_ids": (("S",), "int32"),
     "positions": (("S",), "int32"),
@@ -59,12 +68,12 @@ BATCH_INPUTS: dict[str, Type] = {
     "sample_slots": (("R", 2), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
-# Of these, what a model that embeds has no use for.
+# Those that a model that embeds does not need.
 SAMPLING_INPUTS = ("sample_slots", "sample_settings")
 
 
 def sampling_block(graph: Graph, vocab_size: int) -> None:
-    """From logits to the next token of each row, its log-probability, and where they are asked for the likeliest tokens."""
+    """From logits to the next token of each row, its log-probability, and the likeliest tokens if the batch requests them."""
     states: dict[str, Type] = {
         "token_counts": (("N", vocab_size), "int32"),
         "logit_bias": (("N", vocab_size), "float32"),
@@ -84,57 +93,76 @@ def sampling_block(graph: Graph, vocab_size: int) -> None:
     }
 
 
-def attention_block(graph: Graph, spec: ModelSpec, layer: int, x: str, page_size: int) -> str:
-    here, module = f"layers.{layer}", f"model.layers.{layer}"
-    hidden, head_dim, kv_width = spec.hidden_size, spec.head_dim, spec.num_kv_heads * spec.head_dim
-    kv = f"{here}.kv"
-    graph.states[kv] = Value(kv, ("P", 2, spec.num_kv_heads, page_size, head_dim), "activation")
+class Layer:
+    """One layer's nodes. ``layer`` counts from 0."""
 
-    normed = norm(graph, f"{module}.input_layernorm", x, hidden, spec.rms_norm_eps)
-    q = linear(graph, f"{module}.self_attn.q_proj", normed, spec.num_heads * head_dim, hidden, spec.qkv_bias, "activation")
-    k = linear(graph, f"{module}.self_attn.k_proj", normed, kv_width, hidden, spec.qkv_bias, "activation")
-    v = linear(graph, f"{module}.self_attn.v_proj", normed, kv_width, hidden, spec.qkv_bias, "activation")
-    if spec.qk_norm:
-        q = norm(graph, f"{module}.self_attn.q_norm", q, head_dim, spec.rms_norm_eps, "activation")
-        k = norm(graph, f"{module}.self_attn.k_norm", k, head_dim, spec.rms_norm_eps, "activation")
-    where = {"positions": "positions", "table": "rope_table"}
-    q = graph.add("rope", {"x": q, **where}, name=f"{here}.q_rotated", dtype="activation")
-    k = graph.add("rope", {"x": k, **where}, name=f"{here}.k_rotated", dtype="activation")
-    graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
-    pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
-    attended = graph.add("attention", {"q": q, "kv": kv, **pages}, name=f"{here}.attended")
-    projected = linear(graph, f"{module}.self_attn.o_proj", attended, hidden, spec.num_heads * head_dim, spec.output_bias, "float32")
-    return graph.add("add", {"a": projected, "b": x}, name=f"{here}.after_attention")
+    def __init__(self, graph: Graph, spec: ModelSpec, layer: int, fused: FusedModules) -> None:
+        self._graph, self._spec, self._layer, self._fused = graph, spec, layer, fused
+        self._here, self._module = f"layers.{layer}", f"model.layers.{layer}"
+        heads, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self._rows = {
+            "self_attn.q_proj": heads, "self_attn.k_proj": kv, "self_attn.v_proj": kv, "self_attn.o_proj": spec.hidden_size,
+            "mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size, "mlp.down_proj": spec.hidden_size,
+        }  # fmt: skip
 
+    def attention(self, x: str, page_size: int) -> str:
+        graph, spec, here = self._graph, self._spec, self._here
+        head_dim, width = spec.head_dim, spec.num_heads * spec.head_dim
+        kv = f"{here}.kv"
+        graph.states[kv] = Value(kv, ("P", 2, spec.num_kv_heads, page_size, head_dim), "activation")
 
-def feed_forward_block(graph: Graph, spec: ModelSpec, layer: int, x: str) -> str:
-    here, module = f"layers.{layer}", f"model.layers.{layer}"
-    hidden, width, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
-    normed = norm(graph, f"{module}.post_attention_layernorm", x, hidden, spec.rms_norm_eps)
-    gate = linear(graph, f"{module}.mlp.gate_proj", normed, width, hidden, bias, "float32")
-    up = linear(graph, f"{module}.mlp.up_proj", normed, width, hidden, bias, "float32")
-    gated = graph.add("gated_silu", {"gate": gate, "up": up}, name=f"{here}.gated")
-    down = linear(graph, f"{module}.mlp.down_proj", gated, hidden, width, bias, "float32")
-    return graph.add("add", {"a": down, "b": x}, name=f"{here}.after_feed_forward")
+        normed = self._norm("input_layernorm", x, spec.hidden_size)
+        q, k, v = (
+            self._linear(f"self_attn.{name}_proj", normed, spec.hidden_size, bias=spec.qkv_bias, dtype="activation") for name in "qkv"
+        )
+        if spec.qk_norm:
+            q = self._norm("self_attn.q_norm", q, head_dim, "activation")
+            k = self._norm("self_attn.k_norm", k, head_dim, "activation")
+        where = {"positions": "positions", "table": "rope_table"}
+        q = graph.add("rope", {"x": q, **where}, name=f"{here}.q_rotated", head_dim=head_dim, dtype="activation")
+        k = graph.add("rope", {"x": k, **where}, name=f"{here}.k_rotated", head_dim=head_dim, dtype="activation")
+        graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
+        pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
+        attended = graph.add("attention", {"q": q, "kv": kv, **pages}, name=f"{here}.attended", window=spec.window(self._layer))
+        projected = self._linear("self_attn.o_proj", attended, width, bias=spec.output_bias)
+        return graph.add("add", {"a": projected, "b": x}, name=f"{here}.after_attention")
 
+    def feed_forward(self, x: str) -> str:
+        graph, spec = self._graph, self._spec
+        normed = self._norm("post_attention_layernorm", x, spec.hidden_size)
+        gate, up = (self._linear(f"mlp.{name}_proj", normed, spec.hidden_size, bias=spec.mlp_bias) for name in ("gate", "up"))
+        gated = graph.add("gate", {"gate": gate, "up": up}, name=f"{self._here}.gated", activation=spec.activation)
+        down = self._linear("mlp.down_proj", gated, spec.intermediate_size, bias=spec.mlp_bias)
+        return graph.add("add", {"a": down, "b": x}, name=f"{self._here}.after_feed_forward")
 
-def linear(graph: Graph, module: str, x: str, rows: int, columns: int, bias: bool, dtype: str) -> str:
-    inputs = {"x": x, "weight": matrix(graph, module, rows, columns)}
-    if bias:
-        inputs["bias"] = vector(graph, f"{module}.bias", rows)
-    return graph.add("linear", inputs, name=f"{module}.out", dtype=dtype)
+    def _linear(self, module: str, x: str, columns: int, *, bias: bool, dtype: str = "float32") -> str:
+        name, rows = f"{self._module}.{module}", self._rows[module]
+        inputs = {"x": x, "weight": self._parameter(f"{name}.weight", module, rows, columns)}
+        if bias:
+            inputs["bias"] = self._parameter(f"{name}.bias", module, rows, None)
+        return self._graph.add("linear", inputs, name=f"{name}.out", dtype=dtype)
+
+    def _parameter(self, name: str, module: str, rows: int, columns: int | None) -> str:
+        """The weight or bias of a projection, which may be a part of a fused tensor."""
+        tensor, start = name, 0
+        for fused, parts in self._fused.items():
+            if module in parts:
+                tensor = name.replace(module, fused)
+                start = sum(self._rows[part] for part in parts[: parts.index(module)])
+        self._graph.parameters[name] = Parameter(name, (Source(tensor, start, start + rows),), columns)
+        return name
+
+    def _norm(self, module: str, x: str, width: int, dtype: str = "float32") -> str:
+        return norm(self._graph, f"{self._module}.{module}", x, width, self._spec.rms_norm_eps, dtype)
 
 
 def norm(graph: Graph, module: str, x: str, width: int, eps: float, dtype: str = "float32") -> str:
-    return graph.add("rms_norm", {"x": x, "weight": vector(graph, f"{module}.weight", width)}, name=f"{module}.out", eps=eps, dtype=dtype)
+    name = f"{module}.weight"
+    graph.parameters[name] = Parameter(name, (Source(name, 0, width),), None)
+    return graph.add("rms_norm", {"x": x, "weight": name}, name=f"{module}.out", eps=eps, dtype=dtype)
 
 
 def matrix(graph: Graph, module: str, rows: int, columns: int) -> str:
     name = f"{module}.weight"
     graph.parameters[name] = Parameter(name, (Source(name, 0, rows),), columns)
-    return name
-
-
-def vector(graph: Graph, name: str, length: int) -> str:
-    graph.parameters[name] = Parameter(name, (Source(name, 0, length),), None)
     return name

@@ -14,7 +14,7 @@ from ..ir.expr import Condition, Expr
 from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..quant.layout import Layout
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 # The targets whose bundles are a framework's own files; all others have a plan of ours.
 EXPORTS = ("onnx", "mlx")
@@ -69,11 +69,14 @@ class BufferEntry(Entry):
 
 
 class ConstantEntry(Entry):
-    """An array that a runtime computes. "rope": cosine and sine of position * inverse_frequencies[i], (positions, D/2, 2) float32."""
+    """An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times cosine and sine of position *
+    inverse_frequencies[i].
+    """
 
     kind: Literal["rope"]
     shape: list[int]
     inverse_frequencies: list[float]
+    scale: float
 
 
 class StepEntry(Entry):
@@ -114,12 +117,16 @@ class BindingEntry(Entry):
 
 
 class KernelEntry(Entry):
-    """One kernel. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``.
+    """One kernel: what its ``template`` writes for its ``facts``, from which its name is made.
+
+    ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``.
 
     ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. Of a CPU's
     shared library ``entry`` is a function of TVM FFI's calling convention: addresses of the bindings, then the uniforms.
     """
 
+    template: str
+    facts: dict[str, Any]
     file: str
     sha256: str
     entry: str
@@ -149,25 +156,33 @@ class ActivationEntry(Entry):
 
 
 class LoraModule(Entry):
-    """Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``."""
+    """Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``.
+
+    Of B these are the rows from ``first_row`` on, times ``factor``.
+    """
 
     a: str
     b: str
     part: int
     start: int
     stop: int
+    first_row: int
+    factor: float
 
 
 class LoraEntry(Entry):
-    """LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj"."""
+    """LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj".
+
+    A module whose rows go to several projections has an entry for each of them.
+    """
 
     rank: int
-    modules: dict[str, LoraModule]
+    modules: dict[str, list[LoraModule]]
 
     @property
     def states(self) -> list[str]:
-        """The states that hold adapters, place by place."""
-        return list(dict.fromkeys(name for module in self.modules.values() for name in (module.a, module.b)))
+        """The states that hold adapters, slot by slot."""
+        return list(dict.fromkeys(name for parts in self.modules.values() for part in parts for name in (part.a, part.b)))
 
 
 class TokenizerEntry(Entry):

@@ -81,20 +81,23 @@ def fill_states(
     shapes = {name: manifest.plan.states[name].shape[1:] for name in manifest.lora.states}
     states: dict[str, FloatArray] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}  # type: ignore[arg-type]
     for name, letter in matrices:
-        module = manifest.lora.modules[name]
+        parts = manifest.lora.modules[name]
         tensor, other = matrices[name, letter], matrices.get((name, "B" if letter == "A" else "A"))
         if other is None:
             raise CheckpointError(f"{folder / WEIGHTS}: {name} has a lora_{letter} and not the other matrix; the file is incomplete")
-        expected = (rank, states[module.a].shape[1]) if letter == "A" else (module.stop - module.start, rank)
+        rows = max(part.first_row + part.stop - part.start for part in parts)
+        expected = (rank, states[parts[0].a].shape[1]) if letter == "A" else (rows, rank)
         if tensor.shape != expected:
             raise RequestError(
                 f"{folder / WEIGHTS}: {tensor.name} has shape {list(tensor.shape)}, {manifest.model} needs {list(expected)}; "
                 "the adapter was trained for another model"
             )
         values = tensor.rows(0, tensor.shape[0])
-        if letter == "A":
-            first = module.part * manifest.lora.rank
-            states[module.a][first : first + rank] = values
-        else:
-            states[module.b][module.start : module.stop, :rank] = values * np.float32(scale)
+        for part in parts:
+            if letter == "A":
+                first = part.part * manifest.lora.rank
+                states[part.a][first : first + rank] = values
+            else:
+                mine = values[part.first_row : part.first_row + part.stop - part.start]
+                states[part.b][part.start : part.stop, :rank] = mine * np.float32(scale * part.factor)
     return states

@@ -2,17 +2,17 @@
 
 An architecture's ``forward`` builds it op by op; passes rewrite it; `plan.py` turns it into buffers and steps. Values are named;
 a node reads named values through roles ("x", "weight") and defines new ones. States (KV pages, the tokens sampled last) are the
-exception to SSA: an op that writes to one does so in place, so the order of nodes counts. What an op means stands in `ops.py`.
+exception to SSA: an op that writes to one does so in place, so the order of nodes counts. What an op means stands in `ops/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .expr import Expr
-from .ops import OPS, DType
+from .ops import OPS, DType, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,13 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows [start, stop) of a checkpoint's tensor."""
+    """Rows [start, stop) of a checkpoint's tensor; each element x is read as offset + factor * x."""
 
     tensor: str
     start: int
     stop: int
+    offset: float = 0.0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class Parameter:
 class Constant:
     """An array that every runtime computes for itself from a few numbers.
 
-    kind "rope": (positions, D/2, 2) float32, the cosine and sine of position * inverse_frequency, computed in float64.
+    kind "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequency, computed in float64.
+    Attrs: inverse_frequencies (R/2 numbers) and scale.
     """
 
     name: str
@@ -65,12 +68,20 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of an op. ``inputs`` and ``outputs`` map the op's roles to names."""
+    """One application of an op. ``inputs`` and ``outputs`` map the op's roles to names. A graph's nodes leave out default attributes."""
 
     op: str
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def attr(self, name: str) -> Any:
+        """The value of an attribute, its default if it is left out."""
+        return self.attrs.get(name, OPS[self.op].attrs[name].default)
+
+    def has_only(self, *, inputs: Collection[str] = (), attrs: Collection[str] = ()) -> bool:
+        """Whether a pass that knows these roles and attributes knows all about the node."""
+        return self.inputs.keys() <= set(inputs) and self.attrs.keys() <= set(attrs)
 
 
 @dataclass(slots=True)
@@ -89,17 +100,24 @@ class Graph:
         return self.lookup(name).shape
 
     def lookup(self, name: str) -> Value | Constant | Parameter:
+        """Raises ValueError for a name that is not defined."""
+        found = self.find(name)
+        if found is None:
+            raise ValueError(f"{name} is not defined")
+        return found
+
+    def find(self, name: str) -> Value | Constant | Parameter | None:
         for table in (self.values, self.inputs, self.states, self.parameters, self.constants):
             if name in table:
                 return table[name]
-        raise KeyError(name)
+        return None
 
     def users(self, name: str) -> list[Node]:
         """The nodes that read a value."""
         return [node for node in self.nodes if name in node.inputs.values()]
 
     def only_user(self, name: str) -> Node | None:
-        """The node that reads a value, where it is the only one and the value is not an output of the graph."""
+        """The node that reads a value, if it is the only one and the value is not an output of the graph."""
         users = self.users(name)
         return users[0] if len(users) == 1 and name not in self.outputs.values() else None
 
@@ -115,12 +133,44 @@ class Graph:
         return name
 
     def append(self, node: Node) -> None:
-        """Append a node and define its outputs by the op's shape rule. Raises ValueError where the inputs' shapes disagree."""
+        """Append a node and define its outputs by the op's shape rule.
+
+        Raises ValueError for an op, input or attribute that is not declared, an input that is not defined, an output that is defined
+        already, and shapes that disagree.
+        """
+        if node.op not in OPS:
+            raise ValueError(f"op {node.op!r} is not declared; declared: {', '.join(OPS)}")
+        op = OPS[node.op]
+        op.check_inputs(node.op, {role: self.kind_of(name) for role, name in node.inputs.items()})
+        attrs = op.canonical(node.op, node.attrs)
         shapes = {role: self.shape_of(name) for role, name in node.inputs.items()}
-        for role, (shape, dtype) in OPS[node.op].results(shapes, node.attrs).items():
+        results = op.results(shapes, attrs)
+        if results.keys() != node.outputs.keys():
+            raise ValueError(f"{node.op}: outputs are {', '.join(node.outputs) or 'none'}; they must be {', '.join(results) or 'none'}")
+        for role, (shape, dtype) in results.items():
             name = node.outputs[role]
+            if self.find(name) is not None:
+                raise ValueError(f"{node.op}: {name} is defined already")
             self.values[name] = Value(name, shape, dtype)
-        self.nodes.append(node)
+        self.nodes.append(Node(node.op, node.inputs, node.outputs, attrs))
+
+    def kind_of(self, name: str) -> Kind:
+        """What a role must take to be given this name."""
+        found = self.lookup(name)
+        if isinstance(found, Value):
+            return found.dtype
+        if isinstance(found, Constant):
+            return found.kind
+        return "vector" if found.columns is None else "matrix"
+
+    def makers(self) -> dict[str, Node]:
+        """The node that computes each value, by the value's name."""
+        return {name: node for node in self.nodes for name in node.outputs.values()}
+
+    def replace(self, replaced: Mapping[int, Node | None], parameters: Iterable[Parameter] = ()) -> Graph:
+        """The graph with some nodes, given by ``id``, replaced by others or, if None, left out."""
+        nodes = (replaced.get(id(node), node) for node in self.nodes)
+        return self.with_nodes([node for node in nodes if node is not None], parameters)
 
     def with_nodes(self, nodes: Iterable[Node], parameters: Iterable[Parameter] = ()) -> Graph:
         """The same graph with other nodes, ``parameters`` added, and the parameters that no node reads any more left out."""

@@ -12,8 +12,14 @@ from .spec import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> list[float]:
-    """theta^(-2i/D) for each pair i of D/2, scaled as the spec says. Radians a position."""
-    return [scale_frequency(rope, rope.theta ** (-2 * pair / head_dim)) for pair in range(head_dim // 2)]
+    """theta^(-2i/R) for each pair i of R/2, scaled as the spec says; R is the rotated part of the head. Radians a position."""
+    rotated = rotary_dim(rope, head_dim)
+    return [scale_frequency(rope, rope.theta ** (-2 * pair / rotated)) for pair in range(rotated // 2)]
+
+
+def rotary_dim(rope: RopeSpec, head_dim: int) -> int:
+    """How many elements of a head are rotated."""
+    return head_dim if rope.rotary_dim is None else rope.rotary_dim
 
 
 def scale_frequency(rope: RopeSpec, frequency: float) -> float:
@@ -31,7 +37,7 @@ def scale_frequency(rope: RopeSpec, frequency: float) -> float:
     return (1 - blend) * frequency / rope.factor + blend * frequency
 
 
-def rope_table(frequencies: Sequence[float], positions: int) -> npt.NDArray[np.float32]:
-    """(positions, D/2, 2): cosine and sine, computed in float64 so that far positions keep their precision."""
+def rope_table(frequencies: Sequence[float], positions: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
+    """(positions, R/2, 2): cosine and sine times ``scale``, computed in float64 so that far positions keep their precision."""
     angles = np.arange(positions)[:, None] * np.asarray(frequencies)[None, :]
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    return (scale * np.stack([np.cos(angles), np.sin(angles)], axis=-1)).astype(np.float32)

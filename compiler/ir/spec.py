@@ -15,7 +15,7 @@ class RopeSpec:
     """Rotary position embedding of the rotate-half form. Su et al. 2021; "llama3" scaling as in Llama 3.1.
 
     "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength against
-    ``original_max_position_embeddings``.
+    ``original_max_position_embeddings``. ``rotary_dim`` elements of each head are rotated, None for all of them.
     """
 
     theta: float
@@ -24,11 +24,16 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_position_embeddings: int = 0
+    rotary_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A pre-norm decoder with grouped-query attention and a gated SiLU feed-forward. Sizes in elements."""
+    """A pre-norm decoder with grouped-query attention and a gated feed-forward. Sizes in elements.
+
+    ``windows`` has one entry a layer: how many tokens it sees, its own included, or None for all; empty if all layers see all tokens.
+    ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`.
+    """
 
     model_type: str
     vocab_size: int
@@ -46,8 +51,13 @@ class ModelSpec:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+    activation: str = "silu"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

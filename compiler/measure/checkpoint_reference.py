@@ -60,7 +60,10 @@ class CheckpointReference:
         chunks = [Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)]
         batch = make_batch(chunks, self._window)
         values: dict[str, Array] = dict(batch.arrays())
-        values |= {name: rope_table(each.attrs["inverse_frequencies"], each.shape[0]) for name, each in self._graph.constants.items()}
+        values |= {
+            name: rope_table(each.attrs["inverse_frequencies"], each.shape[0], each.attrs["scale"])
+            for name, each in self._graph.constants.items()
+        }
         # A layer reads what it has just written, so one layer's pages do for all.
         pages = np.zeros((len(windows), 2, spec.num_kv_heads, self._window, spec.head_dim), np.float32)
         values |= {name: pages for name, state in self._graph.states.items() if state.shape[0] == "P"}

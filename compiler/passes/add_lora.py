@@ -1,7 +1,7 @@
 """linear(x)  ->  linear(x), then add_lora of the same x: every projection of a layer takes LoRA adapters, one for each row of the batch.
 
-A gated projection is taken apart, for an adapter changes gate and up before their activation. The low-rank matrices are states: places are
-filled and emptied while the model runs.
+A gated projection is taken apart, because an adapter changes gate and up before their activation. The low-rank matrices are states:
+adapters are loaded and unloaded while the model runs.
 """
 
 from __future__ import annotations
@@ -11,17 +11,24 @@ from ..ir.graph import Graph, Node, Value
 from ..ir.plan import Plan
 
 LAYERS = "model.layers."
+PROJECTIONS = {
+    "linear": {"inputs": ("x", "weight", "bias", "residual", "norm"), "attrs": ("dtype", "eps")},
+    "gated_linear": {"inputs": ("x", "weight", "bias", "norm"), "attrs": ("activation", "eps")},
+}
 
 
 def add_lora(graph: Graph, rank: int) -> Graph:
+    """Raises ValueError for a projection of a layer that cannot be taken apart, whose adapters would have no effect."""
     adapted = Graph(inputs=dict(graph.inputs), states=dict(graph.states), constants=graph.constants, outputs=graph.outputs)
     adapted.inputs["adapters"] = Value("adapters", ("S",), "int32")
     nodes: list[Node] = []
     for node in graph.nodes:
         weight = node.inputs.get("weight", "")
-        if node.op not in ("linear", "gated_linear") or not weight.startswith(LAYERS):
+        if node.op not in PROJECTIONS or not weight.startswith(LAYERS):
             nodes.append(node)
             continue
+        if not node.has_only(**PROJECTIONS[node.op]):
+            raise ValueError(f"{node.op} of {weight}: takes no LoRA adapters with {', '.join((*node.inputs, *node.attrs))}")
         parameter = graph.parameters[weight]
         assert parameter.columns is not None
         widths = [source.stop - source.start for source in parameter.sources]
@@ -30,28 +37,32 @@ def add_lora(graph: Graph, rank: int) -> Graph:
         adapted.states[b] = Value(b, ("M", parameter.rows, rank), "float32")
         y = node.outputs["y"]
         gated = node.op == "gated_linear"
-        dtype = "float32" if gated else node.attrs["dtype"]
+        dtype = "float32" if gated else node.attr("dtype")
         plain, changed = f"{y}.plain", f"{y}.changed" if gated else y
-        nodes.append(Node("linear", node.inputs, {"y": plain}, {**node.attrs, "dtype": dtype}))
+        eps = {"eps": node.attrs["eps"]} if "eps" in node.attrs else {}
+        nodes.append(Node("linear", node.inputs, {"y": plain}, {"dtype": dtype, **eps}))
         reads = {role: node.inputs[role] for role in ("x", "norm") if role in node.inputs}
-        eps = {"eps": node.attrs["eps"]} if "norm" in node.inputs else {}
         inputs = {**reads, "adapters": "adapters", "a": a, "b": b, "into": plain}
         nodes.append(Node("add_lora", inputs, {"y": changed}, {"widths": widths, "dtype": dtype, **eps}))
         if gated:
-            nodes.append(Node("gate_halves", {"x": changed}, {"y": y}))
+            nodes.append(Node("gate_halves", {"x": changed}, {"y": y}, {"activation": node.attr("activation")}))
     return adapted.with_nodes(nodes, graph.parameters.values())
 
 
 def lora_entry(plan: Plan, rank: int) -> LoraEntry:
-    """Where the matrices of each module go in a plan that has adapters."""
-    modules = {}
+    """Where the matrices of each module go in a plan that has adapters.
+
+    A module of the checkpoint may be split among several projections, or several parts of one: each takes its rows of the module's B.
+    """
+    modules: dict[str, list[LoraModule]] = {}
     for step in plan.steps:
         if step.op != "add_lora":
             continue
         start = 0
         sources = plan.weights[f"{step.inputs['a'].removesuffix('.lora_a')}.weight"].sources
         for part, (source, width) in enumerate(zip(sources, step.attrs["widths"], strict=True)):
-            place = LoraModule(a=step.inputs["a"], b=step.inputs["b"], part=part, start=start, stop=start + width)
-            modules[source.tensor.removesuffix(".weight")] = place
+            a, b = step.inputs["a"], step.inputs["b"]
+            place = LoraModule(a=a, b=b, part=part, start=start, stop=start + width, first_row=source.start, factor=source.factor)
+            modules.setdefault(source.tensor.removesuffix(".weight"), []).append(place)
             start += width
     return LoraEntry(rank=rank, modules=modules)

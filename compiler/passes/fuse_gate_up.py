@@ -1,4 +1,4 @@
-"""gate = linear(x), up = linear(x), gated_silu(gate, up)  ->  gated_linear(x), its weight the gate's rows above the up's."""
+"""gate = linear(x), up = linear(x), gate(gate, up)  ->  gated_linear(x), its weight the gate's rows above the up's."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from .stack import can_stack, module_of, stack_projections
 
 
 def fuse_gate_up(graph: Graph) -> Graph:
-    makers = {name: node for node in graph.nodes for name in node.outputs.values()}
+    makers = graph.makers()
     replaced: dict[int, Node | None] = {}
-    parameters: list[Parameter] = []
+    parameters: dict[str, Parameter] = {}
     for node in graph.nodes:
-        if node.op != "gated_silu":
+        if node.op != "gate" or not node.has_only(inputs=("gate", "up"), attrs=("activation",)):
             continue
-        pair = [makers[node.inputs["gate"]], makers[node.inputs["up"]]]
-        if not can_stack(pair) or any(graph.only_user(linear.outputs["y"]) is not node for linear in pair):
+        pair = [makers[node.inputs[role]] for role in ("gate", "up") if node.inputs[role] in makers]
+        # One projection that is both gate and up stays as it is, and so does one whose result is rounded.
+        if len(pair) < 2 or pair[0] is pair[1] or not can_stack(graph, pair) or pair[0].attr("dtype") != "float32":
             continue
-        roles, stacked = stack_projections(graph, pair, f"{module_of(pair[0])}.gate_up_proj")
-        parameters += stacked
+        if any(graph.only_user(linear.outputs["y"]) is not node for linear in pair):
+            continue
+        roles = stack_projections(graph, parameters, pair, f"{module_of(pair[0])}.gate_up_proj")
         replaced |= {id(pair[0]): None, id(pair[1]): None}
-        replaced[id(node)] = Node("gated_linear", {"x": pair[0].inputs["x"], **roles}, node.outputs)
-    nodes = (replaced.get(id(node), node) for node in graph.nodes)
-    return graph.with_nodes([node for node in nodes if node is not None], parameters)
+        replaced[id(node)] = Node("gated_linear", {"x": pair[0].inputs["x"], **roles}, node.outputs, node.attrs)
+    return graph.replace(replaced, parameters.values())

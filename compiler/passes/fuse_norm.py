@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from ..ir.graph import Graph, Node
 
-PROJECTIONS = ("linear", "gated_linear")
+PROJECTIONS = {
+    "linear": ("x", "weight", "bias", "residual"),
+    "gated_linear": ("x", "weight", "bias"),
+}
+ATTRS = ("dtype", "activation")
 
 
 def fuse_norm(graph: Graph) -> Graph:
     folded: dict[str, Node] = {}
     for node in graph.nodes:
-        users = graph.users(node.outputs["y"]) if node.op == "rms_norm" else []
-        whole_row = node.op == "rms_norm" and graph.shape_of(node.inputs["x"])[1:] == graph.shape_of(node.inputs["weight"])
-        if whole_row and users and all(user.op in PROJECTIONS and "norm" not in user.inputs for user in users):
-            folded[node.outputs["y"]] = node
+        if node.op != "rms_norm" or not node.has_only(inputs=("x", "weight"), attrs=("eps", "dtype")):
+            continue
+        y = node.outputs["y"]
+        users = graph.users(y)
+        whole_row = graph.shape_of(node.inputs["x"])[1:] == graph.shape_of(node.inputs["weight"])
+        # Only values of float32 may overflow what a norm reads; a rounded result is one that somebody wanted rounded.
+        folds = users and y not in graph.outputs.values() and all(takes_norm(user, y) for user in users)
+        if whole_row and node.attr("dtype") == "float32" and folds:
+            folded[y] = node
     nodes = []
     for node in graph.nodes:
         norm = folded.get(node.inputs.get("x", "")) if node.op in PROJECTIONS else None
@@ -26,3 +35,10 @@ def fuse_norm(graph: Graph) -> Graph:
         elif node.outputs.get("y") not in folded:
             nodes.append(node)
     return graph.with_nodes(nodes)
+
+
+def takes_norm(node: Node, x: str) -> bool:
+    """Whether a node is a projection that reads the value as its input, and nowhere else, and has no norm yet."""
+    if node.op not in PROJECTIONS or not node.has_only(inputs=PROJECTIONS[node.op], attrs=ATTRS):
+        return False
+    return [role for role, name in node.inputs.items() if name == x] == ["x"]

@@ -1,20 +1,25 @@
-"""add(linear(x), r)  ->  linear(x, residual=r)."""
+"""add(linear(x), r) or add(r, linear(x))  ->  linear(x, residual=r)."""
 
 from __future__ import annotations
 
 from ..ir.graph import Graph, Node
 
+LINEAR = {"inputs": ("x", "weight", "bias", "norm"), "attrs": ("dtype", "eps")}
+
 
 def fuse_residual(graph: Graph) -> Graph:
-    makers = {name: node for node in graph.nodes for name in node.outputs.values()}
+    makers = graph.makers()
     replaced: dict[int, Node | None] = {}
     for node in graph.nodes:
-        if node.op != "add":
+        if node.op != "add" or not node.has_only(inputs=("a", "b")):
             continue
-        linear = makers.get(node.inputs["a"])
-        if linear is None or linear.op != "linear" or "residual" in linear.inputs or graph.only_user(node.inputs["a"]) is not node:
-            continue
-        replaced[id(linear)] = None
-        replaced[id(node)] = Node("linear", {**linear.inputs, "residual": node.inputs["b"]}, node.outputs, linear.attrs)
-    nodes = (replaced.get(id(node), node) for node in graph.nodes)
-    return graph.with_nodes([node for node in nodes if node is not None])
+        for role, other in (("a", "b"), ("b", "a")):
+            linear = makers.get(node.inputs[role])
+            if linear is None or linear.op != "linear" or not linear.has_only(**LINEAR) or id(linear) in replaced:
+                continue
+            # x + x has one user that reads the value twice.
+            if linear.attr("dtype") == "float32" and graph.only_user(node.inputs[role]) is node and node.inputs[role] != node.inputs[other]:
+                replaced[id(linear)] = None
+                replaced[id(node)] = Node("linear", {**linear.inputs, "residual": node.inputs[other]}, node.outputs, linear.attrs)
+                break
+    return graph.replace(replaced)

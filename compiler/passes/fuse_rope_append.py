@@ -1,48 +1,108 @@
-"""Slices of a joint q/k/v projection, q/k norm, rotation of q and k, append of k and v  ->  rope_append."""
+"""Slices of a joint q/k/v projection, q/k norm, rotation of q and k, append of k and v  ->  rope_append.
+
+The step norms and rotates all of q and k alike, so it fires only if both have the same eps, the same table and the same positions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from ..ir.graph import Graph, Node, Parameter
+from ..ir.ops.kv_pages import head_dim_of
 from .stack import module_of, stack_parameters
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """How a part of the joint projection becomes q or k: its slice, then a norm and a rotation if there are any."""
+
+    slice: Node
+    norm: Node | None
+    rope: Node | None
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for node in (self.slice, self.norm, self.rope) if node is not None)
+
+
 def fuse_rope_append(graph: Graph) -> Graph:
-    makers = {name: node for node in graph.nodes for name in node.outputs.values()}
+    makers = graph.makers()
     replaced: dict[int, Node | None] = {}
-    parameters: list[Parameter] = []
-    for append in graph.nodes:
-        if append.op != "append_kv":
+    parameters: dict[str, Parameter] = {}
+    for index, append in enumerate(graph.nodes):
+        if append.op != "append_kv" or not append.has_only(inputs=("k", "v", "kv", "slots"), attrs=("kv",)):
             continue
-        attention = next(node for node in graph.nodes if node.op == "attention" and node.inputs["kv"] == append.inputs["kv"])
-        q, k = (trace_back(makers, name) for name in (attention.inputs["q"], append.inputs["k"]))
-        v = makers[append.inputs["v"]]
-        slices = [q[-1], k[-1], v]
-        if any(node.op != "slice_columns" or node.inputs["x"] != v.inputs["x"] for node in slices):
+        # q is what the next attention over these pages reads.
+        attention = next((node for node in graph.nodes[index + 1 :] if append.inputs["kv"] in node.inputs.values()), None)
+        if attention is None or attention.op != "attention":
             continue
-        rotation = q[0]
+        head_dim = head_dim_of(graph.shape_of(append.inputs["kv"]), {"kv": append.attr("kv")})
+        q, k = (chain_of(graph, makers, name, head_dim) for name in (attention.inputs["q"], append.inputs["k"]))
+        v = makers.get(append.inputs["v"])
+        if q is None or k is None or v is None or not are_alike(q, k) or not cover(graph, [q.slice, k.slice, v]):
+            continue
+        if not used_once(graph, [*q.nodes, *k.nodes, v], {attention.inputs["q"], append.inputs["k"], append.inputs["v"]}):
+            continue
         inputs = {
             "qkv": v.inputs["x"],
-            "positions": rotation.inputs["positions"],
-            "table": rotation.inputs["table"],
+            "positions": attention.inputs["positions"],
             "slots": append.inputs["slots"],
             "kv": append.inputs["kv"],
         }
-        attrs = {}
-        if len(q) == 3:
+        attrs = dict(append.attrs)
+        if q.rope is not None:
+            if q.rope.inputs["positions"] != attention.inputs["positions"]:
+                continue
+            inputs["table"] = q.rope.inputs["table"]
+        if q.norm is not None and k.norm is not None:
             # One vector, because a kernel may bind no more than eight buffers.
-            norms = stack_parameters(graph, [each[1].inputs["weight"] for each in (q, k)], f"{module_of(q[1])}.qk_norm.weight")
-            parameters.append(norms)
-            inputs["qk_norm"] = norms.name
-            attrs = {"eps": q[1].attrs["eps"]}
-        replaced |= {id(node): None for node in (*q, *k, v)}
+            names = [norm.inputs["weight"] for norm in (q.norm, k.norm)]
+            inputs["qk_norm"] = stack_parameters(graph, parameters, names, f"{module_of(q.norm)}.qk_norm.weight")
+            attrs["eps"] = q.norm.attrs["eps"]
+        replaced |= {id(node): None for node in (*q.nodes, *k.nodes, v)}
         replaced[id(append)] = Node("rope_append", inputs, {"q": attention.inputs["q"]}, attrs)
-    nodes = (replaced.get(id(node), node) for node in graph.nodes)
-    return graph.with_nodes([node for node in nodes if node is not None], parameters)
+    return graph.replace(replaced, parameters.values())
 
 
-def trace_back(makers: dict[str, Node], name: str) -> list[Node]:
-    """The chain that made a rotated value, last op first: rope, rms_norm where there is one, and what fed them."""
-    chain = [makers[name]]
-    while chain[-1].op in ("rope", "rms_norm"):
-        chain.append(makers[chain[-1].inputs["x"]])
-    return chain
+def chain_of(graph: Graph, makers: Mapping[str, Node], name: str, head_dim: int) -> Chain | None:
+    """The nodes that made q or k, or None if they are not these: slice_columns, [rms_norm of each head,] [rope of each head]."""
+    node = makers.get(name)
+    rope = norm = None
+    if node is not None and node.op == "rope" and node.has_only(inputs=("x", "positions", "table"), attrs=("head_dim", "dtype")):
+        if node.attr("head_dim") != head_dim or node.attr("dtype") != "activation":
+            return None
+        rope, node = node, makers.get(node.inputs["x"])
+    if node is not None and node.op == "rms_norm" and node.has_only(inputs=("x", "weight"), attrs=("eps", "dtype")):
+        if graph.shape_of(node.inputs["weight"]) != (head_dim,) or node.attr("dtype") != "activation":
+            return None
+        norm, node = node, makers.get(node.inputs["x"])
+    return None if node is None or node.op != "slice_columns" else Chain(node, norm, rope)
+
+
+def are_alike(q: Chain, k: Chain) -> bool:
+    """Whether one step may norm and rotate both."""
+    if (q.norm is None) != (k.norm is None) or (q.rope is None) != (k.rope is None):
+        return False
+    if q.norm is not None and k.norm is not None and q.norm.attrs["eps"] != k.norm.attrs["eps"]:
+        return False
+    return q.rope is None or k.rope is None or all(q.rope.inputs[role] == k.rope.inputs[role] for role in ("positions", "table"))
+
+
+def cover(graph: Graph, slices: list[Node]) -> bool:
+    """Whether these are slices of one activation, one behind the other from its first column to its last."""
+    stop = 0
+    for node in slices:
+        if node.op != "slice_columns" or not node.has_only(inputs=("x",), attrs=("start", "stop", "dtype")):
+            return False
+        if node.inputs["x"] != slices[0].inputs["x"] or node.attr("start") != stop or node.attr("dtype") != "activation":
+            return False
+        stop = node.attrs["stop"]
+    joint = slices[0].inputs["x"]
+    return graph.shape_of(joint)[1] == stop and graph.kind_of(joint) == "activation"
+
+
+def used_once(graph: Graph, nodes: list[Node], last: set[str]) -> bool:
+    """Whether nothing beside the chains reads what they compute on their way to q, k and v."""
+    distinct = len({id(node) for node in nodes}) == len(nodes)
+    return distinct and all(graph.only_user(node.outputs["y"]) is not None for node in nodes) and len(last) == 3

@@ -5,6 +5,8 @@ Embedding parts each fill the rows whose tokens they hold; projection parts each
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.graph import Graph, Node, Parameter, Source
 from ..quant import Quantization
 
@@ -66,6 +68,6 @@ def slice_sources(sources: tuple[Source, ...], start: int, stop: int) -> list[So
         length = source.stop - source.start
         low, high = max(start - first, 0), min(stop - first, length)
         if low < high:
-            sliced.append(Source(source.tensor, source.start + low, source.start + high))
+            sliced.append(replace(source, start=source.start + low, stop=source.start + high))
         first += length
     return sliced

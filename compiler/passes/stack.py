@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..ir.graph import Graph, Node, Parameter
 
 
-def stack_projections(graph: Graph, linears: Sequence[Node], name: str) -> tuple[dict[str, str], list[Parameter]]:
-    """The roles "weight" and, where all have one, "bias" of one projection that does the work of several, and its new parameters.
+def stack_projections(graph: Graph, new: dict[str, Parameter], linears: Sequence[Node], module: str) -> dict[str, str]:
+    """The roles "weight" and, if all have one, "bias" of one projection that does the work of several; its parameters go to ``new``.
 
-    ``name`` is the module's, as in "model.layers.0.self_attn.qkv_proj".
+    ``module`` names it, as in "model.layers.0.self_attn.qkv_proj".
     """
-    roles: dict[str, str] = {}
-    parameters = []
-    for role in ("weight", "bias"):
-        if role in linears[0].inputs:
-            roles[role] = f"{name}.{role}"
-            parameters.append(stack_parameters(graph, [linear.inputs[role] for linear in linears], roles[role]))
-    return roles, parameters
+    return {
+        role: stack_parameters(graph, new, [linear.inputs[role] for linear in linears], f"{module}.{role}")
+        for role in ("weight", "bias")
+        if role in linears[0].inputs
+    }
 
 
-def stack_parameters(graph: Graph, names: Sequence[str], name: str) -> Parameter:
-    """Parameters of equal width one above the other, as one parameter of a new name."""
+def stack_parameters(graph: Graph, new: dict[str, Parameter], names: Sequence[str], name: str) -> str:
+    """Put parameters of equal width one above the other into ``new``; the name of the stack, which neither it nor the graph has yet."""
     parts = [graph.parameters[part] for part in names]
-    return Parameter(name, tuple(source for part in parts for source in part.sources), parts[0].columns)
+    name = unused_name(graph, new, name)
+    new[name] = Parameter(name, tuple(source for part in parts for source in part.sources), parts[0].columns)
+    return name
 
 
-def can_stack(linears: Sequence[Node]) -> bool:
+def unused_name(graph: Graph, new: Collection[str], name: str) -> str:
+    candidate, number = name, 1
+    while graph.find(candidate) is not None or candidate in new:
+        number += 1
+        candidate = f"{name}.{number}"
+    return candidate
+
+
+def can_stack(graph: Graph, linears: Sequence[Node]) -> bool:
     """Whether projections read the same input, are plain but for a bias that all or none have, and give the same dtype."""
     first = linears[0]
     return all(
         linear.op == "linear"
-        and linear.inputs.keys() == first.inputs.keys() <= {"x", "weight", "bias"}
+        and linear.has_only(inputs=("x", "weight", "bias"), attrs=("dtype",))
+        and linear.inputs.keys() == first.inputs.keys()
         and linear.inputs["x"] == first.inputs["x"]
         and linear.attrs == first.attrs
+        and linear.inputs["weight"] in graph.parameters
         for linear in linears
     )
 

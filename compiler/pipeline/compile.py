@@ -203,6 +203,8 @@ def write_kernels(lowered: LoweredPlan, folder: Path) -> dict[str, KernelEntry]:
     hashes = {file: sha256(data).hexdigest() for file, data in lowered.files.items()}
     return {
         name: KernelEntry(
+            template=kernel.template,
+            facts=dict(kernel.facts),
             file=kernel.file,
             sha256=hashes[kernel.file],
             entry=kernel.entry,
@@ -223,7 +225,12 @@ def plan_entry(plan: Plan, lowered: LoweredPlan) -> PlanEntry:
         inputs=entries(dict(plan.inputs)),
         states=entries(dict(plan.states)),
         constants={
-            name: ConstantEntry(kind=constant.kind, shape=list(constant.shape), inverse_frequencies=constant.attrs["inverse_frequencies"])
+            name: ConstantEntry(
+                kind=constant.kind,
+                shape=list(constant.shape),
+                inverse_frequencies=constant.attrs["inverse_frequencies"],
+                scale=constant.attrs["scale"],
+            )
             for name, constant in plan.constants.items()
         },
         buffers=entries(dict(plan.buffers)),

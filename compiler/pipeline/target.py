@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import EXPORTS, ActivationEntry, BindingEntry, BufferEntry, VariantEntry
@@ -35,6 +35,8 @@ class KernelSource:
     """One kernel as it goes into a bundle; see `manifest.KernelEntry`. ``file`` is one of the plan's `LoweredPlan.files`."""
 
     name: str
+    template: str
+    facts: Mapping[str, Any]
     file: str
     entry: str
     bindings: tuple[BindingEntry, ...]

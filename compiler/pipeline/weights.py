@@ -33,29 +33,49 @@ DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -> None:
-    """Raise CheckpointError unless the checkpoint holds every parameter in its shape, and nothing that the model does not use."""
-    for parameter in parameters.values():
-        tensor = checkpoint.tensors.get(parameter.name)
+    """Raise CheckpointError unless the checkpoint holds the tensors of all parameters in their shapes, and no unused ones."""
+    expected = tensor_shapes(parameters)
+    for name, shape in expected.items():
+        tensor = checkpoint.tensors.get(name)
         if tensor is None:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {parameter.name} is missing; the weights do not fit config.json, or a file was not downloaded",
-                tensor=parameter.name,
+                f"{checkpoint.path}: tensor {name} is missing; the weights do not fit config.json, or a file was not downloaded",
+                tensor=name,
             )
-        if tensor.shape != parameter.shape:
+        if tensor.shape != shape:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {parameter.name} has shape {list(tensor.shape)}, config.json says {list(parameter.shape)}; "
+                f"{checkpoint.path}: tensor {name} has shape {list(tensor.shape)}, config.json says {list(shape)}; "
                 "the weights belong to another model",
-                tensor=parameter.name, found=list(tensor.shape), expected=list(parameter.shape),
+                tensor=name, found=list(tensor.shape), expected=list(shape),
             )  # fmt: skip
     # Unused is a head that is the embedding's copy, and the head of a model that embeds.
     unused_head = {"lm_head.weight"} if checkpoint.spec.tie_word_embeddings or checkpoint.embedding is not None else set()
-    unused = [name for name in checkpoint.tensors if name not in parameters and name not in unused_head and not DERIVED.fullmatch(name)]
+    unused = [name for name in checkpoint.tensors if name not in expected and name not in unused_head and not DERIVED.fullmatch(name)]
     if unused:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {unused[0]} is not part of a {checkpoint.spec.model_type} model with this config.json "
             f"({len(unused)} such tensors); compiling without it would change the answers",
             tensors=unused,
         )
+
+
+def tensor_shapes(parameters: Mapping[str, Parameter]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor that parameters read, which together read all of its rows."""
+    ranges: dict[str, set[tuple[int, int]]] = {}
+    columns: dict[str, int | None] = {}
+    for parameter in parameters.values():
+        for source in parameter.sources:
+            ranges.setdefault(source.tensor, set()).add((source.start, source.stop))
+            columns[source.tensor] = parameter.columns
+    shapes: dict[str, tuple[int, ...]] = {}
+    for tensor, found in ranges.items():
+        rows = 0
+        for start, stop in sorted(found):
+            assert start <= rows, f"rows {rows} to {start} of {tensor} are not read"
+            rows = max(rows, stop)
+        width = columns[tensor]
+        shapes[tensor] = (rows,) if width is None else (rows, width)
+    return shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +191,7 @@ def read_rows(checkpoint: Checkpoint, parameter: Parameter, start: int, stop: in
         length = source.stop - source.start
         low, high = max(start - first, 0), min(stop - first, length)
         if low < high:
-            parts.append(checkpoint.tensors[source.tensor].rows(source.start + low, source.start + high))
+            rows = checkpoint.tensors[source.tensor].rows(source.start + low, source.start + high)
+            parts.append(rows if (source.offset, source.factor) == (0, 1) else np.float32(source.offset) + np.float32(source.factor) * rows)
         first += length
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -6,7 +6,7 @@ from math import isfinite
 
 import numpy as np
 
-from ..ir.ops import top_logprobs
+from ..ir.ops.sampling import top_logprobs
 from ..ir.sampling import ALTERNATIVES, COUNTS, Settings, adjust_logits
 from .batch import Array, Batch, FloatArray, IntArray, Output
 from .quick_choice import log_probability, quick_choice

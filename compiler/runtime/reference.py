@@ -40,7 +40,9 @@ class ReferenceRunner:
             name: self._zeros(state, {"P": self._num_pages, "N": self._num_slots, "M": limits.adapters})
             for name, state in plan.states.items()
         }
-        self._constants = {name: rope_table(entry.inverse_frequencies, entry.shape[0]) for name, entry in plan.constants.items()}
+        self._constants = {
+            name: rope_table(entry.inverse_frequencies, entry.shape[0], entry.scale) for name, entry in plan.constants.items()
+        }
         self._weights: dict[str, FloatArray] = {}
 
     @property

@@ -80,6 +80,8 @@ def tvm_target(arch: Arch, level: Level) -> dict[str, object]:
 def source_of(kernel: Kernel, file: str) -> KernelSource:
     return KernelSource(
         name=kernel.name,
+        template="",
+        facts={},
         file=file,
         entry=f"{OBJECT_PREFIX}{kernel.name}",
         bindings=tuple(binding(each.role, each.access) for each in kernel.bindings),

@@ -133,7 +133,7 @@ class CpuRunner:
                 data = shards[plane.shard][plane.offset : plane.offset + plane.size]
                 self._arrays[f"{name}.{plane.name}" if weight.quantization else name] = data
         for name, constant in plan.constants.items():
-            self._arrays[name] = aligned(rope_table(constant.inverse_frequencies, constant.shape[0]))
+            self._arrays[name] = aligned(rope_table(constant.inverse_frequencies, constant.shape[0], constant.scale))
         scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
         for name, entry in {**plan.buffers, **plan.states, **plan.inputs, **scratch}.items():
             shape = tuple(evaluate(size, self._most) for size in entry.shape)

@@ -75,6 +75,8 @@ def kernel_source(kernel: CudaKernel, file: str) -> KernelSource:
     access = {binding.role: binding.access for binding in kernel.kernel.bindings}
     return KernelSource(
         name=kernel.kernel.name,
+        template="",
+        facts={},
         file=file,
         entry=kernel.entry,
         bindings=tuple(binding(role, access[role]) for role in kernel.buffers),

@@ -45,7 +45,7 @@ class DeviceMemory:
         plan = self._manifest.plan
         self._upload_weights(bundle)
         for name, constant in plan.constants.items():
-            table = rope_table(constant.inverse_frequencies, constant.shape[0])
+            table = rope_table(constant.inverse_frequencies, constant.shape[0], constant.scale)
             self.addresses[name] = driver.allocate(table.nbytes)
             driver.upload(self.addresses[name], table)
         scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}

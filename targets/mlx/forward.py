@@ -38,12 +38,12 @@ class Forward:
             for index, node in enumerate(self._nodes)
         ]
         self._tables = {
-            name: mx.array(rope_table(constant.attrs["inverse_frequencies"], constant.shape[0]))
+            name: mx.array(rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"]))
             for name, constant in graph.constants.items()
         }
         self._ops: dict[str, Callable[[Node, dict[str, Any]], Any]] = {
             "embed": self._embed, "take_rows": self._take_rows, "rms_norm": self._rms_norm, "linear": self._linear, "add": self._add,
-            "gated_silu": self._gated_silu, "rope": self._rope,
+            "gate": self._gate, "rope": self._rope,
         }  # fmt: skip
 
     def run(self, inputs: Mapping[str, Any], spans: Sequence[Span], pages: Pages) -> Any:
@@ -87,7 +87,7 @@ class Forward:
     def _add(self, node: Node, values: dict[str, Any]) -> Any:
         return values[node.inputs["a"]] + values[node.inputs["b"]]
 
-    def _gated_silu(self, node: Node, values: dict[str, Any]) -> Any:
+    def _gate(self, node: Node, values: dict[str, Any]) -> Any:
         gate = values[node.inputs["gate"]]
         return gate * self._mx.sigmoid(gate) * values[node.inputs["up"]]
 

@@ -78,7 +78,7 @@ def rope_caches(emitter: Emitter, name: str) -> list[str]:
     """Cosines and sines (context, head_dim / 2) as constants."""
     constant = emitter.graph.constants[name]
     if f"{name}.cos" not in emitter.builder.constants:
-        table = rope_table(constant.attrs["inverse_frequencies"], constant.shape[0])
+        table = rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
         for index, part in enumerate(("cos", "sin")):
             emitter.builder.constant(f"{name}.{part}", table[..., index].astype(np.dtype(emitter.activation)))
     return [f"{name}.cos", f"{name}.sin"]

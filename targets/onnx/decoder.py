@@ -176,7 +176,7 @@ def add_sum(emitter: Emitter, node: Node) -> None:
         emitter.names[y] = emitter.builder.add("Add", emitter.inputs(node, "a", "b"), y)
 
 
-def add_gated_silu(emitter: Emitter, node: Node) -> None:
+def add_gate(emitter: Emitter, node: Node) -> None:
     gate, up = emitter.inputs(node, "gate", "up")
     add_silu_product(emitter, gate, up, node.outputs["y"])
 
@@ -200,7 +200,7 @@ def add_later(emitter: Emitter, node: Node) -> None:
 
 
 # All values have the dtype of activations, whatever ours have.
-KNOWN_ATTRS = ("dtype", "eps", "start", "stop")
+KNOWN_ATTRS = ("dtype", "eps", "start", "stop", "head_dim")
 EMITTERS: dict[str, Callable[[Emitter, Node], None]] = {
     "embed": add_embed,
     "linear": add_linear,
@@ -208,7 +208,7 @@ EMITTERS: dict[str, Callable[[Emitter, Node], None]] = {
     "slice_columns": add_slice_columns,
     "rms_norm": add_rms_norm,
     "add": add_sum,
-    "gated_silu": add_gated_silu,
+    "gate": add_gate,
     "take_rows": add_take_rows,
     "rope": add_later,
     "append_kv": add_later,

@@ -90,6 +90,8 @@ def wgsl(kernel: Kernel) -> WgslKernel:
     access = {binding.role: binding.access for binding in kernel.bindings}
     source = KernelSource(
         name=kernel.name,
+        template="",
+        facts={},
         file=f"kernels/{kernel.name}.wgsl",
         entry=lowered.entry,
         bindings=tuple(binding(role, access[role]) for role in lowered.buffers),

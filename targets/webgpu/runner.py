@@ -150,7 +150,7 @@ class WebGPURunner:
             for plane in weight.planes:
                 self._upload(f"{name}.{plane.name}", bundle.plane(name, plane.name))
         for name, constant in plan.constants.items():
-            self._upload(name, rope_table(constant.inverse_frequencies, constant.shape[0]))
+            self._upload(name, rope_table(constant.inverse_frequencies, constant.shape[0], constant.scale))
         scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
         for name, entry in {**plan.buffers, **plan.states, **scratch}.items():
             count = int(np.prod([evaluate(size, self._most) for size in entry.shape]))

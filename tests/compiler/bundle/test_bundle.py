@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nearfar.compiler.bundle.folder import new_folder, open_bundle
+from nearfar.compiler.bundle.manifest import FORMAT_VERSION
 from nearfar.compiler.errors import BundleError, OutputError
 
 
@@ -44,10 +45,10 @@ def test_a_corrupt_manifest_is_a_bundle_error(content: bytes, bundle: Path) -> N
         open_bundle(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, FORMAT_VERSION + 1, "2", None])
 def test_another_format_version_is_named(version: object, bundle: Path) -> None:
     edit(bundle, lambda manifest: manifest.update(format_version=version))
-    with pytest.raises(BundleError, match=f"has format version {version}, this nearfar reads 1"):
+    with pytest.raises(BundleError, match=f"has format version {version}, this nearfar reads {FORMAT_VERSION}"):
         open_bundle(bundle)
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import F32, relative_error
 
-from nearfar.compiler.ir.ops import OPS, Array, dequantize_rows, quantize_rows
+from nearfar.compiler.ir.ops import OPS, Array
+from nearfar.compiler.ir.ops.kv_pages import dequantize_rows, quantize_rows
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, GREEDY, MASK, MASKED, Settings
 
@@ -33,14 +34,14 @@ def random(seed: int, *shape: int) -> Array:
     [
         ("embed", {"table": (509, 72), "token_ids": ("S",), "sampled": ("N",)}, {}, (("S", 72), "float32")),
         ("take_rows", {"x": ("S", 72), "rows": ("R",)}, {}, (("R", 72), "float32")),
-        ("slice_columns", {"x": ("S", 72)}, {"start": 8, "stop": 20}, (("S", 12), "activation")),
+        ("slice_columns", {"x": ("S", 72)}, {"start": 8, "stop": 20, "dtype": "activation"}, (("S", 12), "activation")),
         ("linear", {"x": ("S", 72), "weight": (40, 72)}, {"dtype": "activation"}, (("S", 40), "activation")),
         ("linear", {"x": ("S", 7), "weight": (4, 7)}, {"dtype": "float32", "offset": 4, "columns": 12}, (("S", 12), "float32")),
         ("linear", {"x": ("S", 7), "weight": (4, 7), "bias": (4,), "residual": ("S", 4)}, {"dtype": "float32"}, (("S", 4), "float32")),
         ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {}, (("S", 4), "float32")),
         ("gated_linear", {"x": ("S", 7), "weight": (8, 7)}, {"columns": 16}, (("S", 16), "float32")),
         ("rms_norm", {"x": ("S", 72), "weight": (24,)}, {"dtype": "activation"}, (("S", 72), "activation")),
-        ("attention", {"q": ("S", 144)}, {}, (("S", 144), "activation")),
+        ("attention", {"q": ("S", 144), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
         ("rope_append", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
         ("rope_attention", {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
         ("adjust_logits", {"logits": ("R", 509)}, {}, (("A", 509), "float32")),
@@ -48,7 +49,7 @@ def random(seed: int, *shape: int) -> Array:
     ],
 )
 def test_a_shape_rule_gives_shape_and_dtype(op: str, shapes: dict[str, object], attrs: dict[str, object], expected: object) -> None:
-    assert OPS[op].infer(shapes, attrs) == expected  # type: ignore[arg-type]
+    assert OPS[op].results(shapes, attrs)[OPS[op].result or ""] == expected  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -60,12 +61,12 @@ def test_a_shape_rule_gives_shape_and_dtype(op: str, shapes: dict[str, object], 
         ("gated_linear", {"x": ("S", 72), "weight": (40, 71)}),
         ("gated_linear", {"x": ("S", 72), "weight": (41, 72)}),
         ("add", {"a": ("S", 72), "b": ("S", 71)}),
-        ("gated_silu", {"gate": ("S", 72), "up": ("S", 71)}),
+        ("gate", {"gate": ("S", 72), "up": ("S", 71)}),
     ],
 )
 def test_shapes_that_disagree_are_refused(op: str, shapes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"{op}: shapes disagree"):
-        OPS[op].infer(shapes, {"dtype": "float32"})  # type: ignore[arg-type]
+        OPS[op].results(shapes, {"dtype": "float32"})  # type: ignore[arg-type]
 
 
 # --- meanings ----------------------------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def test_a_gated_projection_is_silu_of_the_upper_rows_times_the_lower_ones() -> 
 
 def test_silu_of_extreme_numbers_is_zero_or_the_number_without_a_warning() -> None:
     gate = np.array([[-1e4, -100, 0, 100, 1e4]], np.float32)
-    found = run("gated_silu", {"gate": gate, "up": np.ones_like(gate)})
+    found = run("gate", {"gate": gate, "up": np.ones_like(gate)})
     np.testing.assert_allclose(found, [[0, 0, 0, 100, 1e4]], atol=1e-30)
 
 
@@ -135,7 +136,8 @@ def test_products_of_rotated_heads_depend_on_their_distance_alone(first: int, di
     q, k = random(seed, 1, 6), random(seed + 1, 1, 6)
 
     def product(q_position: int, k_position: int) -> float:
-        rotated = [run("rope", {"x": x, "positions": np.array([p]), "table": table}) for x, p in ((q, q_position), (k, k_position))]
+        both = ((q, q_position), (k, k_position))
+        rotated = [run("rope", {"x": x, "positions": np.array([p]), "table": table}, head_dim=6) for x, p in both]
         return float((rotated[0] * rotated[1]).sum())
 
     assert math.isclose(product(first + distance, first), product(first + shift + distance, first + shift), rel_tol=1e-4, abs_tol=1e-4)
@@ -143,7 +145,7 @@ def test_products_of_rotated_heads_depend_on_their_distance_alone(first: int, di
 
 def test_position_zero_is_not_rotated() -> None:
     x = random(1, 2, 12)
-    np.testing.assert_array_equal(run("rope", {"x": x, "positions": np.zeros(2, int), "table": rope_table([1.0, 0.5], 3)}), x)
+    np.testing.assert_array_equal(run("rope", {"x": x, "positions": np.zeros(2, int), "table": rope_table([1.0, 0.5], 3)}, head_dim=4), x)
 
 
 def test_attention_over_permuted_pages_is_softmax_in_a_plain_loop() -> None:

@@ -33,7 +33,7 @@ def test_each_row_is_computed_with_its_own_adapter(spec: ModelSpec, seed: int) -
     rng = np.random.default_rng(seed)
     states = {name: np.zeros((NUM_ADAPTERS, *map(int, plan.states[name].shape[1:])), np.float32) for name in entry.states}  # type: ignore[arg-type]
     merged: list[dict[str, Array]] = [dict(tensors) for _ in range(NUM_ADAPTERS)]
-    for name, module in entry.modules.items():
+    for name, (module,) in entry.modules.items():
         columns = states[module.a].shape[2]
         for place in range(NUM_ADAPTERS):
             a, b = rng.normal(size=(RANK, columns)) / columns**0.5, rng.normal(size=(module.stop - module.start, RANK))

@@ -12,7 +12,7 @@ from tolerances import KV_Q8, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.arch.decoder import forward
-from nearfar.compiler.ir.ops import dequantize_pages
+from nearfar.compiler.ir.ops.kv_pages import dequantize_pages
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.passes import run_passes

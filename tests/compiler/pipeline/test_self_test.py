@@ -14,7 +14,7 @@ from tolerances import F16, F32, relative_error
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import SelfTestEntry
 from nearfar.compiler.errors import CheckpointError
-from nearfar.compiler.ir import ops
+from nearfar.compiler.ir.ops import OPS, attention
 from nearfar.compiler.pipeline import row_blocks
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.self_test import make_self_test, reference_logits
@@ -139,23 +139,23 @@ def test_faults_of_kernels_are_beyond_the_widest_tolerance(
     exact, _ = reference_logits(bundle, self_test_of(bundle).prompt_ids, lambda *_: None)
     assert distance(bundle, exact) == 0
     if op is None:
-        attend = ops.attention
-        monkeypatch.setattr(ops, "attention", lambda inputs, attrs: attend(fault(dict(inputs)), attrs))
+        attend = attention.attention
+        monkeypatch.setattr(attention, "attention", lambda inputs, attrs: attend(fault(dict(inputs)), attrs))
     else:
-        right = ops.OPS[op]
-        monkeypatch.setitem(ops.OPS, op, dataclasses.replace(right, run=lambda inputs, attrs: right.run(fault(dict(inputs)), attrs)))
+        right = OPS[op]
+        monkeypatch.setitem(OPS, op, dataclasses.replace(right, compute=lambda inputs, attrs: right.run(fault(dict(inputs)), attrs)))
     assert distance(bundle, exact) > 2 * max(self_test_of(bundle).tolerances.values())
 
 
 def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = ops.attention
-    monkeypatch.setattr(ops, "attention", lambda inputs, attrs: attend(inputs, attrs) * np.float32(1e6))
+    attend = attention.attention
+    monkeypatch.setattr(attention, "attention", lambda inputs, attrs: attend(inputs, attrs) * np.float32(1e6))
     assert make_self_test(bundle).tolerances == {"float32": 0.005, "float16": 0.25}
 
 
 def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = dataclasses.replace(ops.OPS["embed"], run=lambda *_: np.full((24, 72), np.nan, np.float32))
-    monkeypatch.setitem(ops.OPS, "embed", nothing)
+    nothing = dataclasses.replace(OPS["embed"], compute=lambda *_: np.full((24, 72), np.nan, np.float32))
+    monkeypatch.setitem(OPS, "embed", nothing)
     with pytest.raises(CheckpointError, match="computes logits that are not numbers"):
         make_self_test(bundle)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sampling_rows import rows_of
 
-from nearfar.compiler.ir.ops import log_softmax
+from nearfar.compiler.ir.ops.sampling import log_softmax
 from nearfar.compiler.ir.sampling import MASKED, Settings, choose_token
 from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
 from nearfar.compiler.runtime.host_sampler import HostSampler

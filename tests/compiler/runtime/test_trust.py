@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from tolerances import F16, relative_error
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.ir.ops import OPS, Array, Op
+from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits
@@ -81,7 +82,7 @@ def test_logits_that_are_not_finite_are_an_error(tiny_bundle: Path, monkeypatch:
 
     bundle = open_bundle(tiny_bundle)
     runner = ReferenceRunner(bundle)
-    monkeypatch.setitem(OPS, "linear", Op(linear.infer, spoiled))
+    monkeypatch.setitem(OPS, "linear", dataclasses.replace(linear, compute=spoiled))
     with pytest.raises(DeviceError, match="not finite"):
         list(score(runner, TOKENS, len(TOKENS)))
     with pytest.raises(DeviceError, match="incorrectly: the logits are not finite"):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.ir.ops import page_rows
+from nearfar.compiler.ir.ops.kv_pages import page_rows
 
 Array = npt.NDArray[Any]
 

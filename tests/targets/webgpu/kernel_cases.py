@@ -21,7 +21,8 @@ from lora_cases import lora_cases
 from sampling_rows import rows_of
 
 from nearfar.compiler import quant
-from nearfar.compiler.ir.ops import OPS, Array, append_kv
+from nearfar.compiler.ir.ops import OPS, Array
+from nearfar.compiler.ir.ops.kv_pages import append_kv
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 from nearfar.compiler.kernels.adjust_logits import adjust_logits

@@ -18,7 +18,8 @@ from tolerances import OF_KERNEL, Q8_KERNEL, Q8_ROUNDED, Q8_ROUNDING, relative_e
 
 from nearfar.compiler.bundle.manifest import BindingEntry
 from nearfar.compiler.ir.expr import Expr, evaluate
-from nearfar.compiler.ir.ops import Array, dequantize_pages, page_rows
+from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.ops.kv_pages import dequantize_pages, page_rows
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.targets.webgpu.device import DEFAULT_LIMITS, for_naga
 from nearfar.targets.webgpu.lower import WgslKernel, wgsl

@@ -6,9 +6,9 @@ export type Expr = number | string | readonly [string, Expr, Expr];
 /** [comparison, left, right], ["and", condition, condition], or null for always. */
 export type Condition = readonly [string, unknown, unknown] | null;
 
-export const FORMAT_VERSION = 1;
+export const FORMAT_VERSION = 2;
 
-/** Rotary position embedding of the rotate-half form. Su et al. 2021; "llama3" scaling as in Llama 3.1. "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength against ``original_max_position_embeddings``. */
+/** Rotary position embedding of the rotate-half form. Su et al. 2021; "llama3" scaling as in Llama 3.1. "linear" divides all frequencies by ``factor``; "llama3" divides the low ones and blends in between, by wavelength against ``original_max_position_embeddings``. ``rotary_dim`` elements of each head are rotated, None for all of them. */
 export interface RopeSpec {
   readonly theta: number;
   readonly scaling: "none" | "linear" | "llama3";
@@ -16,9 +16,10 @@ export interface RopeSpec {
   readonly low_freq_factor: number;
   readonly high_freq_factor: number;
   readonly original_max_position_embeddings: number;
+  readonly rotary_dim: number | null;
 }
 
-/** A pre-norm decoder with grouped-query attention and a gated SiLU feed-forward. Sizes in elements. */
+/** A pre-norm decoder with grouped-query attention and a gated feed-forward. Sizes in elements. ``windows`` has one entry a layer: how many tokens it sees, its own included, or None for all; empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -36,6 +37,8 @@ export interface ModelSpec {
   readonly output_bias: boolean;
   readonly mlp_bias: boolean;
   readonly qk_norm: boolean;
+  readonly windows: readonly (number | null)[];
+  readonly activation: string;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
 }
@@ -77,11 +80,12 @@ export interface BufferEntry {
   readonly dtype: "float32" | "int32" | "uint32" | "activation";
 }
 
-/** An array that a runtime computes. "rope": cosine and sine of position * inverse_frequencies[i], (positions, D/2, 2) float32. */
+/** An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times cosine and sine of position * inverse_frequencies[i]. */
 export interface ConstantEntry {
   readonly kind: "rope";
   readonly shape: readonly number[];
   readonly inverse_frequencies: readonly number[];
+  readonly scale: number;
 }
 
 /** One step. ``inputs`` and ``outputs`` map roles to names of buffers, inputs, states, constants or weights. ``variants`` names the list of kernels that can run it. */
@@ -110,8 +114,10 @@ export interface BindingEntry {
   readonly access: "read" | "write";
 }
 
-/** One kernel. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. Of a CPU's shared library ``entry`` is a function of TVM FFI's calling convention: addresses of the bindings, then the uniforms. */
+/** One kernel: what its ``template`` writes for its ``facts``, from which its name is made. ``uniforms`` are the 32-bit integers of its uniform buffer, which follows the last of ``bindings``. ``grid`` counts workgroups in x and y. Where x exceeds 65,535, the rest goes to z: the kernel takes z * gridDim.x + x. Of a CPU's shared library ``entry`` is a function of TVM FFI's calling convention: addresses of the bindings, then the uniforms. */
 export interface KernelEntry {
+  readonly template: string;
+  readonly facts: Readonly<Record<string, unknown>>;
   readonly file: string;
   readonly sha256: string;
   readonly entry: string;
@@ -135,19 +141,21 @@ export interface ActivationEntry {
   readonly needs: readonly string[];
 }
 
-/** Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``. */
+/** Where a module's low-rank matrices go: A to rows [part * rank, ..) of state ``a``, B to rows [start, stop) of state ``b``. Of B these are the rows from ``first_row`` on, times ``factor``. */
 export interface LoraModule {
   readonly a: string;
   readonly b: string;
   readonly part: number;
   readonly start: number;
   readonly stop: number;
+  readonly first_row: number;
+  readonly factor: number;
 }
 
-/** LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj". */
+/** LoRA adapters up to a ``rank``. ``modules`` are named as in the checkpoint: "model.layers.0.self_attn.q_proj". A module whose rows go to several projections has an entry for each of them. */
 export interface LoraEntry {
   readonly rank: number;
-  readonly modules: Readonly<Record<string, LoraModule>>;
+  readonly modules: Readonly<Record<string, readonly LoraModule[]>>;
 }
 
 /** ``chat_template`` is Jinja, as Hugging Face writes it; None where the model has none. The tokens are those that templates may name. ``add_bos_token`` None leaves it to the tokenizer's file whether a text starts with the bos token. */

@@ -1,0 +1,173 @@
+"""Attention over pages of keys and values, and what comes before it: rope, attention, rope_append, rope_attention."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .elementwise import rms_norm
+from .kv_pages import append_kv, head_dim_of, read_pages
+from .op import (
+    ACTIVATION,
+    DTYPE,
+    FLOATS,
+    INTEGERS,
+    KV,
+    NORM_EPS,
+    PAGES,
+    ROPE,
+    VECTOR,
+    Array,
+    Attrs,
+    Inputs,
+    Op,
+    Shapes,
+    Type,
+    choice,
+    count,
+    positive,
+    require,
+)
+
+
+def infer_rope(shapes: Shapes, attrs: Attrs) -> Type:
+    columns, head_dim, rotated = shapes["x"][1], attrs["head_dim"], shapes["table"][1]
+    require(isinstance(columns, int) and isinstance(rotated, int) and columns % head_dim == 0 and 2 * rotated <= head_dim, "rope", shapes)
+    return shapes["x"], attrs["dtype"]
+
+
+def rope(inputs: Inputs, attrs: Attrs) -> Array:
+    """Rotate the first R elements of each head by position, as pairs (i, i + R/2); the rest of the head stays. Su et al. 2021.
+
+    x (S, n * D), positions (S,), table (positions, R/2, 2), attrs head_dim D -> like x.
+    """
+    x, table = inputs["x"].astype(np.float32), inputs["table"][inputs["positions"]]
+    cosine, sine = table[:, None, :, 0], table[:, None, :, 1]
+    half = table.shape[1]
+    heads = x.reshape(len(x), -1, attrs["head_dim"])
+    low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1).reshape(x.shape)
+
+
+def infer_attention(shapes: Shapes, attrs: Attrs) -> Type:
+    return require_heads("attention", shapes, attrs, shapes["q"])
+
+
+def attention(inputs: Inputs, attrs: Attrs) -> Array:
+    """softmax(scores) v over the pages of each row's sequence, scores = softcap * tanh(scale * q k^T / softcap).
+
+    q (S, H * D), kv (P, 2, K, page, D), positions (S,), seq_starts (B+1,), page_indptr (B+1,), page_ids (L,), sinks (H,) -> (S, H * D).
+    Query head h reads kv head h // (H / K). The row at position p sees the keys at positions up to and with p, or if attrs causal is false
+    all positions of its sequence, up to its last new token. A ``window`` w leaves the positions within p - w and p + w, both excluded.
+    Attrs ``scale`` None means 1 / sqrt(D), ``softcap`` None leaves the scores as they are. ``sinks`` are scores of one more key a head,
+    which has no value. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks: gpt-oss.
+    """
+    kv, positions, head_dim = inputs["kv"], inputs["positions"], head_dim_of(inputs["kv"].shape, attrs)
+    num_kv_heads, page_size = kv.shape[2:4]
+    num_rows, width = inputs["q"].shape
+    queries = inputs["q"].astype(np.float32).reshape(num_rows, num_kv_heads, -1, head_dim) * scale_of(head_dim, attrs)
+    y = np.zeros_like(queries)
+    for sequence in range(len(inputs["seq_starts"]) - 1):
+        rows = slice(*inputs["seq_starts"][sequence : sequence + 2])
+        if rows.start == rows.stop:
+            continue
+        length = int(positions[rows].max()) + 1
+        first = inputs["page_indptr"][sequence]
+        pages = read_pages(kv[inputs["page_ids"][first : first - (-length // page_size)]], attrs)
+        keys, values = pages.transpose(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :length]
+        scores = np.einsum("skgd,ktd->skgt", queries[rows], keys)
+        if attrs["softcap"] is not None:
+            scores = np.float32(attrs["softcap"]) * np.tanh(scores / np.float32(attrs["softcap"]))
+        scores[np.broadcast_to(~visible(positions[rows], length, attrs)[:, None, None], scores.shape)] = -np.inf
+        largest = scores.max(axis=-1, keepdims=True)
+        if "sinks" not in inputs:
+            weights = np.exp(scores - largest)
+            total = weights.sum(axis=-1, keepdims=True)
+        else:
+            sinks = inputs["sinks"].reshape(1, num_kv_heads, -1, 1)
+            largest = np.maximum(largest, sinks)
+            weights = np.exp(scores - largest)
+            total = weights.sum(axis=-1, keepdims=True) + np.exp(sinks - largest)
+        y[rows] = np.einsum("skgt,ktd->skgd", weights / total, values)
+    return y.reshape(num_rows, width)
+
+
+def visible(positions: Array, length: int, attrs: Attrs) -> Array:
+    """(rows, length): whether the row at each position sees each key."""
+    distance = positions[:, None] - np.arange(length)[None, :]
+    seen = distance >= 0 if attrs["causal"] else np.ones(distance.shape, bool)
+    return seen if attrs["window"] is None else seen & (np.abs(distance) < attrs["window"])
+
+
+def scale_of(head_dim: int, attrs: Attrs) -> np.float32:
+    return np.float32(1 / np.sqrt(head_dim) if attrs["scale"] is None else attrs["scale"])
+
+
+def infer_rope_append(shapes: Shapes, attrs: Attrs) -> Type:
+    rows, width = shapes["qkv"]
+    head_dim = head_dim_of(shapes["kv"], attrs)
+    require(isinstance(width, int), "rope_append", shapes)
+    require(("qk_norm" in shapes) == (attrs["eps"] is not None), "rope_append", shapes)
+    require("qk_norm" not in shapes or shapes["qk_norm"] == (2 * head_dim,), "rope_append", shapes)
+    require("table" not in shapes or 2 * shapes["table"][1] <= head_dim, "rope_append", shapes)  # type: ignore[operator]
+    return require_heads("rope_append", shapes, attrs, (rows, width - 2 * shapes["kv"][2] * head_dim))  # type: ignore[operator]
+
+
+def require_heads(op: str, shapes: Shapes, attrs: Attrs, q: tuple[object, ...]) -> Type:
+    """The type of q, which must hold a multiple of the pages' kv heads."""
+    width, kv_width = q[1], shapes["kv"][2] * head_dim_of(shapes["kv"], attrs)
+    require(isinstance(width, int) and width > 0 and width % kv_width == 0, op, shapes)  # type: ignore[operator]
+    return (q[0], width), "activation"  # type: ignore[return-value]
+
+
+def rope_append(inputs: Inputs, attrs: Attrs) -> Array:
+    """Norm (if given) and rotate (if there is a table) q and k of a joint projection, append k and v to the pages, return q.
+
+    qkv (S, (H + 2K) * D), qk_norm (2D,), q's weights before k's, with attrs eps, positions, slots (S,), table, kv -> (S, H * D).
+    """
+    kv, qkv = inputs["kv"], inputs["qkv"].astype(np.float32)
+    head_dim = head_dim_of(kv.shape, attrs)
+    kv_width = kv.shape[2] * head_dim
+    q, k, v = np.split(qkv, [qkv.shape[1] - 2 * kv_width, qkv.shape[1] - kv_width], axis=1)
+    if "qk_norm" in inputs:
+        q, k = (rms_norm({"x": x, "weight": weight}, attrs) for x, weight in zip((q, k), np.split(inputs["qk_norm"], 2), strict=True))
+    if "table" in inputs:
+        where = {"positions": inputs["positions"], "table": inputs["table"]}
+        q, k = (rope({"x": x, **where}, {"head_dim": head_dim}) for x in (q, k))
+    append_kv({"k": k, "v": v, "kv": kv, "slots": inputs["slots"]}, attrs)
+    return q
+
+
+def rope_attention(inputs: Inputs, attrs: Attrs) -> Array:
+    """rope_append, then attention of what it returns; the inputs are those of both, q apart. -> (S, H * D)."""
+    return attention({**inputs, "q": rope_append(inputs, attrs)}, attrs)
+
+
+SCORES = {"scale": positive(None), "window": count(None, least=1), "softcap": positive(None), "causal": choice(True, True, False)}
+APPEND_INPUTS = {"qkv": ACTIVATION, "positions": INTEGERS, "slots": INTEGERS, "kv": PAGES}
+PAGE_INPUTS = {"kv": PAGES, "positions": INTEGERS, "seq_starts": INTEGERS, "page_indptr": INTEGERS, "page_ids": INTEGERS}
+OPS = {
+    "rope": Op(
+        infer_rope,
+        rope,
+        inputs={"x": FLOATS, "positions": INTEGERS, "table": ROPE},
+        attrs={"head_dim": count(least=2), "dtype": DTYPE},
+    ),
+    "attention": Op(
+        infer_attention, attention, inputs={"q": ACTIVATION, **PAGE_INPUTS}, optional={"sinks": VECTOR}, attrs={**SCORES, "kv": KV}
+    ),
+    "rope_append": Op(
+        infer_rope_append,
+        rope_append,
+        inputs=APPEND_INPUTS,
+        optional={"table": ROPE, "qk_norm": VECTOR},
+        attrs={"eps": NORM_EPS, "kv": KV},
+        result="q",
+    ),
+    "rope_attention": Op(
+        infer_rope_append,
+        rope_attention,
+        inputs={**APPEND_INPUTS, **PAGE_INPUTS},
+        optional={"table": ROPE, "qk_norm": VECTOR},
+        attrs={"eps": NORM_EPS, **SCORES, "kv": KV},
+    ),
+}

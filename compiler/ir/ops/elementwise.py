@@ -1,0 +1,101 @@
+"""Ops on each element or each row: rms_norm, add, gate, gate_halves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from .op import ACTIVATIONS, DTYPE, EPS, FLOAT32, FLOATS, GATE, VECTOR, Array, Attrs, Inputs, Op, Shapes, Type, require
+
+
+def infer_rms_norm(shapes: Shapes, attrs: Attrs) -> Type:
+    width, columns = shapes["weight"][0], shapes["x"][1]
+    require(isinstance(width, int) and isinstance(columns, int) and columns % width == 0, "rms_norm", shapes)
+    return shapes["x"], attrs["dtype"]
+
+
+def rms_norm(inputs: Inputs, attrs: Attrs) -> Array:
+    """Scale groups of columns to unit root mean square, then by weight. x (S, n * E), weight (E,) -> like x. Zhang & Sennrich 2019."""
+    x, weight = inputs["x"].astype(np.float32), inputs["weight"]
+    groups = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
+    scale = 1 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + np.float32(attrs["eps"]))
+    y: Array = (groups * scale * weight).reshape(x.shape)
+    return y
+
+
+def infer_add(shapes: Shapes, attrs: Attrs) -> Type:
+    require(shapes["a"] == shapes["b"], "add", shapes)
+    return shapes["a"], "float32"
+
+
+def add(inputs: Inputs, attrs: Attrs) -> Array:
+    """a + b, same shapes."""
+    return inputs["a"] + inputs["b"]
+
+
+def silu(x: Array) -> Array:
+    """x / (1 + exp(-x)). Hendrycks & Gimpel 2016."""
+    # exp overflows to infinity below about -88, where silu is 0: the right limit.
+    with np.errstate(over="ignore"):
+        y: Array = x / (1 + np.exp(-x))
+    return y
+
+
+def gelu(x: Array) -> Array:
+    """x times the normal distribution's cumulative probability of x. Hendrycks & Gimpel 2016."""
+    erf = np.array([math.erf(value) for value in (x.astype(np.float64) / math.sqrt(2)).ravel()]).reshape(x.shape)
+    y: Array = (0.5 * x * (1 + erf)).astype(np.float32)
+    return y
+
+
+def gelu_tanh(x: Array) -> Array:
+    """gelu, approximated: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    y: Array = 0.5 * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)))
+    return y
+
+
+def relu2(x: Array) -> Array:
+    """max(x, 0)^2. So et al. 2021."""
+    y: Array = np.square(np.maximum(x, 0))
+    return y
+
+
+ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
+    {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2, "none": lambda x: x}
+)
+assert tuple(ACTIVATION_FUNCTIONS) == ACTIVATIONS
+
+
+def infer_gate(shapes: Shapes, attrs: Attrs) -> Type:
+    require(shapes["gate"] == shapes["up"], "gate", shapes)
+    return shapes["gate"], "float32"
+
+
+def gate(inputs: Inputs, attrs: Attrs) -> Array:
+    """activation(gate) * up, same shapes. Shazeer 2020."""
+    activation = ACTIVATION_FUNCTIONS[attrs["activation"]]
+    y: Array = activation(inputs["gate"].astype(np.float32)) * inputs["up"]
+    return y
+
+
+def infer_gate_halves(shapes: Shapes, attrs: Attrs) -> Type:
+    rows, columns = shapes["x"]
+    require(isinstance(columns, int) and columns % 2 == 0, "gate_halves", shapes)
+    return (rows, columns // 2), "float32"  # type: ignore[operator]
+
+
+def gate_halves(inputs: Inputs, attrs: Attrs) -> Array:
+    """activation(gate) * up, x (S, 2F) being gate beside up -> (S, F)."""
+    left, right = np.split(inputs["x"], 2, axis=1)
+    return gate({"gate": left, "up": right}, attrs)
+
+
+OPS = {
+    "rms_norm": Op(infer_rms_norm, rms_norm, inputs={"x": FLOATS, "weight": VECTOR}, attrs={"eps": EPS, "dtype": DTYPE}),
+    "add": Op(infer_add, add, inputs={"a": FLOAT32, "b": FLOAT32}),
+    "gate": Op(infer_gate, gate, inputs={"gate": FLOAT32, "up": FLOAT32}, attrs={"activation": GATE}),
+    "gate_halves": Op(infer_gate_halves, gate_halves, inputs={"x": FLOAT32}, attrs={"activation": GATE}),
+}

@@ -1,0 +1,139 @@
+"""Op: what an op declares about itself, so that a graph can refuse what the op does not know.
+
+An op names its input roles with the kinds of value that each takes, its attributes with their defaults, the rule for the shapes and dtypes
+of its results, and its meaning in numpy. A graph keeps attributes in canonical form: an attribute that equals its default is left out.
+So a pass that finds an attribute which it does not name can leave the node alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy.typing as npt
+
+from ..expr import Expr
+
+# "activation" is float16, float32 or, on some targets, bfloat16 or int8: a bundle may offer several and the device decides. Values that
+# must not overflow are always float32. "uint32" are words of packed integers.
+DType = Literal["float32", "int32", "uint32", "activation"]
+# What a role may be given: a value or state of a dtype, a parameter that is a matrix or a vector, or a table of rotations.
+Kind = Literal["float32", "int32", "uint32", "activation", "matrix", "vector", "rope"]
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = "tuple[Expr, ...]"
+Shapes: TypeAlias = Mapping[str, Shape]
+Attrs: TypeAlias = Mapping[str, Any]
+Type: TypeAlias = "tuple[Shape, DType]"
+Inputs: TypeAlias = Mapping[str, Array]
+Kinds: TypeAlias = "tuple[Kind, ...]"
+
+FLOAT32: Final[Kinds] = ("float32",)
+FLOATS: Final[Kinds] = ("float32", "activation")
+ACTIVATION: Final[Kinds] = ("activation",)
+INTEGERS: Final[Kinds] = ("int32",)
+MATRIX: Final[Kinds] = ("matrix",)
+VECTOR: Final[Kinds] = ("vector",)
+ROPE: Final[Kinds] = ("rope",)
+# Pages of keys and values, as computed or as 8-bit integers.
+PAGES: Final[Kinds] = ("activation", "uint32")
+
+REQUIRED: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """An attribute: its default, or REQUIRED, and which values are valid, in words and as a test."""
+
+    default: Any
+    valid: str
+    test: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """``infer`` gives the result's shape and dtype, ``compute`` its value; ``result`` is its role, None for an op that only writes a state.
+
+    ``inputs`` and ``optional`` are the roles with their kinds. ``more`` gives the shapes and dtypes of further results by role: arrays that
+    ``compute`` receives among its inputs, to fill. A role "into" is an earlier part of the result, whose storage is taken over. States
+    ("kv", "sampled", "counts") are changed in place.
+    """
+
+    infer: Callable[[Shapes, Attrs], Type]
+    compute: Callable[[Inputs, Attrs], Array | None]
+    inputs: Mapping[str, Kinds]
+    optional: Mapping[str, Kinds] = field(default_factory=dict)
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    result: str | None = "y"
+    more: Callable[[Shapes, Attrs], Mapping[str, Type]] = lambda shapes, attrs: {}  # noqa: ARG005
+
+    def results(self, shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
+        """Shape and dtype of every result, by role. Raises ValueError if the inputs' shapes disagree."""
+        attrs = self.complete(attrs)
+        first = {} if self.result is None else {self.result: self.infer(shapes, attrs)}
+        return {**first, **self.more(shapes, attrs)}
+
+    def run(self, inputs: Inputs, attrs: Attrs) -> Array | None:
+        """The result in numpy; None for an op that only writes states or further results."""
+        return self.compute(inputs, self.complete(attrs))
+
+    def complete(self, attrs: Attrs) -> dict[str, Any]:
+        """All attributes, with the defaults of those that are left out."""
+        defaults = {name: attr.default for name, attr in self.attrs.items() if attr.default is not REQUIRED}
+        return {**defaults, **attrs}
+
+    def canonical(self, name: str, attrs: Attrs) -> dict[str, Any]:
+        """The attributes that differ from their defaults. Raises ValueError for one that is missing, not declared or not valid."""
+        for key, value in attrs.items():
+            if key not in self.attrs:
+                declared = ", ".join(self.attrs) or "none"
+                raise ValueError(f"{name}: attribute {key!r} is not declared; declared: {declared}")
+            attr = self.attrs[key]
+            if value != attr.default and not attr.test(value):
+                raise ValueError(f"{name}: attribute {key!r} is {value!r}; it must be {attr.valid}")
+        for key, attr in self.attrs.items():
+            if attr.default is REQUIRED and key not in attrs:
+                raise ValueError(f"{name}: attribute {key!r} is missing; it must be {attr.valid}")
+        return {key: value for key, value in attrs.items() if value != self.attrs[key].default}
+
+    def check_inputs(self, name: str, kinds: Mapping[str, Kind]) -> None:
+        """Raises ValueError for a role that is missing or not declared, or a value of a kind that the role does not take."""
+        declared = {**self.inputs, **self.optional}
+        for role, kind in kinds.items():
+            if role not in declared:
+                raise ValueError(f"{name}: input {role!r} is not declared; declared: {', '.join(declared)}")
+            if kind not in declared[role]:
+                raise ValueError(f"{name}: input {role!r} is of kind {kind}; it must be of kind {' or '.join(declared[role])}")
+        missing = [role for role in self.inputs if role not in kinds]
+        if missing:
+            raise ValueError(f"{name}: input {missing[0]!r} is missing")
+
+
+def require(condition: bool, op: str, shapes: Shapes) -> None:
+    if not condition:
+        raise ValueError(f"{op}: shapes disagree: {dict(shapes)}")
+
+
+# --- attributes that several ops have -----------------------------------------------------------------------------------------------
+
+
+def choice(default: Any, *values: Any) -> Attr:
+    """One of a few values."""
+    return Attr(default, f"one of {', '.join(map(str, values))}", lambda value: value in values)
+
+
+def count(default: Any = REQUIRED, *, least: int = 0) -> Attr:
+    return Attr(default, f"an integer of {least} or more", lambda value: type(value) is int and value >= least)
+
+
+def positive(default: Any = REQUIRED) -> Attr:
+    return Attr(default, "a positive number", lambda value: isinstance(value, int | float) and value > 0)
+
+
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu2", "none")
+DTYPE: Final = choice(REQUIRED, "float32", "activation")
+EPS: Final = positive()
+# Only for a step that norms its input as it reads it.
+NORM_EPS: Final = positive(None)
+GATE: Final = choice("silu", *ACTIVATIONS)
+KV: Final = choice("activation", "activation", "q8")

@@ -1,0 +1,145 @@
+"""Ops that multiply by a matrix: linear, gated_linear, add_lora."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .elementwise import gate_halves, rms_norm
+from .op import (
+    DTYPE,
+    FLOAT32,
+    FLOATS,
+    GATE,
+    INTEGERS,
+    MATRIX,
+    NORM_EPS,
+    REQUIRED,
+    VECTOR,
+    Array,
+    Attr,
+    Attrs,
+    Inputs,
+    Op,
+    Shapes,
+    Type,
+    count,
+    require,
+)
+
+
+def infer_linear(shapes: Shapes, attrs: Attrs) -> Type:
+    (rows, columns), (outputs, weight_columns) = shapes["x"], shapes["weight"]
+    require(columns == weight_columns, "linear", shapes)
+    require_norm("linear", shapes, attrs)
+    width = attrs["columns"] or outputs
+    require(all(shapes[role][-1] == width for role in ("bias", "residual", "into") if role in shapes), "linear", shapes)
+    return (rows, width), attrs["dtype"]
+
+
+def linear(inputs: Inputs, attrs: Attrs) -> Array:
+    """y = norm(x) @ weight.T + bias + residual, each part where its input is given.
+
+    x (S, K), weight (N, K), bias (N,), residual (S, N), norm (K,) with attrs eps -> (S, N). A weight split by rows writes its N of the
+    ``columns`` outputs, from ``offset`` on, into the result of the part before it; bias and residual are then those of all columns.
+    """
+    return place(normed(inputs, attrs) @ inputs["weight"].T, inputs, attrs)
+
+
+def normed(inputs: Inputs, attrs: Attrs) -> Array:
+    """x in float32, scaled by the RMS norm whose weight is ``norm``, if there is one."""
+    if "norm" not in inputs:
+        return inputs["x"].astype(np.float32)
+    return rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs)
+
+
+def place(part: Array, inputs: Inputs, attrs: Attrs) -> Array:
+    """Add bias and residual to a projection's columns and put them at their offset in the whole result."""
+    offset, width = attrs["offset"], attrs["columns"] or part.shape[1]
+    here = slice(offset, offset + part.shape[1])
+    if "bias" in inputs:
+        part = part + inputs["bias"][here]
+    if "residual" in inputs:
+        part = part + inputs["residual"][:, here]
+    if width == part.shape[1]:
+        return part
+    y = inputs["into"] if "into" in inputs else np.zeros((len(part), width), np.float32)
+    y[:, here] = part
+    return y
+
+
+def require_norm(op: str, shapes: Shapes, attrs: Attrs) -> None:
+    """A step that norms its input has the norm's weight, as long as a row, and its eps."""
+    require(("norm" in shapes) == (attrs["eps"] is not None), op, shapes)
+    require("norm" not in shapes or shapes["norm"] == shapes["x"][1:], op, shapes)
+
+
+def infer_gated_linear(shapes: Shapes, attrs: Attrs) -> Type:
+    (rows, columns), (outputs, weight_columns) = shapes["x"], shapes["weight"]
+    require(columns == weight_columns and isinstance(outputs, int) and outputs % 2 == 0, "gated_linear", shapes)
+    require_norm("gated_linear", shapes, attrs)
+    require("bias" not in shapes or shapes["bias"][-1] == outputs, "gated_linear", shapes)
+    return (rows, attrs["columns"] or outputs // 2), "float32"  # type: ignore[operator]
+
+
+def gated_linear(inputs: Inputs, attrs: Attrs) -> Array:
+    """y = activation(norm(x) @ gate.T) * (norm(x) @ up.T), the weight (2F, E) being gate (F, E) above up (F, E). Shazeer 2020.
+
+    x (S, E), norm (E,), bias (2F,) -> (S, F), split by rows as in `linear`; a part's bias is its own, (2F of the part,).
+    """
+    both = normed(inputs, attrs) @ inputs["weight"].T
+    if "bias" in inputs:
+        both = both + inputs["bias"]
+    return place(gate_halves({"x": both}, attrs), {role: inputs[role] for role in ("into",) if role in inputs}, attrs)
+
+
+def infer_add_lora(shapes: Shapes, attrs: Attrs) -> Type:
+    parts, (_, ranks, columns), (_, outputs, rank) = attrs["widths"], shapes["a"], shapes["b"]
+    fits = shapes["x"][-1] == columns and shapes["into"][-1] == outputs == sum(parts) and ranks == rank * len(parts)
+    require(fits, "add_lora", shapes)
+    require_norm("add_lora", shapes, attrs)
+    return shapes["into"], attrs["dtype"]
+
+
+def add_lora(inputs: Inputs, attrs: Attrs) -> Array:
+    """into, plus the change of each row's adapter: norm(x) @ a.T @ b.T, each part of the columns with its own rows of a. Hu et al. 2021.
+
+    x (S, K), norm (K,) with attrs eps, adapters (S,), a (M, parts * rank, K), b (M, N, rank), into (S, N) -> (S, N). ``adapters`` index a
+    and b, -1 for a row without an adapter; attrs ``widths`` are the columns of each part, N in all. If no row has an adapter, G is 0 and
+    the step is skipped.
+    """
+    y, adapters, widths = inputs["into"], inputs["adapters"], attrs["widths"]
+    x, rank = normed(inputs, attrs), inputs["b"].shape[2]
+    for adapter in set(adapters[adapters >= 0].tolist()):
+        rows = np.flatnonzero(adapters == adapter)
+        lows = x[rows] @ inputs["a"][adapter].T
+        for part, stop in enumerate(np.cumsum(widths)):
+            columns = slice(stop - widths[part], stop)
+            y[rows, columns] += lows[:, part * rank : (part + 1) * rank] @ inputs["b"][adapter, columns].T
+    return y
+
+
+WIDTHS = Attr(REQUIRED, "a list of positive integers", lambda value: bool(value) and all(type(each) is int and each > 0 for each in value))
+SPLIT = {"offset": count(0), "columns": count(None, least=1)}
+OPS = {
+    "linear": Op(
+        infer_linear,
+        linear,
+        inputs={"x": FLOATS, "weight": MATRIX},
+        optional={"bias": VECTOR, "residual": FLOAT32, "norm": VECTOR, "into": FLOATS},
+        attrs={"dtype": DTYPE, "eps": NORM_EPS, **SPLIT},
+    ),
+    "gated_linear": Op(
+        infer_gated_linear,
+        gated_linear,
+        inputs={"x": FLOATS, "weight": MATRIX},
+        optional={"bias": VECTOR, "norm": VECTOR, "into": FLOAT32},
+        attrs={"activation": GATE, "eps": NORM_EPS, **SPLIT},
+    ),
+    "add_lora": Op(
+        infer_add_lora,
+        add_lora,
+        inputs={"x": FLOATS, "adapters": INTEGERS, "a": FLOAT32, "b": FLOAT32, "into": FLOATS},
+        optional={"norm": VECTOR},
+        attrs={"widths": WIDTHS, "dtype": DTYPE, "eps": NORM_EPS},
+    ),
+}

@@ -1,0 +1,63 @@
+"""Ops that look rows up or cut them: embed, take_rows, slice_columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .op import DTYPE, FLOAT32, FLOATS, INTEGERS, MATRIX, Array, Attr, Attrs, Inputs, Op, Shapes, Type, count, positive, require
+
+
+def infer_embed(shapes: Shapes, attrs: Attrs) -> Type:
+    return (shapes["token_ids"][0], shapes["table"][1]), "float32"
+
+
+def embed(inputs: Inputs, attrs: Attrs) -> Array:
+    """y[s] = scale * table[token - first_row] if that row is in the table; other rows stay as in ``into``, or zero.
+
+    The token is token_ids[s], or if that is negative the one last sampled in slot -1 - token_ids[s].
+    table (rows, E), token_ids (S,), sampled (N,), into (S, E) -> (S, E). A table split by rows is looked up part after part.
+    """
+    table, token_ids = inputs["table"], inputs["token_ids"]
+    rows = np.where(token_ids < 0, inputs["sampled"][np.maximum(-1 - token_ids, 0)], token_ids) - (attrs["first_row"] or 0)
+    y = inputs["into"] if "into" in inputs else np.zeros((len(rows), table.shape[1]), np.float32)
+    here = (rows >= 0) & (rows < len(table))
+    y[here] = table[rows[here]] * np.float32(attrs["scale"])
+    return y
+
+
+def infer_take_rows(shapes: Shapes, attrs: Attrs) -> Type:
+    return (shapes["rows"][0], shapes["x"][1]), "float32"
+
+
+def take_rows(inputs: Inputs, attrs: Attrs) -> Array:
+    """y[r] = x[rows[r]]. x (S, E), rows (R,) -> (R, E)."""
+    taken: Array = inputs["x"][inputs["rows"]]
+    return taken
+
+
+def infer_slice_columns(shapes: Shapes, attrs: Attrs) -> Type:
+    start, stop, columns = attrs["start"], attrs["stop"], shapes["x"][1]
+    require(isinstance(columns, int) and start < stop <= columns, "slice_columns", shapes)
+    return (shapes["x"][0], stop - start), attrs["dtype"]
+
+
+def slice_columns(inputs: Inputs, attrs: Attrs) -> Array:
+    """Columns [start, stop) of x (S, N)."""
+    return inputs["x"][:, attrs["start"] : attrs["stop"]]
+
+
+# A table that is not split has no first_row: its rows are all that token ids may name.
+FIRST_ROW = Attr(None, "an integer of 0 or more", lambda value: type(value) is int and value >= 0)
+OPS = {
+    "embed": Op(
+        infer_embed,
+        embed,
+        inputs={"table": MATRIX, "token_ids": INTEGERS, "sampled": INTEGERS},
+        optional={"into": FLOAT32},
+        attrs={"first_row": FIRST_ROW, "scale": positive(1.0)},
+    ),
+    "take_rows": Op(infer_take_rows, take_rows, inputs={"x": FLOAT32, "rows": INTEGERS}),
+    "slice_columns": Op(
+        infer_slice_columns, slice_columns, inputs={"x": FLOATS}, attrs={"start": count(), "stop": count(least=1), "dtype": DTYPE}
+    ),
+}

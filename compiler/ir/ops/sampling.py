@@ -1,0 +1,94 @@
+"""Ops that choose tokens: adjust_logits, sample, top_logprobs. See `ir/sampling.py` for what settings mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..sampling import ALTERNATIVES, COUNTS, Settings, choose_token
+from ..sampling import adjust_logits as adjusted_row
+from .op import FLOAT32, INTEGERS, Array, Attrs, Inputs, Op, Shapes, Type
+
+
+def infer_adjust_logits(shapes: Shapes, attrs: Attrs) -> Type:
+    return ("A", shapes["logits"][1]), "float32"
+
+
+def adjust_logits(inputs: Inputs, attrs: Attrs) -> Array:
+    """Logits after penalties, bias and mask, each of which a row's flags ask for; see `sampling.adjust_logits`.
+
+    A is R if any row has a flag, else 0: the step is skipped then, and `sample` takes the logits as they are.
+    logits (R, V), slots (R, 2): [slot, flags], settings (R, 8), and by slot counts (N, V), bias (N, V), mask (N, ceil(V/32)) -> (A, V).
+    """
+    logits, slots = inputs["logits"], inputs["slots"]
+    if not slots[:, 1].any():
+        return np.zeros((0, logits.shape[1]), np.float32)
+    counts, bias, mask = inputs["counts"], inputs["bias"], inputs["mask"]
+    rows = zip(logits, inputs["settings"], slots, strict=True)
+    return np.stack([adjusted_row(x, Settings(*each), flags, counts[slot], bias[slot], mask[slot]) for x, each, (slot, flags) in rows])
+
+
+def infer_sample(shapes: Shapes, attrs: Attrs) -> Type:
+    return (shapes["logits"][0],), "int32"
+
+
+def sample_results(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
+    return {"logprobs": ((shapes["logits"][0],), "float32")}
+
+
+def sample(inputs: Inputs, attrs: Attrs) -> Array:
+    """Each row's next token, chosen as `sampling.choose_token` says from the adjusted logits, and its log-probability.
+
+    The log-probability is that under the softmax of the raw logits. A row of slot >= 0 leaves its token in sampled[slot], and with the flag
+    COUNTS adds one to its count; no two rows of a batch have the same slot. If a logit is not finite, the token is -1, its
+    log-probability 0, and nothing is kept.
+    logits (R, V), adjusted (A, V), settings (R, 8), slots (R, 2), sampled (N,), counts (N, V) -> (R,), logprobs (R,).
+    """
+    logits, adjusted = inputs["logits"], inputs["adjusted"]
+    y = np.full(len(logits), -1, np.int32)
+    inputs["logprobs"][...] = 0
+    for row, (slot, flags) in enumerate(inputs["slots"]):
+        if not np.isfinite(logits[row]).all():
+            continue
+        token = choose_token((adjusted if len(adjusted) else logits)[row], Settings(*inputs["settings"][row]))
+        y[row] = token
+        inputs["logprobs"][row] = log_softmax(logits[row])[token]
+        if slot >= 0:
+            inputs["sampled"][slot] = token
+            inputs["counts"][slot, token] += flags & COUNTS
+    return y
+
+
+def log_softmax(logits: Array) -> Array:
+    x = logits.astype(np.float64) - logits.max()
+    y: Array = x - np.log(np.exp(x).sum())
+    return y
+
+
+def infer_top_logprobs(shapes: Shapes, attrs: Attrs) -> Type:
+    return (), "float32"
+
+
+def top_logprobs_results(shapes: Shapes, attrs: Attrs) -> Mapping[str, Type]:
+    width = min(ALTERNATIVES, shapes["logits"][1])
+    return {"ids": (("W", width), "int32"), "logprobs": (("W", width), "float32")}
+
+
+def top_logprobs(inputs: Inputs, attrs: Attrs) -> None:
+    """The likeliest tokens of each row and their log-probabilities, best first, the first of equals before the others.
+
+    W is R if the batch requests them, else 0. logits (R, V) -> ids, logprobs (W, min(20, V)).
+    """
+    ids, logprobs = inputs["ids"], inputs["logprobs"]
+    for row in range(len(ids)):
+        ids[row] = np.argsort(-inputs["logits"][row], kind="stable")[: ids.shape[1]]
+        logprobs[row] = log_softmax(inputs["logits"][row])[ids[row]]
+
+
+ROWS = {"logits": FLOAT32, "settings": FLOAT32, "slots": INTEGERS, "counts": INTEGERS}
+OPS = {
+    "adjust_logits": Op(infer_adjust_logits, adjust_logits, inputs={**ROWS, "bias": FLOAT32, "mask": INTEGERS}),
+    "sample": Op(infer_sample, sample, inputs={**ROWS, "adjusted": FLOAT32, "sampled": INTEGERS}, more=sample_results),
+    "top_logprobs": Op(infer_top_logprobs, top_logprobs, inputs={"logits": FLOAT32}, result=None, more=top_logprobs_results),
+}

@@ -1,0 +1,94 @@
+"""From the variants of a plan's steps to a `LoweredPlan`: the same for every target, except how its kernels are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from nearfar.compiler.bundle.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
+from nearfar.compiler.ir.expr import Expr
+from nearfar.compiler.ir.plan import Plan
+from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
+
+from .variant import KernelCall, Variant, digest
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What became of the kernels: ``files`` by their path in the bundle, and each kernel's place in them by its name."""
+
+    files: Mapping[str, bytes]
+    kernels: Mapping[str, KernelSource]
+
+
+def lower_steps(
+    plan: Plan,
+    variants_of: Callable[[int], Sequence[Variant]],
+    activations: Iterable[ActivationEntry],
+    arch: str | None,
+    compile_kernels: Callable[[Mapping[str, KernelCall], dict[str, Kernel], Progress], Compiled],
+    progress: Progress,
+) -> LoweredPlan:
+    """``variants_of`` gives the rows of the step with an index, best first. ``compile_kernels`` receives the kernels to build by name and
+    leaves each, built, in the dict that it is given beside them.
+    """
+    rows = [tuple(variants_of(index)) for index in range(len(plan.steps))]
+    calls = {call.name: call for row in rows for variant in row for call in variant.kernels}
+    built: dict[str, Kernel] = {}
+    compiled = compile_kernels(calls, built, progress)
+    lists: dict[str, tuple[VariantEntry, ...]] = {}
+    names = []
+    for step, row in zip(plan.steps, rows, strict=True):
+        entries = tuple(variant.entry for variant in row)
+        name = f"{step.op}_{digest([entry.model_dump(mode='json') for entry in entries])}"
+        assert lists.setdefault(name, entries) == entries, f"two lists of variants are named {name}"
+        names.append(name)
+    return LoweredPlan(
+        arch=arch,
+        files=compiled.files,
+        activations=tuple(activations),
+        kernels=compiled.kernels,
+        variants=lists,
+        scratch=scratch_of(built.values()),
+        step_variants=tuple(names),
+    )
+
+
+def source_of(call: KernelCall, built: Kernel, file: str, entry: str, buffers: Sequence[str], uniforms: Sequence[Expr]) -> KernelSource:
+    """A kernel as a bundle lists it; ``buffers`` are roles in the order in which the compiled kernel takes them."""
+    access = {each.role: each.access for each in built.bindings}
+    return KernelSource(
+        name=call.name,
+        template=call.template.__name__,
+        facts=call.plain_facts(),
+        file=file,
+        entry=entry,
+        bindings=tuple(binding(role, access[role]) for role in buffers),
+        uniforms=tuple(uniforms),
+        grid=built.grid,
+        workgroup_size=built.workgroup_size,
+    )
+
+
+def binding(role: str, access: str) -> BindingEntry:
+    """The binding of a template's role, which has the plane of a packed weight behind a dot."""
+    name, _, plane = role.partition(".")
+    return BindingEntry(role=name, plane=plane or None, access=access)  # type: ignore[arg-type]
+
+
+def scratch_of(kernels: Iterable[Kernel]) -> dict[str, BufferEntry]:
+    """The scratch buffers of all kernels, each as large as the largest use of it."""
+    sizes: dict[str, list[Expr]] = {}
+    for each in kernels:
+        for name, elements in each.scratch.items():
+            known = sizes.setdefault(name, [])
+            known += [] if elements in known else [elements]
+    return {name: BufferEntry(shape=[reduce(largest, each)], dtype="float32") for name, each in sizes.items()}
+
+
+def largest(one: Expr, other: Expr) -> Expr:
+    return ["max", one, other]

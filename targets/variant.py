@@ -1,0 +1,79 @@
+"""Variants: the ways to run a step on a target. A variant is one kernel or several; a kernel is its template and its frozen facts.
+
+A kernel's name is made from its template and its facts and from nothing else, so equal facts mean an equal kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+from nearfar.compiler.bundle.manifest import VariantEntry
+from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.kernels.builder import Kernel
+
+# A function template(name, **facts) that writes one kernel.
+Template: TypeAlias = Callable[..., Kernel]
+# Hexadecimal digits of a hash in a name: enough that a bundle's few hundred kernels never share one.
+HASH_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A template and its facts: numbers, strings, booleans, None, and sequences, mappings or dataclasses of these."""
+
+    template: Template
+    facts: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.template.__name__}_{digest(self.plain_facts())}"
+
+    def plain_facts(self) -> dict[str, Any]:
+        """The facts as JSON has them, for the manifest."""
+        return {name: plain(value) for name, value in self.facts.items()}
+
+    def build(self) -> Kernel:
+        return self.template(self.name, **self.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """``kernels`` run one after the other. ``activation`` None fits every dtype, ``when`` None every batch.
+
+    ``needs``: features of the device, or of its shading language.
+    """
+
+    kernels: tuple[KernelCall, ...]
+    activation: str | None = None
+    when: Condition = None
+    needs: tuple[str, ...] = ()
+
+    @property
+    def entry(self) -> VariantEntry:
+        names, needs = [kernel.name for kernel in self.kernels], list(self.needs)
+        return VariantEntry(kernels=names, activation=self.activation, needs=needs, when=self.when)  # type: ignore[arg-type]
+
+
+def kernel(template: Template, **facts: Any) -> KernelCall:
+    return KernelCall(template, facts)
+
+
+def digest(value: Any) -> str:
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:HASH_DIGITS]
+
+
+def plain(value: Any) -> Any:
+    """A fact as JSON has it. Raises TypeError for a value that JSON cannot hold."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(each) for name, each in asdict(value).items()}
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{value!r} cannot be a fact of a kernel")
