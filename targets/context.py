@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops.attention import scale_of
+from nearfar.compiler.ir.ops.kv_pages import head_dim_of
 from nearfar.compiler.ir.plan import Plan, Step
 from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.kernels.heads import Heads as AttentionHeads
+from nearfar.compiler.kernels.heads import Preparation, Scores
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
@@ -67,6 +73,39 @@ class Context:
             Heads(self.spec.num_heads, kv_heads, self.spec.head_dim, page_size, positions, stored_dtype(activation), eps, kv)
             for activation in self.activations
         ]
+
+    def heads_of(self, step: Step, activation: str) -> AttentionHeads:
+        """The heads and pages of a step that reads or writes pages."""
+        kv, shape = attr(step, "kv"), self.plan.shape_of(step.inputs["kv"])
+        num_kv_heads, page_size = sizes(shape[2:4])
+        head_dim = head_dim_of(shape, {"kv": kv})
+        # q is the step's input, its result, or, for a step that only appends, not there: then the group is one head.
+        q = step.inputs.get("q") or next(iter(step.outputs.values()), None)
+        (width,) = sizes(self.plan.shape_of(q)[1:]) if q else (num_kv_heads * head_dim,)
+        return AttentionHeads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv)
+
+    def preparation(self, step: Step) -> Preparation:
+        """How a rope_append or rope_attention prepares q and k."""
+        if "table" not in step.inputs:
+            return Preparation(0, 0, attr(step, "eps"))
+        positions, half = sizes(self.plan.shape_of(step.inputs["table"])[:2])
+        return Preparation(positions, 2 * half, attr(step, "eps"))
+
+    def scores(self, step: Step) -> Scores:
+        """How an attention or rope_attention makes scores."""
+        (head_dim,) = {self.heads_of(step, activation).head_dim for activation in self.activations}
+        return Scores(
+            scale=float(scale_of(head_dim, {"scale": attr(step, "scale")})),
+            window=attr(step, "window"),
+            softcap=attr(step, "softcap"),
+            causal=attr(step, "causal"),
+            sinks="sinks" in step.inputs,
+        )
+
+
+def attr(step: Step, name: str) -> Any:
+    """The value of a step's attribute, its default if it is left out."""
+    return step.attrs.get(name, OPS[step.op].attrs[name].default)
 
 
 def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:

@@ -1,0 +1,77 @@
+"""The facts of attention kernels: the heads and their pages, how q and k are prepared, and how scores are made of them.
+
+They come from the shapes and attributes of a step, never from the model's spec, because layers may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """H query heads and K kv heads of D elements, of ``activation`` dtype, on pages of ``page_size`` tokens.
+
+    ``kv`` is the format of pages, "activation" or "q8".
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    activation: str
+    kv: str = "activation"
+
+    @property
+    def group(self) -> int:
+        """Query heads of one kv head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a vector."""
+        return 4 if self.head_dim % 4 == 0 else 2
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a head."""
+        return self.head_dim // self.lanes
+
+    @property
+    def vector_dtype(self) -> str:
+        return f"float32x{self.lanes}"
+
+    @property
+    def stored_dtype(self) -> str:
+        return f"{self.activation}x{self.lanes}"
+
+    @property
+    def block_vectors(self) -> int:
+        """Vectors in 16 bytes of a page, or in fewer if a head's do not fill so many."""
+        if self.kv == "q8":
+            return math.gcd(self.vectors, 4)
+        return 2 if self.activation == "float16" and self.head_dim % 8 == 0 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What happens to q and k before attention: a norm of each head if ``norm_eps`` is given, then the rotation of ``rotary_dim`` elements.
+
+    ``positions`` is the length of the rotation table; both are 0 if nothing is rotated.
+    """
+
+    positions: int
+    rotary_dim: int
+    norm_eps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """score = softcap * tanh(scale * q k / softcap), for the keys that a row sees; see `ops.attention`. ``sinks``: each head has one."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    causal: bool = True
+    sinks: bool = False
