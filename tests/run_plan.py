@@ -20,6 +20,7 @@ from nearfar.compiler.ir.plan import Buffer, Plan
 from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.ir.sampling import COUNTS, Settings
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
+from nearfar.compiler.pipeline.weights import tensor_shapes
 from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
 
 PAGE_SIZE = 4
@@ -65,10 +66,9 @@ def specs(draw: st.DrawFn) -> ModelSpec:
 def random_tensors(graph: Graph, seed: int) -> dict[str, Array]:
     """A checkpoint's tensors for a graph that no pass has changed yet."""
     rng = np.random.default_rng(seed)
-    scale = {name: 1 / np.sqrt(parameter.columns or 4) for name, parameter in graph.parameters.items()}
     return {
-        name: (rng.normal(size=p.shape) * scale[name] + (p.columns is None) * 0.5).astype(np.float32)
-        for name, p in graph.parameters.items()
+        name: (rng.normal(size=shape) / np.sqrt(shape[1] if len(shape) > 1 else 4) + (len(shape) == 1) * 0.5).astype(np.float32)
+        for name, shape in tensor_shapes(graph.parameters).items()
     }
 
 
@@ -166,7 +166,9 @@ def fixed_arrays(graph: Graph, tensors: Mapping[str, Array]) -> dict[str, Array]
 
 
 def stacked(parameter: Parameter, tensors: Mapping[str, Array]) -> Array:
-    return np.concatenate([tensors[source.tensor][source.start : source.stop] for source in parameter.sources])
+    """A parameter's rows, as `pipeline/weights.py` reads them."""
+    parts = [source.offset + source.factor * tensors[source.tensor][source.start : source.stop] for source in parameter.sources]
+    return np.concatenate(parts).astype(np.float32)
 
 
 def new_states(graph: Graph) -> dict[str, Array]:

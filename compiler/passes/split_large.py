@@ -46,6 +46,7 @@ def part_starts(matrix: Parameter, halves: int, quantization: Quantization, max_
     rows = matrix.rows // halves
     # Even numbers of rows keep every part's f16 scales on whole 32-bit words.
     fitting = max_binding_bytes // (widest * halves) // 2 * 2
+    assert fitting > 0, f"two rows of {matrix.name} are larger than a binding of {max_binding_bytes} bytes"
     count = -(-rows // fitting)
     size = -(-rows // count)
     size += size % 2
