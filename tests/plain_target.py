@@ -36,8 +36,8 @@ class PlainTarget:
         return LoweredPlan(None, {}, (float32,), {}, {"none": ()}, {}, ("none",) * len(plan.steps))
 
 
-def compile_plain(model: Path, output: Path, quantization: str, context: int) -> Bundle:
-    options = CompileOptions(quantization=quantization, context=context, self_test=False)
+def compile_plain(model: Path, output: Path, quantization: str, context: int, *, self_test: bool = False) -> Bundle:
+    options = CompileOptions(quantization=quantization, context=context, self_test=self_test)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
         return compile_model(str(model), output, options)

@@ -1,12 +1,12 @@
-"""A checkpoint as the reference: its logits in float32, without a bundle, with the numpy functions of `ops.py`.
+"""A checkpoint as the reference: its logits in float32, without a bundle, with the numpy functions of `ir/ops/`.
 
 Windows of tokens flow in, the final norm's rows flow out, and from those the logits of any rows. Weights are read from the checkpoint's
-files a matrix at a time, for many windows at once; only the head's matrix stays in memory.
+files a block of rows at a time, for many windows at once; only the head's matrix stays in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -14,12 +14,12 @@ import numpy as np
 from ..arch import by_model_type
 from ..errors import RequestError
 from ..formats import Checkpoint
-from ..ir.graph import Graph, Node, Parameter
-from ..ir.ops import OPS, Array
-from ..ir.rope import rope_table
+from ..ir.graph import Parameter
+from ..ir.ops import Array
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
 from ..runtime.batch import Chunk, make_batch
+from ..runtime.graph_walk import Execution, walk
 
 # Tokens of a walk over the weights: their activations are in memory together.
 TOKENS_AT_ONCE = 2048
@@ -34,10 +34,10 @@ class CheckpointReference:
         self.checkpoint, self._window = checkpoint, window
         self._graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
         check_tensors(checkpoint, self._graph.parameters)
-        self._nodes = hidden_nodes(self._graph)
+        self._head_node = self._graph.makers()[self._graph.outputs["logits"]]
 
     def hidden(self, windows: Sequence[Sequence[int]], progress: Callable[[int], None] = lambda _: None) -> Iterator[FloatArray]:
-        """What the head reads, (n, E) for each window of n tokens. ``progress`` is told windows done."""
+        """The input of the head, (n, E) for each window of n tokens. ``progress`` receives windows done."""
         at_once = max(1, TOKENS_AT_ONCE // self._window)
         for start in range(0, len(windows), at_once):
             group = windows[start : start + at_once]
@@ -51,49 +51,23 @@ class CheckpointReference:
 
     @cached_property
     def _head(self) -> FloatArray:
-        node = next(node for node in self._graph.nodes if "logits" in node.outputs.values())
-        return self._weight(self._graph.parameters[node.inputs["weight"]])
+        weight = self._graph.parameters[self._head_node.inputs["weight"]]
+        return self._read(weight, 0, weight.rows)
 
     def _walk(self, windows: Sequence[Sequence[int]]) -> FloatArray:
         """The final norm's rows of all windows, one after the other."""
-        spec = self.checkpoint.spec
-        chunks = [Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)]
-        batch = make_batch(chunks, self._window)
-        values: dict[str, Array] = dict(batch.arrays())
-        values |= {
-            name: rope_table(each.attrs["inverse_frequencies"], each.shape[0], each.attrs["scale"])
-            for name, each in self._graph.constants.items()
-        }
-        # A layer reads what it has just written, so one layer's pages do for all.
-        pages = np.zeros((len(windows), 2, spec.num_kv_heads, self._window, spec.head_dim), np.float32)
-        values |= {name: pages for name, state in self._graph.states.items() if state.shape[0] == "P"}
-        values["sampled"] = np.zeros(1, np.int32)
-        last_use = {name: index for index, node in enumerate(self._nodes) for name in node.inputs.values()}
-        for index, node in enumerate(self._nodes):
-            result = OPS[node.op].run(self._inputs(node, values), node.attrs)
-            if result is not None:
-                values[node.outputs["y"]] = result
-            for name in set(node.inputs.values()):
-                if name in self._graph.values and last_use[name] == index:
-                    del values[name]
-        rows: FloatArray = values[self._nodes[-1].outputs["y"]]
+        batch = make_batch([Chunk(window, 0, [page], range(len(window))) for page, window in enumerate(windows)], self._window)
+        dims = batch.dims(len(windows))
+        # A layer reads what it has just written, so layers whose pages have the same shape share them.
+        shared: dict[object, Array] = {}
+        pages = {}
+        for name, state in self._graph.states.items():
+            if state.shape[0] == "P":
+                shape = (len(windows), *state.shape[1:])
+                pages[name] = shared.setdefault(shape, np.zeros(shape, np.float32))  # type: ignore[arg-type]
+        execution = Execution(self._graph, {**batch.arrays(), **pages}, dims)
+        (rows,) = walk(self._graph, self._head_node.inputs["x"], [execution], self._read)
         return rows
 
-    def _inputs(self, node: Node, values: Mapping[str, Array]) -> dict[str, Array]:
-        parameters = self._graph.parameters
-        if node.op == "embed":
-            # Of a large table only the rows that occur.
-            token_ids, places = np.unique(values["token_ids"], return_inverse=True)
-            tensor = parameters[node.inputs["table"]]
-            table = np.concatenate([read_rows(self.checkpoint, tensor, token, token + 1) for token in token_ids.tolist()])
-            return {"table": table, "token_ids": places.astype(np.int32), "sampled": values["sampled"]}
-        return {role: self._weight(parameters[name]) if name in parameters else values[name] for role, name in node.inputs.items()}
-
-    def _weight(self, parameter: Parameter) -> FloatArray:
-        return read_rows(self.checkpoint, parameter, 0, parameter.rows)
-
-
-def hidden_nodes(graph: Graph) -> list[Node]:
-    """The nodes before the head."""
-    head = next(index for index, node in enumerate(graph.nodes) if "logits" in node.outputs.values())
-    return graph.nodes[:head]
+    def _read(self, parameter: Parameter, start: int, stop: int) -> FloatArray:
+        return read_rows(self.checkpoint, parameter, start, stop)

@@ -36,10 +36,11 @@ from ..ir.plan import Buffer, Plan, make_plan
 from ..ir.spec import ModelSpec
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
+from ..passes.quantize_kv import quantize_kv
 from ..quant import Quantization
 from ..runtime.variant import stored_dtype
 from .export import DEFAULT_CONTEXT, export_model
-from .self_test import make_self_test
+from .self_test import Reference, make_self_test
 from .target import LoweredPlan, load_target
 from .weights import check_tensors, write_weights
 
@@ -157,7 +158,9 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
         )
         # The self-test compares logits.
         if options.self_test and checkpoint.embedding is None:
-            self_test = make_self_test(Bundle(folder, manifest), lambda done, total: progress("self-test", done, total))
+            unfused = quantize_kv(graph) if options.kv == "q8" else graph
+            reference = Reference(Bundle(folder, manifest), unfused, plan.weights)
+            self_test = make_self_test(reference, lambda done, total: progress("self-test", done, total))
             manifest = manifest.model_copy(update={"self_test": self_test})
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False))
     return Bundle(output, manifest)

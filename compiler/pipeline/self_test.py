@@ -18,20 +18,22 @@ its last column by 0.16 and more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..bundle.folder import Bundle
-from ..bundle.manifest import ActivationEntry, SelfTestEntry, SelfTestRow, StepEntry
+from ..bundle.manifest import SelfTestEntry, SelfTestRow
 from ..errors import CheckpointError
-from ..ir.ops import Array
+from ..ir.graph import Graph, Parameter, Source
+from ..passes.split_large import slice_sources
 from ..quant.base import FloatArray
-from ..runtime.batch import Batch, Chunk, Limits, make_batch
-from ..runtime.reference import ReferenceRunner
+from ..runtime.batch import Chunk, make_batch
+from ..runtime.graph_walk import Execution, Read, walk
 from ..text.tokenizer import Tokenizer
-from .row_blocks import row_blocks
 
 LENGTH = 24
 SENTENCE = "Every morning the harbour master counts the boats, and writes their names in a blue book."
@@ -44,10 +46,23 @@ FLOAT16_MOST = 0.25
 INT8 = 0.05
 
 
-def make_self_test(bundle: Bundle, progress: Callable[[int, int], None] = lambda *_: None) -> SelfTestEntry:
-    """``progress`` is told steps done and in all. Raises CheckpointError for a model whose logits are not numbers."""
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a bundle is compared with: its architecture's graph, which no pass has changed but `quantize_kv`, on the bundle's own weights.
+
+    ``weights`` are the parameters of the bundle's plans, after the passes.
+    """
+
+    bundle: Bundle
+    graph: Graph
+    weights: Mapping[str, Parameter]
+
+
+def make_self_test(reference: Reference, progress: Callable[[int, int], None] = lambda *_: None) -> SelfTestEntry:
+    """``progress`` receives nodes done and in all. Raises CheckpointError for a model whose logits are not numbers."""
+    bundle = reference.bundle
     prompt = prompt_ids(bundle)
-    exact, half = reference_logits(bundle, prompt, progress)
+    exact, half = reference_logits(reference, prompt, progress)
     if not np.isfinite(exact).all():
         raise CheckpointError(
             f"{bundle.manifest.model}: computes logits that are not numbers; its weights are damaged "
@@ -59,9 +74,9 @@ def make_self_test(bundle: Bundle, progress: Callable[[int, int], None] = lambda
     distance = float(np.abs(half - exact).max() / scale) if np.isfinite(half).all() else np.inf
     offered = {entry.dtype for entry in bundle.manifest.activations}
     tolerances = {
-        "float32": rounded(min(max(distance, FLOAT32_LEAST), FLOAT32_MOST)),
-        "float16": rounded(min(max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
-        "bfloat16": rounded(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
+        "float32": rounded_up(min(max(distance, FLOAT32_LEAST), FLOAT32_MOST)),
+        "float16": rounded_up(min(max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
+        "bfloat16": rounded_up(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
         "int8": INT8,
     }
     return SelfTestEntry(prompt_ids=prompt, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)})
@@ -95,47 +110,52 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-class BlockRunner(ReferenceRunner):
-    """The reference, given the weights of each part of a step."""
-
-    block: Mapping[str, FloatArray]
-    sizes: Mapping[str, int]
-
-    def start(self, batch: Batch) -> dict[str, Array]:
-        """What the first step finds, by name; each part adds what it computes."""
-        self.sizes = batch.dims(self._num_pages, self._num_slots)
-        return {**batch.arrays(), **self._states, **self._constants}
-
-    def run_part(self, part: StepEntry, values: dict[str, Array], weights: Mapping[str, FloatArray]) -> None:
-        self.block = weights
-        self._run(part, values, self.sizes)
-
-    def _weight(self, name: str) -> FloatArray:
-        return self.block[name]
+def rounded_up(value: float) -> float:
+    """Three significant digits, no less than the value."""
+    exponent = math.floor(math.log10(value)) - 2
+    return float(f"{math.ceil(value / 10**exponent - 1e-9) * 10**exponent:.3g}")
 
 
 def reference_logits(
-    bundle: Bundle, prompt: list[int], progress: Callable[[int, int], None]
+    reference: Reference, prompt: list[int], progress: Callable[[int, int], None]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """The logits (S, V) of all rows with float32 and with float16 activations, in one walk over the weights."""
-    both = [ActivationEntry(dtype=dtype, needs=[]) for dtype in ("float32", "float16")]
-    bundle = Bundle(bundle.path, bundle.manifest.model_copy(update={"activations": both}))
-    manifest = bundle.manifest
-    pages = range(manifest.pages_for(len(prompt)))
-    batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], manifest.page_size)
-    runners = [BlockRunner(bundle, limits=Limits(sequences=8, pages=len(pages)), activation=entry.dtype) for entry in both]
-    values = [runner.start(batch) for runner in runners]
-    logits = manifest.plan.outputs["logits"]
-    steps = manifest.plan.steps
-    # What follows the logits chooses tokens.
-    last = max(index for index, step in enumerate(steps) if logits in step.outputs.values())
-    for index, step in enumerate(steps[: last + 1]):
-        progress(index, last + 1)
-        for part, weights in row_blocks(bundle, step, prompt):
-            for runner, found in zip(runners, values, strict=True):
-                # Beyond float16's range is infinity, which makes the distance infinite too.
-                with np.errstate(over="ignore", invalid="ignore"):
-                    runner.run_part(part, found, weights)
-    progress(last + 1, last + 1)
-    exact, half = (found[logits].astype(np.float32) for found in values)
-    return exact, half
+    pages = range(reference.bundle.manifest.pages_for(len(prompt)))
+    batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], reference.bundle.manifest.page_size)
+    dims = batch.dims(len(pages))
+    executions = [Execution(reference.graph, batch.arrays(), dims, activation) for activation in ("float32", "float16")]
+    # With float16 values may leave its range, which makes the distance infinite too.
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact, half = walk(reference.graph, reference.graph.outputs["logits"], executions, packed_rows(reference), progress)
+    return exact.astype(np.float32), half.astype(np.float32)
+
+
+def packed_rows(reference: Reference) -> Read:
+    """Reads the graph's parameters as the bundle has packed them, wherever the passes have put their rows."""
+    packed: dict[str, list[tuple[Source, str, int]]] = {}
+    for name, parameter in reference.weights.items():
+        first = 0
+        for source in parameter.sources:
+            packed.setdefault(source.tensor, []).append((source, name, first))
+            first += source.stop - source.start
+
+    def read_source(source: Source) -> Iterator[FloatArray]:
+        row = source.start
+        while row < source.stop:
+            entry = next((each for each in packed.get(source.tensor, ()) if holds(each[0], source, row)), None)
+            assert entry is not None, f"a pass has lost row {row} of {source.tensor}"
+            found, name, first = entry
+            stop = min(found.stop, source.stop)
+            yield reference.bundle.weight(name, first + row - found.start, first + stop - found.start)
+            row = stop
+
+    def read(parameter: Parameter, start: int, stop: int) -> FloatArray:
+        parts = [part for source in slice_sources(parameter.sources, start, stop) for part in read_source(source)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    return read
+
+
+def holds(packed: Source, wanted: Source, row: int) -> bool:
+    """Whether rows that were packed include a row as it is wanted."""
+    return packed.start <= row < packed.stop and (packed.offset, packed.factor) == (wanted.offset, wanted.factor)

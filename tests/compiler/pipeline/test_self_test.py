@@ -8,25 +8,46 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plain_target import compile_plain
 from tiny_models import CHECKPOINTS, VOCAB_SIZE
 from tolerances import F16, F32, relative_error
 
+from nearfar.compiler import passes, quant
+from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import SelfTestEntry
-from nearfar.compiler.errors import CheckpointError
+from nearfar.compiler.errors import CheckpointError, DeviceError
+from nearfar.compiler.ir.graph import Graph, Parameter
 from nearfar.compiler.ir.ops import OPS, attention
-from nearfar.compiler.pipeline import row_blocks
+from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
+from nearfar.compiler.passes.fuse_rope_append import fuse_rope_append
+from nearfar.compiler.passes.quantize_kv import quantize_kv
+from nearfar.compiler.pipeline import self_test
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.pipeline.self_test import make_self_test, reference_logits
+from nearfar.compiler.pipeline.self_test import Reference, make_self_test, packed_rows, reference_logits
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime import graph_walk
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.trust import largest_deviation
+from nearfar.targets.webgpu.lower import MAX_BINDING_BYTES
 
 CompileTiny = Callable[..., Path]
+Pass = Callable[[Graph], Graph]
 Inputs = dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
 def bundle(compile_tiny: CompileTiny) -> Bundle:
     return open_bundle(compile_tiny("qwen3", "q4f16"))
+
+
+def reference_of(bundle: Bundle) -> Reference:
+    """What `compile_model` compares a bundle with, made again from its spec."""
+    manifest = bundle.manifest
+    graph = by_model_type(manifest.spec.model_type).forward(manifest.spec, manifest.page_size, manifest.context)
+    fused = passes.run_passes(graph, quant.by_name(manifest.quantization), MAX_BINDING_BYTES, manifest.kv)
+    return Reference(bundle, quantize_kv(graph) if manifest.kv == "q8" else graph, fused.parameters)
 
 
 def self_test_of(bundle: Bundle) -> SelfTestEntry:
@@ -89,12 +110,13 @@ def test_a_tolerance_is_given_for_each_activation_dtype_that_the_bundle_offers(c
 # --- tolerances --------------------------------------------------------------------------------------------------------------------
 
 
-def distance(bundle: Bundle, expected: np.ndarray) -> float:
-    return relative_error(reference_logits(bundle, self_test_of(bundle).prompt_ids, lambda *_: None)[0], expected)
+def deviation(bundle: Bundle) -> float:
+    """How far the numpy runner, which runs the plan, is from what the bundle's self-test expects."""
+    return largest_deviation(ReferenceRunner(bundle, limits=Limits(rows=64)), self_test_of(bundle), bundle.manifest.page_size)
 
 
 def test_rounding_activations_to_float16_is_well_within_its_tolerance(bundle: Bundle) -> None:
-    exact, half = reference_logits(bundle, self_test_of(bundle).prompt_ids, lambda *_: None)
+    exact, half = reference_logits(reference_of(bundle), self_test_of(bundle).prompt_ids, lambda *_: None)
     tolerances = self_test_of(bundle).tolerances
     assert 0 < 4 * relative_error(half, exact) <= tolerances["float16"]
     assert 10 * F32 <= tolerances["float32"] < F16 <= tolerances["float16"]
@@ -136,44 +158,80 @@ def forget_the_second_page(inputs: Inputs) -> Inputs:
 def test_faults_of_kernels_are_beyond_the_widest_tolerance(
     op: str | None, fault: Callable[[Inputs], Inputs], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact, _ = reference_logits(bundle, self_test_of(bundle).prompt_ids, lambda *_: None)
-    assert distance(bundle, exact) == 0
+    assert deviation(bundle) < F32
     if op is None:
         attend = attention.attention
         monkeypatch.setattr(attention, "attention", lambda inputs, attrs: attend(fault(dict(inputs)), attrs))
     else:
         right = OPS[op]
         monkeypatch.setitem(OPS, op, dataclasses.replace(right, compute=lambda inputs, attrs: right.run(fault(dict(inputs)), attrs)))
-    assert distance(bundle, exact) > 2 * max(self_test_of(bundle).tolerances.values())
+    assert deviation(bundle) > 2 * max(self_test_of(bundle).tolerances.values())
 
 
 def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = attention.attention
-    monkeypatch.setattr(attention, "attention", lambda inputs, attrs: attend(inputs, attrs) * np.float32(1e6))
-    assert make_self_test(bundle).tolerances == {"float32": 0.005, "float16": 0.25}
+    attend = OPS["attention"]
+
+    def large(inputs: Mapping[str, np.ndarray], attrs: Mapping[str, object]) -> np.ndarray:
+        y = attend.compute(inputs, attrs)
+        assert y is not None
+        return y * np.float32(1e6)
+
+    monkeypatch.setitem(OPS, "attention", dataclasses.replace(attend, compute=large))
+    assert make_self_test(reference_of(bundle)).tolerances == {"float32": 0.005, "float16": 0.25}
 
 
 def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = dataclasses.replace(OPS["embed"], compute=lambda *_: np.full((24, 72), np.nan, np.float32))
     monkeypatch.setitem(OPS, "embed", nothing)
     with pytest.raises(CheckpointError, match="computes logits that are not numbers"):
-        make_self_test(bundle)
+        make_self_test(reference_of(bundle))
 
 
-# --- blocks of rows ----------------------------------------------------------------------------------------------------------------
+# --- the reference -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("checkpoint", ["llama_plain", "qwen2", "qwen3"])
-def test_steps_in_blocks_compute_what_whole_steps_do(checkpoint: str, compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nearfar.compiler.runtime.batch import Chunk, make_batch
-
+def test_a_walk_in_blocks_of_rows_computes_what_the_plan_does(
+    checkpoint: str, compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = open_bundle(compile_tiny(checkpoint, "q8f16"))
     prompt = self_test_of(bundle).prompt_ids
     whole = ReferenceRunner(bundle).forward(make_batch([Chunk(prompt, 0, (0, 1), range(24))], 16)).logits
-    monkeypatch.setattr(row_blocks, "BLOCK_ELEMENTS", 700)
-    largest = 0
-    for step in bundle.manifest.plan.steps:
-        for _, weights in row_blocks.row_blocks(bundle, step, prompt):
-            largest = max(largest, *(weight.size for weight in weights.values()), 0)
-    assert 0 < largest <= 700
-    assert relative_error(reference_logits(bundle, prompt, lambda *_: None)[0], whole) < F32
+    monkeypatch.setattr(graph_walk, "BLOCK_ELEMENTS", 700)
+    reference = reference_of(bundle)
+    read, sizes = packed_rows(reference), []
+
+    def counted(parameter: Parameter, start: int, stop: int) -> np.ndarray:
+        rows = read(parameter, start, stop)
+        sizes.append(rows.size)
+        return rows
+
+    monkeypatch.setattr(self_test, "packed_rows", lambda _: counted)
+    assert relative_error(reference_logits(reference, prompt, lambda *_: None)[0], whole) < F32
+    assert 0 < max(sizes) <= 700
+
+
+def swap_gate_and_up(graph: Graph) -> Graph:
+    """A pass with a fault: what it calls gate is up."""
+    fused = fuse_gate_up(graph)
+    for name, parameter in fused.parameters.items():
+        if name.endswith("gate_up_proj.weight"):
+            fused.parameters[name] = dataclasses.replace(parameter, sources=parameter.sources[::-1])
+    return fused
+
+
+def norm_with_another_eps(graph: Graph) -> Graph:
+    """Another, which does not take over an attribute."""
+    fused = fuse_rope_append(graph)
+    nodes = [dataclasses.replace(node, attrs={"eps": 0.5}) if node.op == "rope_append" else node for node in fused.nodes]
+    return dataclasses.replace(graph, values={}, nodes=[]).with_nodes(nodes, fused.parameters.values())
+
+
+@pytest.mark.parametrize(("right", "faulty"), [(fuse_gate_up, swap_gate_and_up), (fuse_rope_append, norm_with_another_eps)])
+def test_the_self_test_sees_the_fault_of_a_pass(
+    right: Pass, faulty: Pass, tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "FUSIONS", tuple(faulty if each is right else each for each in passes.FUSIONS))
+    bundle = compile_plain(tiny_checkpoints["qwen3"], tmp_path / "bundle", "f32", 64, self_test=True)
+    with pytest.raises(DeviceError, match="incorrectly"):
+        open_runner("numpy", bundle, Limits())

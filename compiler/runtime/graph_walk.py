@@ -1,0 +1,100 @@
+"""A walk over a graph in numpy with the functions of `ir/ops/`: what an architecture's forward means before any pass has changed it.
+
+Parameters are read a block of rows at a time, so no more than one block of a matrix is in memory, and each block serves all executions of
+the walk. Values are freed after their last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..ir.expr import evaluate
+from ..ir.graph import Graph, Node, Parameter
+from ..ir.ops import OPS, Array
+from ..ir.rope import rope_table
+from ..quant.base import FloatArray
+
+# Rows [start, stop) of a parameter as float32.
+Read: TypeAlias = Callable[[Parameter, int, int], FloatArray]
+Progress: TypeAlias = Callable[[int, int], None]
+# Elements of a block, as float32 and in the few copies that unpacking makes.
+BLOCK_ELEMENTS = 2 << 20
+
+
+class Execution:
+    """One forward of a graph. ``arrays`` are the inputs of the batch, and states that the caller shares among executions or steps.
+
+    ``activation`` is the dtype in which activations and pages are stored. States that are not given start at zero.
+    """
+
+    def __init__(self, graph: Graph, arrays: Mapping[str, Array], dims: Mapping[str, int], activation: str = "float32") -> None:
+        self._graph, self._dims, self._activation = graph, dims, activation
+        self.values: dict[str, Array] = dict(arrays)
+        for name, state in graph.states.items():
+            if name not in self.values:
+                self.values[name] = np.zeros([evaluate(size, dims) for size in state.shape], self._dtype(state.dtype))
+        for name, constant in graph.constants.items():
+            self.values[name] = rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
+
+    def run(self, node: Node, parameters: Mapping[str, Array], attrs: Mapping[str, Any]) -> None:
+        """Run a node, or a part of it by rows. ``parameters`` are inputs by role that replace those of the batch."""
+        op = OPS[node.op]
+        inputs = {role: parameters[role] if role in parameters else self.values[name] for role, name in node.inputs.items()}
+        if attrs.get("offset", 0):
+            inputs["into"] = self.values[node.outputs["y"]]
+        result = op.run(inputs, attrs)
+        # Beyond float16's range is infinity.
+        with np.errstate(over="ignore"):
+            if op.result is not None and result is not None:
+                name = node.outputs[op.result]
+                self.values[name] = result.astype(self._dtype(self._graph.values[name].dtype))
+
+    def free(self, name: str) -> None:
+        del self.values[name]
+
+    def _dtype(self, dtype: str) -> str:
+        return self._activation if dtype == "activation" else dtype
+
+
+def walk(graph: Graph, last: str, executions: Sequence[Execution], read: Read, progress: Progress = lambda *_: None) -> list[Array]:
+    """The value ``last`` of each execution, all of the same batch. ``progress`` receives nodes done and in all."""
+    stop = next(index for index, node in enumerate(graph.nodes) if last in node.outputs.values()) + 1
+    nodes = graph.nodes[:stop]
+    last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs.values()}
+    for index, node in enumerate(nodes):
+        progress(index, stop)
+        for parameters, attrs in parts(graph, node, read, executions[0].values):
+            for execution in executions:
+                execution.run(node, parameters, attrs)
+        for name in set(node.inputs.values()):
+            if name in graph.values and last_use[name] == index:
+                for execution in executions:
+                    execution.free(name)
+    progress(stop, stop)
+    return [execution.values[last] for execution in executions]
+
+
+def parts(graph: Graph, node: Node, read: Read, values: Mapping[str, Array]) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Any]]]:
+    """A node in parts: each part's parameters by role, and its attributes."""
+    parameters = {role: graph.parameters[name] for role, name in node.inputs.items() if name in graph.parameters}
+    if node.op == "embed":
+        # Only the rows of a large table that occur.
+        given = values[node.inputs["token_ids"]]
+        token_ids, rows = np.unique(given, return_inverse=True)
+        assert token_ids.min(initial=0) >= 0, "a walk has no tokens that an earlier forward sampled"
+        table = np.concatenate([read(parameters["table"], token, token + 1) for token in token_ids.tolist()])
+        yield {"table": table, "token_ids": rows.reshape(given.shape).astype(np.int32)}, node.attrs
+        return
+    vectors = {role: read(each, 0, each.rows) for role, each in parameters.items() if each.columns is None}
+    matrices = {role: each for role, each in parameters.items() if each.columns is not None}
+    if node.op != "linear":
+        yield {**vectors, **{role: read(each, 0, each.rows) for role, each in matrices.items()}}, node.attrs
+        return
+    (weight,) = matrices.values()
+    size = max(1, BLOCK_ELEMENTS // (weight.columns or 1))
+    for start in range(0, weight.rows, size):
+        attrs = {**node.attrs, "offset": start, "columns": weight.rows}
+        yield {**vectors, "weight": read(weight, start, min(start + size, weight.rows))}, attrs
