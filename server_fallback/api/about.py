@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from ..executors.abilities import TellsAbilities
-from ..executors.executor import Executor
+from ..executors.executor import Executor, TellsAbilities
 from ..schema.about import API_VERSION, About, ModelAbout
 from ..schema.models import ModelCard
 from .exchange import exchange_of

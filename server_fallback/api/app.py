@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from nearfar.compiler.errors import NearfarError
 
-from ..executors.models import Models
+from ..executors.executor import Models
 from ..schema.about import QUEUE_HEADER
 from .about import about_router
 from .config import ApiConfig

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from ..executors.models import UnknownModel
+from ..executors.executor import UnknownModel
 from ..schema.common import ErrorResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, ModelList, UnloadAdapterRequest, UnloadRequest
 from .route import EVERYWHERE, WITH_BODY, AdminRoute, keyed_router

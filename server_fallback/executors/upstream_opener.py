@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .executor import Executor
-from .opening import Opening
+from .executor import Executor, Opening
 from .upstream import make_upstream
 from .upstream_executor import UpstreamOptions, discover, open_upstream
 
