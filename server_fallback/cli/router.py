@@ -155,8 +155,7 @@ async def open_model(model: str) -> Executor:
 
 async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Executor, str]:
     """The far side, and what it calls its model."""
-    from ..executors.upstream_executor import UpstreamOptions
-    from ..executors.upstream_opener import UpstreamOpener, only_model
+    from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 
     if not options.far.startswith(("http://", "https://")):
         return await open_model(options.far), options.far
@@ -234,8 +233,7 @@ def run_eval(options: argparse.Namespace) -> None:
     from nearfar.compiler.cli.output import print_json
 
     from ..router.decision.policy import Policy
-    from ..router.fitting.baselines import all_scores
-    from ..router.fitting.evaluation import evaluate
+    from ..router.fitting.evaluation import all_scores, evaluate
     from ..router.fitting.pairs import read_pairs, rights
     from ..router.fitting.plots import plot
 

@@ -14,8 +14,7 @@ from ..executors.dialect import DIALECTS
 from ..executors.executor import Opener
 from ..executors.local_opener import LocalOpener, LocalOptions, Progress
 from ..executors.registry import default_name
-from ..executors.upstream_executor import UpstreamOptions
-from ..executors.upstream_opener import UpstreamOpener, only_model
+from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 from ..executors.vllm import VllmOpener, VllmOptions
 from ..schema.models import LoadRequest
 
