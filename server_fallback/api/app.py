@@ -16,7 +16,6 @@ from nearfar.compiler.errors import NearfarError
 
 from ..executors.executor import Models
 from ..schema.about import QUEUE_HEADER
-from .about import about_router
 from .config import ApiConfig
 from .drain import Drain
 from .errors import ApiError, api_error
@@ -27,7 +26,7 @@ from .health import health_router
 from .limiter import Limiter
 from .log import log_failure
 from .metrics import ROUTE_HEADER, Metrics
-from .model_routes import admin_router, models_router
+from .model_routes import about_router, admin_router, models_router
 from .queue_waits import QueueWaits
 from .service import Service
 from .texts import embeddings_router, routed_embeddings_router, tokenize_router
