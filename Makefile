@@ -16,10 +16,13 @@
 # make bench-decode-context  a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
 # make quality          what each weight format costs the demo model on each target
-# make demo-model   train the demo model again (about 15 minutes on one core)
+# make demo-model   train the demo model again (about 30 minutes on one core)
+# make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# The recipe of the demo models is a package in tests/, as the benchmarks import it too.
+RECIPE := PYTHONPATH=tests $(BIN)/python -m demo_model
 # Debian ships a lock that apt waits for, so that two machines' set-ups do not fail on each other.
 APT := apt-get -o DPkg::Lock::Timeout=300
 CHROMIUM := $(or $(shell command -v chromium),$(shell command -v chromium-browser),$(shell command -v google-chrome))
@@ -73,7 +76,7 @@ bench-serving: .venv/.dev
 	$(BIN)/python tests/bench/bench_serving.py
 
 bench-wire: .venv/.dev
-	$(BIN)/python tests/bench/bench_wire.py $(if $(FAR),--far '$(FAR)' --tasks far)
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench_wire.py $(if $(FAR),--far '$(FAR)' --tasks far)
 
 bench-cpu: .venv/.dev
 	$(BIN)/python tests/bench/bench_cpu.py
@@ -99,19 +102,20 @@ bench-cuda: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
 
 quality: .venv/.dev | vulkan
-	$(BIN)/python tests/bench/bench_quality.py
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench_quality.py
 
-# FAR is a folder, a bundle or the address of a server. What is committed is policy.json as server_fallback/router/fitting/demo_policy.json, and eval.png.
+# The repository holds policy.json as server_fallback/router/fitting/demo_policy.json, and eval.png beside it.
 router-eval: FAR ?= compiler/demo/nearfar-demo-far
 router-eval: .venv/.dev
-	@mkdir -p build/router
-	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts demo-fit --count 2000 -o build/router/fit.jsonl
-	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts demo-eval --count 1000 -o build/router/eval.jsonl
+	$(RECIPE).traffic fit --count 2000 -o build/router/fit-prompts.jsonl
+	$(RECIPE).traffic eval --count 1000 -o build/router/eval-prompts.jsonl
+	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts build/router/fit-prompts.jsonl -o build/router/fit.jsonl
+	$(BIN)/nearfar router log --near demo --far '$(FAR)' --prompts build/router/eval-prompts.jsonl -o build/router/eval.jsonl
 	$(BIN)/nearfar router fit build/router/fit.jsonl --wanted-far-share 0.35 -o build/router/policy.json
 	$(BIN)/nearfar router eval build/router/eval.jsonl --policy build/router/policy.json --plot build/router/eval.png
 
 demo-model: .venv/.dev
-	$(BIN)/python -m nearfar.compiler.demo.train
+	$(RECIPE).train
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("nearfar needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

@@ -19,11 +19,6 @@ MAY_IMPORT_AT_THE_TOP = {
     "compiler/kernels/builder.py": {"tvm"},
     "compiler/kernels/cpu/builder.py": {"tvm"},
     "compiler/kernels/cpu/math.py": {"tvm"},
-    "compiler/demo/model.py": {"torch"},
-    "compiler/demo/evaluate.py": {"torch"},
-    "compiler/demo/growth.py": {"torch"},
-    "compiler/demo/saved_model.py": {"torch"},
-    "compiler/demo/train.py": {"torch"},
 }
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix() for layer in ("compiler", "targets", "server_fallback") for path in (ROOT / layer).rglob("*.py")

@@ -1,4 +1,4 @@
-"""The demo models: small Llamas trained from nothing on text that this folder generates, one for devices and one for servers."""
+"""The checkpoints of the demo models: two small Llamas, one for devices and one for servers. `tests/demo_model` trains them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,8 +6,7 @@ from types import MappingProxyType
 
 NAME = "nearfar-demo"
 FAR_NAME = "nearfar-demo-far"
-# The checkpoints in the repository.
 CHECKPOINT = Path(__file__).parent / NAME
 FAR_CHECKPOINT = Path(__file__).parent / FAR_NAME
-# By what the command line calls them.
+# The names that the command line accepts.
 DEMOS: Mapping[str, Path] = MappingProxyType({"demo": CHECKPOINT, "demo-far": FAR_CHECKPOINT})

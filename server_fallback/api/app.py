@@ -14,25 +14,22 @@ from starlette.exceptions import HTTPException
 
 from nearfar.compiler.errors import NearfarError
 
-from ..executors.models import Models
+from ..executors.executor import Models
 from ..schema.about import QUEUE_HEADER
-from .about import about_router
 from .config import ApiConfig
 from .drain import Drain
-from .embeddings import embeddings_router
 from .errors import ApiError, api_error
 from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
-from .generation import generation_router
+from .generation import generation_router, routed_generation_router
 from .health import health_router
 from .limiter import Limiter
 from .log import log_failure
 from .metrics import ROUTE_HEADER, Metrics
-from .model_routes import admin_router, models_router
+from .model_routes import about_router, admin_router, models_router
 from .queue_waits import QueueWaits
-from .routed import routed_router
 from .service import Service
-from .texts import texts_router
+from .texts import embeddings_router, routed_embeddings_router, tokenize_router
 from .traces import Traces
 from .verify import verify_router
 
@@ -69,8 +66,8 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
     for error in (ApiError, NearfarError, HTTPException):
         app.add_exception_handler(error, _answer_error)
     # A fixed address such as /v1/models/load comes before the pattern that it would fit.
-    answering = (routed_router,) if routed else (generation_router, embeddings_router)
-    for router in (*answering, texts_router, about_router, verify_router, admin_router, models_router, health_router):
+    answering = (routed_generation_router, routed_embeddings_router) if routed else (generation_router, embeddings_router)
+    for router in (*answering, tokenize_router, about_router, verify_router, admin_router, models_router, health_router):
         app.include_router(router(service))
     app.add_middleware(Gate, service=service)
     if config.cors_origins:

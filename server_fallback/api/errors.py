@@ -20,7 +20,7 @@ from nearfar.compiler.errors import (
     Unavailable,
 )
 
-from ..executors.models import UnknownModel
+from ..executors.executor import UnknownModel
 from ..schema.common import ErrorDetail, ErrorResponse
 
 DEFAULT_RETRY_SECONDS = 1.0

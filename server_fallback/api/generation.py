@@ -13,6 +13,7 @@ from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionReq
 from ..schema.common import GenerationRequest
 from ..schema.completions import Completion, CompletionChunk, CompletionRequest
 from ..schema.fold import fold_chat, fold_completion
+from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from .encode import chat_chunk_json, chat_json, completion_chunk_json, completion_json
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
@@ -37,16 +38,31 @@ def generation_router(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", **CHAT)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        return await answer_chat(service, body, request)
+        return await _answer_chat(service, body, request)
 
     @router.post("/v1/completions", **COMPLETION)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer_completion(service, body, request)
+        return await _answer_completion(service, body, request)
 
     return router
 
 
-async def answer_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Response:
+def routed_generation_router(service: Service) -> APIRouter:
+    """The same routes if a model is a pair of sides: requests may restrict which side answers."""
+    router = keyed_router()
+
+    @router.post("/v1/chat/completions", **CHAT)
+    async def chat_completions(body: RoutedChatRequest, request: Request) -> Response:
+        return await _answer_chat(service, body, request)
+
+    @router.post("/v1/completions", **COMPLETION)
+    async def completions(body: RoutedCompletionRequest, request: Request) -> Response:
+        return await _answer_completion(service, body, request)
+
+    return router
+
+
+async def _answer_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Response:
     exchange = exchange_of(request)
     executor = await _begin(service, body, 1, exchange)
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
@@ -58,7 +74,7 @@ async def answer_chat(service: Service, body: ChatCompletionRequest, request: Re
     return Response(chat_json(answer), media_type=JSON)
 
 
-async def answer_completion(service: Service, body: CompletionRequest, request: Request) -> Response:
+async def _answer_completion(service: Service, body: CompletionRequest, request: Request) -> Response:
     exchange = exchange_of(request)
     executor = await _begin(service, body, _num_prompts(body.prompt), exchange)
     chunks = service.metrics.measured(executor.complete(body, _call(service, body, exchange)), body.model, exchange)

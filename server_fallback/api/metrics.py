@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..executors.executor import ExecutorState
-from ..executors.models import Models
+from ..executors.executor import ExecutorState, Models
 from ..schema.chat import ChatCompletionChunk, ChunkChoice
 from ..schema.completions import CompletionChoice, CompletionChunk
 from ..schema.route import Route

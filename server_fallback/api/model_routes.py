@@ -1,4 +1,4 @@
-"""/v1/models, and for admins: load and unload models and LoRA adapters."""
+"""/v1/models and /v1/nearfar/about list the models; for admins: load and unload models and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from ..executors.models import UnknownModel
+from ..executors.executor import Executor, TellsAbilities, UnknownModel
+from ..schema.about import API_VERSION, About, ModelAbout
 from ..schema.common import ErrorResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, ModelList, UnloadAdapterRequest, UnloadRequest
+from .exchange import exchange_of
 from .route import EVERYWHERE, WITH_BODY, AdminRoute, keyed_router
 from .service import Service
 
@@ -33,6 +35,19 @@ def models_router(service: Service) -> APIRouter:
                 return card
         names = ", ".join(card.id for card in service.models.cards())
         raise UnknownModel(f"no model {model[:100]!r} here; there are: {names or 'none'}")
+
+    return router
+
+
+def about_router(service: Service) -> APIRouter:
+    """The version of our extensions and the abilities of each model, for clients that share answers with this server."""
+    router = keyed_router()
+
+    @router.get("/v1/nearfar/about", responses=EVERYWHERE)
+    async def about(request: Request) -> About:
+        executors = [(card, await service.models.executor(card.id)) for card in service.models.cards()]
+        service.tell_queue({card.id: executor.state() for card, executor in executors}, exchange_of(request))
+        return About(api_version=API_VERSION, models=[_model_about(card, executor) for card, executor in executors])
 
     return router
 
@@ -60,6 +75,21 @@ def admin_router(service: Service) -> APIRouter:
         return JSONResponse({"id": body.lora_name, "unloaded": True})
 
     return router
+
+
+def _model_about(card: ModelCard, executor: Executor) -> ModelAbout:
+    if not isinstance(executor, TellsAbilities):
+        # An upstream receives tools unchanged, and reports its own errors.
+        return ModelAbout(id=card.id, context=card.max_model_len, tools=True)
+    can = executor.abilities()
+    return ModelAbout(
+        id=card.id,
+        context=card.max_model_len,
+        tokenizer_sha256=can.tokenizer_sha256,
+        vocab_size=can.vocab_size,
+        tools=can.tools,
+        verify=can.verify,
+    )
 
 
 async def _to_its_end(change: Coroutine[Any, Any, Result]) -> Result:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from ..executors.executor import ExecutorState
-from ..executors.models import Models
+from ..executors.executor import ExecutorState, Models
 from ..schema.about import QUEUE_HEADER
 from .config import ApiConfig
 from .drain import Drain

@@ -5,8 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, WebSocket
 
 from ..engine.verification import Verification
-from ..executors.executor import Call
-from ..executors.verifies import Verifies
+from ..executors.executor import Call, Verifies
 from ..schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, VerifyOpen, VerifyOpened
 from .drain import ClientGone
 from .errors import ApiError

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ..router.fitting.reliability import SideReport
 
 EXAMPLE = "nearfar router log --near demo --far http://127.0.0.1:8000 --prompts prompts.jsonl -o pairs.jsonl"
-DEMO_PARTS = ("demo-fit", "demo-eval")
-DEMO_COUNT = 1000
 
 
 def add_parser(commands: Any) -> None:
@@ -36,11 +34,10 @@ def add_parser(commands: Any) -> None:
     log.add_argument("--far-model", metavar="NAME", help="what the server calls its model (default: the only one that it serves)")
     log.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the server's API key")
     log.add_argument(
-        "--prompts", metavar="FILE", required=True,
-        help='JSON lines: {"prompt", "expected" or "accepted"}; or demo-fit, demo-eval: prompts for the demo models',
+        "--prompts", type=Path, metavar="FILE", required=True,
+        help='JSON lines: {"prompt", "expected" or "accepted"}',
     )  # fmt: skip
-    log.add_argument("--count", type=count, metavar="N", help=f"of prompts (default: the file's; of the demo {DEMO_COUNT:,})")
-    log.add_argument("--seed", type=int, default=0, metavar="N", help="of the demo's prompts (default: %(default)s)")
+    log.add_argument("--count", type=count, metavar="N", help="only the first N prompts (default: all)")
     log.add_argument("--max-tokens", type=count, default=256, metavar="N", help="of an answer (default: %(default)s)")
     log.add_argument("--concurrency", type=count, default=32, metavar="N", help="prompts asked at once (default: %(default)s)")
     log.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="JSON lines: what both answered")
@@ -90,12 +87,9 @@ def run_log(options: argparse.Namespace) -> None:
 
 
 def read_prompts(options: argparse.Namespace) -> Sequence[Prompt]:
-    from ..router.fitting.demo_traffic import demo_prompts
     from ..router.fitting.prompts import Prompt
 
-    if options.prompts in DEMO_PARTS:
-        return demo_prompts("fit" if options.prompts == "demo-fit" else "eval", options.count or DEMO_COUNT, options.seed)
-    prompts = Prompt.read(Path(options.prompts))[: options.count]
+    prompts = Prompt.read(options.prompts)[: options.count]
     if not prompts:
         raise RequestError(f'--prompts {options.prompts}: has no prompt; write lines such as {{"prompt": "2+2?", "expected": "4"}}')
     return prompts
@@ -161,8 +155,7 @@ async def open_model(model: str) -> Executor:
 
 async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Executor, str]:
     """The far side, and what it calls its model."""
-    from ..executors.upstream_executor import UpstreamOptions
-    from ..executors.upstream_opener import UpstreamOpener, only_model
+    from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 
     if not options.far.startswith(("http://", "https://")):
         return await open_model(options.far), options.far
@@ -240,8 +233,7 @@ def run_eval(options: argparse.Namespace) -> None:
     from nearfar.compiler.cli.output import print_json
 
     from ..router.decision.policy import Policy
-    from ..router.fitting.baselines import all_scores
-    from ..router.fitting.evaluation import evaluate
+    from ..router.fitting.evaluation import all_scores, evaluate
     from ..router.fitting.pairs import read_pairs, rights
     from ..router.fitting.plots import plot
 

@@ -11,11 +11,10 @@ from nearfar.compiler import quant
 from nearfar.compiler.errors import RequestError
 
 from ..executors.dialect import DIALECTS
+from ..executors.executor import Opener
 from ..executors.local_opener import LocalOpener, LocalOptions, Progress
-from ..executors.opening import Opener
 from ..executors.registry import default_name
-from ..executors.upstream_executor import UpstreamOptions
-from ..executors.upstream_opener import UpstreamOpener, only_model
+from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 from ..executors.vllm import VllmOpener, VllmOptions
 from ..schema.models import LoadRequest
 

@@ -1,4 +1,4 @@
-"""The executor over our own engine for a bundle that takes LoRA adapters: see `adapters.TakesAdapters`."""
+"""The executor over our own engine for a bundle that takes LoRA adapters."""
 
 from __future__ import annotations
 

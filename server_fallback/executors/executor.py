@@ -1,27 +1,34 @@
-"""Executor: what answers requests for one model. Our own engine is one; another server is one too.
+"""The executors' interface: what answers requests for one model, how one is opened, and the executors of a process by name.
 
-Requests and answers are OpenAI's, as the classes of `schema/`; HTTP, keys and limits are the API's concern.
+Our own engine is an executor, and so is another server. Requests and answers are OpenAI's, as the classes of `schema/`; HTTP, keys and
+limits are the API's concern. The protocols after `Executor` describe what only some executors have; test for them with `isinstance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from nearfar.compiler.errors import RequestError
+
+from ..engine.request import TokenSource
+from ..engine.verification import Verification, VerifyingSource
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..schema.verify import VerifyOpen
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What surrounds a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
+    """The context of a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
 
-    ``priority`` is the final one: what the request asks for, within what its key may. An executor of our own tells ``observe_queue``, for
-    each answer, the seconds until its first token was handed to the device, and ``observe_token`` the id of each token of its answers; and
-    ``observe_prompt_logprobs``, before that, how likely the prompt's last tokens were, up to 32. Others tell none of it.
+    ``priority`` is final: the requested one, limited to what the key allows. For each answer, our own executors call ``observe_queue`` with
+    the seconds until the device received its first token, and ``observe_token`` with the id of each of its tokens. Before that, they call
+    ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors call none of these.
     """
 
     request_id: str
@@ -35,11 +42,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
-    """What the model's executor is doing. ``memory_bytes`` is what it holds on the device, None where it is not known.
+    """The current state of an executor. ``memory_bytes`` is the device memory that it uses, None if unknown.
 
-    ``kv_usage`` is 0 to 1, and so is ``kv_waste``, the share of what is in use that holds no token. The rest are counts since the start:
-    tokens that were looked up in the prefix cache and found there, requests that had to give their pages back, tokens guessed by drafts,
-    and how many of those were right; steps of the device, and the seconds in all of them that the engine itself took.
+    ``kv_usage`` and ``kv_waste`` are from 0 to 1; ``kv_waste`` is the share of the used slots that hold no token. The rest are counts since
+    the start: tokens looked up in the prefix cache and found there, preempted requests, draft tokens and accepted ones, steps of the
+    device, and the seconds that the engine itself took in them.
     """
 
     ready: bool
@@ -59,8 +66,9 @@ class ExecutorState:
 
 
 class Executor(Protocol):
-    """Streams always; whoever wants a whole answer folds the chunks (`schema/fold.py`). Closing a generator ends the answer.
+    """Answers requests for one model, always as a stream; `schema/fold.py` folds the chunks into a whole answer.
 
+    Closing a generator ends the answer.
     All methods raise NearfarError's leaves: RequestError (400), QueueFull (429), DeadlineExceeded and Unavailable (503), DeviceError (500).
     """
 
@@ -69,7 +77,7 @@ class Executor(Protocol):
         """The longest sequence in tokens."""
 
     def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """The chunks of all ``n`` choices. The last one has no choices and has the usage, whether or not the request asked for it."""
+        """Yield the chunks of all ``n`` choices. The last has no choices and holds the usage, even if not requested."""
 
     def complete(self, request: CompletionRequest, call: Call) -> AsyncGenerator[CompletionChunk, None]: ...
 
@@ -82,4 +90,124 @@ class Executor(Protocol):
     def state(self) -> ExecutorState: ...
 
     async def close(self) -> None:
-        """End what runs and give memory back."""
+        """End all running requests and free the memory."""
+
+
+# --- what only some executors have -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a model can do. ``tokenizer_sha256`` is the hash of tokenizer.json, None if answers may come from different tokenizers.
+
+    ``tools``: the model writes tool calls. ``embeds``: it makes embeddings and no text. ``verify``: it checks drafts of clients.
+    """
+
+    tokenizer_sha256: str | None
+    vocab_size: int | None
+    tools: bool
+    embeds: bool
+    verify: bool = False
+
+
+@runtime_checkable
+class TellsAbilities(Protocol):
+    """Our own engine and pairs of sides have this; another server does not report its abilities."""
+
+    def abilities(self) -> Abilities: ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An executor for LoRA adapters."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Raises CheckpointError if the folder holds no adapter, RequestError if the adapter does not fit the model."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload the adapter after its running requests have ended."""
+
+    def with_adapter(self, name: str) -> Executor:
+        """Return an executor that applies a loaded adapter; its `close` closes nothing."""
+
+
+@runtime_checkable
+class Verifies(Executor, Protocol):
+    """An executor that checks drafts of clients: our own engine."""
+
+    @property
+    def max_drafts(self) -> int:
+        """The most drafts of one message, 0 if the model takes none."""
+
+    def verification(self, request: VerifyOpen, call: Call) -> Verification:
+        """Raises RequestError for another tokenizer ("tokenizer_differs"), a prompt that does not fit, or a model that takes no drafts."""
+
+
+@runtime_checkable
+class Drafts(Executor, Protocol):
+    """An executor whose model can draft tokens for another server: our own engine."""
+
+    @property
+    def drafter(self) -> VerifyingSource:
+        """The engine, which the executor still owns."""
+
+    def chat_from(self, source: TokenSource, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
+        """Like `Executor.chat`, with the tokens of another source: prompts, texts, stop strings and chunks are this model's."""
+
+
+# --- opening and naming them -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``embeds``: it only makes embeddings.
+
+    ``open`` may take minutes. If it fails, it leaves nothing open.
+    """
+
+    name: str
+    memory_bytes: int | None
+    open: Callable[[], Awaitable[Executor]]
+    embeds: bool = False
+
+
+class Opener(Protocol):
+    async def prepare(self, model: str, name: str | None) -> Opening:
+        """Find a model, and compile it if necessary. Raises RequestError and others for a model that cannot be served."""
+
+
+class UnknownModel(RequestError):
+    """No model, alias or adapter has this name. Over HTTP it is a 404."""
+
+    code = "model_not_found"
+
+
+class Models(Protocol):
+    """The executors of one process by the names in requests: models, aliases and adapters share one name space.
+
+    The API knows executors by this interface only. Many tasks of one event loop may call it.
+    """
+
+    def cards(self) -> Sequence[ModelCard]:
+        """All names that requests may use now, with aliases and adapters."""
+
+    def states(self) -> Mapping[str, ExecutorState]:
+        """The state of each model (no aliases, no adapters); models that are still loading are not ready. Cheap: read for every scrape."""
+
+    async def executor(self, name: str) -> Executor:
+        """The executor for a name; an adapter's executor applies the adapter. Raises UnknownModel. Returns at once."""
+
+    async def load(self, request: LoadRequest) -> ModelCard:
+        """Return when the model is ready. Raises RequestError for a name in use or an invalid folder, BundleError and CheckpointError, and
+        Unavailable if the memory does not suffice; after a failure nothing of the model remains."""
+
+    async def unload(self, name: str) -> None:
+        """Wait for the model's running requests, then free its memory; an alias loses only its name. Raises UnknownModel."""
+
+    async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
+        """Raises UnknownModel for its model, RequestError for a name in use or an adapter that does not fit."""
+
+    async def unload_adapter(self, name: str) -> None: ...
+
+    async def close(self, drain_seconds: float) -> None:
+        """Refuse new models, wait at most this long for running requests, then close every executor."""

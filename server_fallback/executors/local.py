@@ -42,8 +42,7 @@ from ..text.response_format import AnswerFormat, answer_format
 from ..text.stop_strings import StopAutomaton
 from ..text.tools import ToolFormat, tool_format
 from ..text.vocabulary import Vocabulary, read_vocabulary
-from .abilities import Abilities
-from .executor import Call, ExecutorState
+from .executor import Abilities, Call, ExecutorState
 
 # Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
 INLINE_BYTES = 16_384

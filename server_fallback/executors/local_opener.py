@@ -24,10 +24,9 @@ from ..engine.token_engine import TokenEngine
 from .adaptable import AdaptableExecutor
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
-from .executor import Executor
+from .executor import Executor, Opening
 from .local import LocalExecutor, TextModel
 from .memory import MemoryPlan, context_bytes, plan_memory, weight_bytes
-from .opening import Opening
 from .registry import default_name
 
 NGRAM = "ngram"

@@ -15,10 +15,7 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.errors import RequestError, Unavailable
 
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
-from .adapters import TakesAdapters
-from .executor import Executor, ExecutorState
-from .models import UnknownModel
-from .opening import Opener
+from .executor import Executor, ExecutorState, Opener, TakesAdapters, UnknownModel
 
 POLL_SECONDS = 0.02
 UNLOAD_DRAIN_SECONDS = 600.0

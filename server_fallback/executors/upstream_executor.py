@@ -1,7 +1,7 @@
-"""UpstreamExecutor: answers requests by asking other servers, the replicas of one model.
+"""UpstreamExecutor: sends requests to other servers, the replicas of one model; and UpstreamOpener, which opens one.
 
-A request that got no answer goes on to another replica, three in all; once something has come, a failure is the client's to see, so that
-nothing is paid for or said twice.
+A request without an answer goes to another replica, at most three in all. After the first chunk a failure reaches the client, so that
+nothing is paid for or sent twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.compiler.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
@@ -20,7 +20,7 @@ from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .dialect import Dialect, generation_body
-from .executor import Call, ExecutorState
+from .executor import Call, Executor, ExecutorState, Opening
 from .replicas import Replicas, prefixes_of
 from .upstream import Upstream, make_upstream
 from .upstream_answers import checked, in_our_form
@@ -49,6 +49,21 @@ class UpstreamOptions:
         return self.dialect != "openai"
 
 
+class UpstreamOpener:
+    """Implements `Opener`. A model keeps its servers' name for it unless it gets another one; ``options.name`` is not used."""
+
+    def __init__(self, options: UpstreamOptions) -> None:
+        self._options = options
+
+    async def prepare(self, model: str, name: str | None) -> Opening:
+        options = replace(self._options, model=model, name=name or model)
+
+        async def open_it() -> Executor:
+            return await open_upstream(options)
+
+        return Opening(options.name, None, open_it)
+
+
 async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
     """Find out what the upstreams serve. Raises RequestError for a bad URL or model name, Unavailable where none of them answers."""
     if not options.urls:
@@ -61,6 +76,17 @@ async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
             await upstream.close()
         raise
     return UpstreamExecutor(Replicas(upstreams), options, model, options.context or context)
+
+
+async def only_model(options: UpstreamOptions) -> str:
+    """Return the name of the servers' only model. Raises RequestError if they have several, Unavailable if no server answers."""
+    upstreams = [make_upstream(url, options.api_key, any_request_id=options.any_request_id) for url in options.urls]
+    try:
+        model, _ = await discover(upstreams, options)
+    finally:
+        for upstream in upstreams:
+            await upstream.close()
+    return model
 
 
 async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> tuple[str, int]:

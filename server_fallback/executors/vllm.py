@@ -11,8 +11,7 @@ from pathlib import Path
 
 from nearfar.compiler.errors import ToolError
 
-from .executor import ExecutorState
-from .opening import Opening
+from .executor import ExecutorState, Opening
 from .registry import default_name
 from .replicas import Replicas
 from .supervised import ServerProgram, SupervisedServer

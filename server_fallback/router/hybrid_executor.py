@@ -10,8 +10,7 @@ from pydantic import BaseModel
 
 from nearfar.compiler.errors import RequestError
 
-from ..executors.abilities import Abilities
-from ..executors.executor import Call, ExecutorState
+from ..executors.executor import Abilities, Call, ExecutorState
 from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionChunk, CompletionRequest

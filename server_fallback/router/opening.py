@@ -10,8 +10,7 @@ from pathlib import Path
 from nearfar.compiler.errors import RequestError
 
 from ..executors.bundle_cache import cache_folder
-from ..executors.executor import Executor
-from ..executors.opening import Opener, Opening
+from ..executors.executor import Executor, Opener, Opening
 from .decision.budget import FileLedger, Ledger
 from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor

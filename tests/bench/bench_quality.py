@@ -1,6 +1,6 @@
 """What each weight format costs the demo model on each target: `nearfar quality` over held-out prompts and answers. Prints a table.
 
-    python tests/bench/bench_quality.py [--windows N]
+    PYTHONPATH=tests .venv/bin/python tests/bench/bench_quality.py [--windows N]
 
 Only answers count, as prompts were never trained. WebGPU's bundles run on the GPU that wgpu finds.
 """
@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from demo_model.corpus import NEAR, WITHOUT_SLOTS, held_out_examples
+from demo_model.example import Split
+
 from nearfar.compiler.cli.quality import description, weight_bytes
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.demo.corpus import NEAR, WITHOUT_SLOTS, held_out_examples
-from nearfar.compiler.demo.example import Split
 from nearfar.compiler.errors import NearfarError
 from nearfar.compiler.formats import load
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference

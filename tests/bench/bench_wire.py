@@ -1,7 +1,7 @@
 """Speculation across the wire: the demo model in q4f16 guesses, `nearfar serve` checks, and what that saves the server. Prints a table.
 
-    .venv/bin/python tests/bench/bench_wire.py                          # far is the same checkpoint in f16: nearly all guesses are right
-    .venv/bin/python tests/bench/bench_wire.py --far FOLDER --tasks far # far is another checkpoint with the same tokenizer
+    make bench-wire               # far is the same checkpoint in f16: nearly all guesses are right
+    make bench-wire FAR=FOLDER    # far is another checkpoint with the same tokenizer
 
 One answer at a time, greedy, to held-out prompts of the demo's tasks, after its chat template; each is compared with the far model's own.
 Near and far share this machine's cores, so times would say nothing and none are taken: forwards, rows and bytes do not depend on that.
@@ -19,12 +19,12 @@ from pathlib import Path
 
 import httpx
 from bench_compile import machine
+from demo_model.corpus import CORPORA, held_out_examples
+from demo_model.example import Split
 from serving_process import Process, nearfar_serve
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.demo.corpus import CORPORA, held_out_examples
-from nearfar.compiler.demo.example import Split
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Limits

@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 
 import pytest
 from conftest import ROOT
+from demo_model.traffic import part_of
 from light_bundle import lighten
 from page_looks import DESK, NAMELESS, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page, Route
@@ -40,7 +41,6 @@ from nearfar.server_fallback.router.decision.decide import decide
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import FarState, Message, NearSignals, NearState, Situation
 from nearfar.server_fallback.router.fitting import ask_both
-from nearfar.server_fallback.router.fitting.demo_traffic import part_of
 from nearfar.server_fallback.router.fitting.prompts import Prompt
 
 TIMEOUT_MS = 180_000

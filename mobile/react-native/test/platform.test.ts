@@ -2,11 +2,10 @@ import { createHash, randomBytes } from "node:crypto";
 
 import { expect, test } from "vitest";
 
-import { decodeBase64, encodeBase64 } from "../src/base64.js";
 import { expoFiles } from "../src/expo_files.js";
 import type { Globals } from "../src/fill_in.js";
 import { fillIn } from "../src/fill_in.js";
-import { rnfsFiles } from "../src/rnfs_files.js";
+import { decodeBase64, encodeBase64, rnfsFiles } from "../src/rnfs_files.js";
 import { Sha256 } from "../src/sha256.js";
 import { decodeUtf8, encodeUtf8 } from "../src/utf8.js";
 

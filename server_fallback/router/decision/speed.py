@@ -1,14 +1,21 @@
-"""Speed: how fast a side has been lately. Finished answers flow in one by one, rates for the next situation flow out. Pure.
+"""Speed and FarQueue: how fast a side has been lately, and how long requests wait at the far server. Pure.
 
-Averaged is the time of a token, not the rate: a mean of rates forgets answers that stalled, which are those that matter.
+Speed averages the time of a token and not the rate, because a mean of rates hides the answers that stalled, and these matter most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Of the newest answer in the mean; the older ones have the rest.
+from ...schema.about import QUEUE_HEADER
+
+# The weight of the newest answer in the mean; the older ones share the rest.
 NEWEST_WEIGHT = 0.3
+# A queue changes faster than an app sends requests, so an older report says nothing about now.
+REPORT_SECONDS = 30.0
+# Longer than any queue in milliseconds, and no more digits than a number has.
+MAX_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,26 @@ class Speed:
             _rate(self.decode_tokens_per_second, finished.completion_tokens - 1, decode_seconds),
             self.round_trip_seconds if round_trip is None else _mean(self.round_trip_seconds, round_trip),
         )
+
+
+class FarQueue:
+    """How long a request waits at the far server before its device begins, as the server's last answer reported it.
+
+    ``now`` is in seconds of any monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._reported_at = 0.0, float("-inf")
+
+    def update(self, headers: Mapping[str, str], now: float) -> None:
+        """Read the headers of an answer; if they report no queue, nothing changes."""
+        reported = headers.get(QUEUE_HEADER, "")
+        if reported.isascii() and reported.isdigit() and len(reported) <= MAX_DIGITS:
+            self._seconds, self._reported_at = int(reported) / 1000, now
+
+    def seconds(self, now: float) -> float:
+        """0 without a report in the last 30 s."""
+        return self._seconds if now - self._reported_at <= REPORT_SECONDS else 0.0
 
 
 def _rate(old: float | None, tokens: int, seconds: float) -> float | None:

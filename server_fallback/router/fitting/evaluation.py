@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from nearfar.compiler.errors import RequestError
 
-Array = npt.NDArray[np.float64]
+from ..decision.policy import Policy
+from .pairs import Array, Pair, rights
+
 Interval = tuple[float, float]
 
 RESAMPLES = 1000
@@ -73,6 +75,30 @@ class Evaluation:
         for worth in figures["policies"].values():
             del worth["curve"]
         return figures
+
+
+def all_scores(pairs: Sequence[Pair], policy: Policy) -> Mapping[str, Array]:
+    """Score pairs, (n,) by name, with a policy's predictor and with baselines; a higher score goes far earlier.
+
+    "auto", the gain that the predictor expects, comes first; then "random"; "length", the characters of the prompt; "confidence", how
+    unsure the near model is of the first tokens of its own answer; and "oracle", which knows who was right. Raises RequestError for a
+    policy without a predictor.
+    """
+    predictor = policy.quality.predictor
+    if policy.mode != "auto" or predictor is None:
+        raise RequestError("the policy decides nothing by quality; give one of 'nearfar router fit': mode auto, with a predictor")
+    near_right, far_right = rights(pairs)
+    chances = [predictor.rights(pair.prompt, pair.near.signals) for pair in pairs]
+    logprobs = np.array([None if pair.near.signals is None else pair.near.signals.first_mean_logprob for pair in pairs], np.float64)
+    known = logprobs[~np.isnan(logprobs)]
+    return {
+        "auto": np.array([chance.far - chance.near for chance in chances]),
+        "random": np.zeros(len(pairs)),
+        "length": np.array([len(pair.prompt) for pair in pairs], np.float64),
+        # One that is not known counts as the mean, as in the predictor.
+        "confidence": -np.where(np.isnan(logprobs), known.mean() if len(known) else 0.0, logprobs),
+        "oracle": far_right - near_right,
+    }
 
 
 def evaluate(near_right: Array, far_right: Array, scores: Mapping[str, Array], threshold: float) -> Evaluation:

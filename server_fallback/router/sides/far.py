@@ -23,7 +23,7 @@ from ...schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ...schema.completions import CompletionChunk, CompletionRequest
 from ...schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ...schema.tokenize import TokenizeRequest, TokenizeResponse
-from ..decision.far_queue import FarQueue
+from ..decision.speed import FarQueue
 from .said import Said, said_in_chat, said_in_completion
 
 
@@ -61,7 +61,7 @@ class FarSide:
         self.known: FarModel | None = None
         self._upstream: Upstream = make_upstream(far.base_url, far.api_key, any_request_id=far.dialect != "openai")
         self._queue = FarQueue()
-        self._upstream.observe_headers = lambda headers: self._queue.hear(headers, monotonic())
+        self._upstream.observe_headers = lambda headers: self._queue.update(headers, monotonic())
         self._opening = asyncio.Lock()
 
     @property

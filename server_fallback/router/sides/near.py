@@ -7,8 +7,7 @@ from contextlib import aclosing
 
 from nearfar.compiler.errors import RequestError
 
-from ...executors.abilities import Abilities, TellsAbilities
-from ...executors.executor import Call, Executor
+from ...executors.executor import Abilities, Call, Executor, TellsAbilities
 from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import CompletionRequest
 from ...schema.tokenize import DetokenizeRequest, TokenizeRequest

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from nearfar.compiler.errors import RequestError
 
-from ...executors.drafts import Drafts
-from ...executors.executor import Call
+from ...executors.executor import Call, Drafts
 from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import CompletionRequest
 from .continued import plain

@@ -12,15 +12,15 @@ from typing import Any
 import jinja2
 import pytest
 import torch
+from demo_model.corpus import training_examples
+from demo_model.evaluate import answer_all, continue_greedily, measure
+from demo_model.example import Split
+from demo_model.model import Llama, LlamaConfig
+from demo_model.saved_model import read_checkpoint, write_checkpoint
+from demo_model.tokenizer import BOS, CHAT_TEMPLATE, END, encode_prompt, encode_turn
 from tokenizers import Tokenizer
 
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.demo.corpus import training_examples
-from nearfar.compiler.demo.evaluate import answer_all, continue_greedily, measure
-from nearfar.compiler.demo.example import Split
-from nearfar.compiler.demo.model import Llama, LlamaConfig
-from nearfar.compiler.demo.saved_model import read_checkpoint, write_checkpoint
-from nearfar.compiler.demo.tokenizer import BOS, CHAT_TEMPLATE, END, encode_prompt, encode_turn
 from nearfar.compiler.errors import CheckpointError
 
 # f32 sums in another order; the logits are of the order of 10.

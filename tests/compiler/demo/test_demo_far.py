@@ -6,15 +6,15 @@ import json
 
 import pytest
 import torch
+from demo_model.corpus import FAR
+from demo_model.evaluate import answer_all, measure
+from demo_model.example import Split
+from demo_model.model import Llama
+from demo_model.saved_model import read_checkpoint
+from demo_model.tokenizer import BOS, encode_prompt
 from tokenizers import Tokenizer
 
 from nearfar.compiler.demo import CHECKPOINT, FAR_CHECKPOINT
-from nearfar.compiler.demo.corpus import FAR
-from nearfar.compiler.demo.evaluate import answer_all, measure
-from nearfar.compiler.demo.example import Split
-from nearfar.compiler.demo.model import Llama
-from nearfar.compiler.demo.saved_model import read_checkpoint
-from nearfar.compiler.demo.tokenizer import BOS, encode_prompt
 
 # Weights are stored as float16 and read as float32 by both; the logits are of the order of 10.
 LOGIT_TOLERANCE = 1e-4

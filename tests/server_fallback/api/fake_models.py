@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.executors.executor import Call, ExecutorState
-from nearfar.server_fallback.executors.models import UnknownModel
+from nearfar.server_fallback.executors.executor import Call, ExecutorState, UnknownModel
 from nearfar.server_fallback.schema.chat import (
     ChatCompletionChunk,
     ChatCompletionRequest,

@@ -9,7 +9,7 @@ from fake_models import FakeExecutor, FakeModels
 
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
-from nearfar.server_fallback.executors.abilities import Abilities
+from nearfar.server_fallback.executors.executor import Abilities
 
 KEY = "sk-web-12345678"
 

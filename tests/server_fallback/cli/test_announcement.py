@@ -11,8 +11,7 @@ import pytest
 from fake_executor import FakeExecutor
 
 from nearfar.server_fallback.cli.announcement import Announcement
-from nearfar.server_fallback.executors.executor import ExecutorState
-from nearfar.server_fallback.executors.opening import Opening
+from nearfar.server_fallback.executors.executor import ExecutorState, Opening
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.schema.models import LoadRequest
 

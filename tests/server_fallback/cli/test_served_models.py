@@ -10,7 +10,7 @@ from fake_openai import MODEL, FakeOpenAI, running
 from nearfar.compiler.cli import make_parser
 from nearfar.server_fallback.cli.served_models import load_requests, make_opener, upstream_options
 from nearfar.server_fallback.executors.local_opener import LocalOpener
-from nearfar.server_fallback.executors.upstream_opener import UpstreamOpener, only_model
+from nearfar.server_fallback.executors.upstream_executor import UpstreamOpener, only_model
 from nearfar.server_fallback.executors.vllm import VllmOpener
 
 

@@ -11,9 +11,8 @@ import pytest
 from tiny_adapters import MLP, adapted_logits, make_adapter
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.executor import Call, UnknownModel
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
-from nearfar.server_fallback.executors.models import UnknownModel
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest

@@ -16,9 +16,8 @@ from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.executors import devices, local_opener
 from nearfar.server_fallback.executors.devices import Gpu
-from nearfar.server_fallback.executors.executor import Call, Executor
+from nearfar.server_fallback.executors.executor import Call, Executor, Opening
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
-from nearfar.server_fallback.executors.opening import Opening
 from nearfar.server_fallback.schema.completions import CompletionRequest
 
 CompileTiny = Callable[..., Path]

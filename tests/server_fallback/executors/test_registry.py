@@ -12,9 +12,7 @@ import pytest
 from fake_executor import FakeExecutor
 
 from nearfar.compiler.errors import CheckpointError, NearfarError, RequestError, Unavailable
-from nearfar.server_fallback.executors.executor import Executor, ExecutorState
-from nearfar.server_fallback.executors.models import Models, UnknownModel
-from nearfar.server_fallback.executors.opening import Opening
+from nearfar.server_fallback.executors.executor import Executor, ExecutorState, Models, Opening, UnknownModel
 from nearfar.server_fallback.executors.registry import Registry, default_name
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest
 

@@ -11,8 +11,7 @@ from hybrid_sides import FakeNear
 
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.executors.executor import Executor
-from nearfar.server_fallback.executors.opening import Opening
+from nearfar.server_fallback.executors.executor import Executor, Opening
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.opening import HybridOpener

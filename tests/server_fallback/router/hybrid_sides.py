@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from fake_openai import Asked, FakeOpenAI, Reply, running, said
 
 from nearfar.compiler.errors import NearfarError, RequestError
-from nearfar.server_fallback.executors.abilities import Abilities
-from nearfar.server_fallback.executors.executor import Call, ExecutorState
+from nearfar.server_fallback.executors.executor import Abilities, Call, ExecutorState
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import (

@@ -9,9 +9,9 @@ from fake_openai import Reply, said
 from hybrid_sides import ABOUT, FAR_USAGE, FakeFar, FakeNear, hybrid, policy, run
 
 from nearfar.compiler.errors import DeviceError
-from nearfar.server_fallback.router.decision.far_queue import FarQueue
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import Situation
+from nearfar.server_fallback.router.decision.speed import FarQueue
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.hybrid_executor import asked_by
 from nearfar.server_fallback.router.sides.sides import Sides
@@ -138,7 +138,7 @@ def test_the_queue_is_taken_off_the_seconds_of_either_side() -> None:
 @pytest.mark.parametrize("told", ["", "-5", "1.5", "1e3", "soon", "٣", "9" * 13])
 def test_a_queue_that_is_no_number_of_milliseconds_is_not_heard(told: str) -> None:
     queue = FarQueue()
-    queue.hear({"X-Nearfar-Queue-Ms": "700"}, 0.0)
-    queue.hear({"X-Nearfar-Queue-Ms": told}, 1.0)
+    queue.update({"X-Nearfar-Queue-Ms": "700"}, 0.0)
+    queue.update({"X-Nearfar-Queue-Ms": told}, 1.0)
     assert queue.seconds(30.0) == 0.7
     assert queue.seconds(30.5) == 0.0

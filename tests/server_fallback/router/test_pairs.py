@@ -1,4 +1,4 @@
-"""Prompts and pairs as files, and the demo's traffic."""
+"""Prompts and pairs as files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.demo.corpus import HARD
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.router.fitting.demo_traffic import demo_prompts
 from nearfar.server_fallback.router.fitting.pairs import read_pairs
 from nearfar.server_fallback.router.fitting.prompts import Prompt
 
@@ -50,15 +48,3 @@ def test_pairs_must_be_judged(tmp_path: Path) -> None:
         read_pairs(file)
     with pytest.raises(RequestError, match="cannot be read"):
         read_pairs(tmp_path / "none")
-
-
-def test_demo_traffic_is_a_third_hard_and_its_parts_share_no_prompt() -> None:
-    fit, held_out = demo_prompts("fit", 600), demo_prompts("eval", 300)
-    assert fit == demo_prompts("fit", 600)
-    assert fit != demo_prompts("fit", 600, seed=1)
-    texts = {prompt.prompt for prompt in fit}
-    assert len(texts) == 600
-    assert texts.isdisjoint(prompt.prompt for prompt in held_out)
-    hard = sum(prompt.task in HARD for prompt in (*fit, *held_out)) / 900
-    # Within three standard deviations.
-    assert hard == pytest.approx(1 / 3, abs=0.05)

@@ -6,9 +6,8 @@ import { answerAll, costOf } from "./answers.js";
 import type { PlacedToken } from "./choice.js";
 import type { Model } from "./model.js";
 import { COMPLETION_PARAMS, readParams } from "./params.js";
-import { identity, requestsOf, stopsOf } from "./requests.js";
+import { identity, requestsOf, stopsOf, textsOf } from "./requests.js";
 import { Stream, anySignal } from "./stream.js";
-import { textsOf } from "./texts.js";
 import type {
   Completion,
   CompletionChoice,

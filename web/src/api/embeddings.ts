@@ -3,8 +3,8 @@
 import { RequestError } from "../errors.js";
 import type { Model } from "./model.js";
 import { EMBEDDING_PARAMS, readParams } from "./params.js";
+import { textsOf } from "./requests.js";
 import { anySignal } from "./stream.js";
-import { textsOf } from "./texts.js";
 import type { CreateEmbeddingResponse, EmbeddingCreateParams, RequestOptions } from "./types.js";
 
 export class Embeddings {

@@ -1,8 +1,20 @@
-// Parameters of the API to what the engine is asked with. What both kinds of completions have in common.
+// Parameters of the API to requests of the engine: the parts that completions and embeddings share.
 
 import type { SamplingOptions, TokenRequest } from "../engine/request.js";
+import type { TextCodec } from "./model.js";
 import type { Given } from "./params.js";
 import type { CommonParams } from "./types.js";
+
+/** One or several inputs, each a text or token ids. */
+export type TextInput = string | readonly string[] | readonly number[] | readonly (readonly number[])[];
+
+/** Each input's ids, with the special tokens that texts get, and its text. */
+export function textsOf(codec: TextCodec, input: TextInput): readonly { readonly ids: readonly number[]; readonly text: string }[] {
+  const one = (part: string | readonly number[]) =>
+    typeof part === "string" ? { ids: codec.encode(part), text: part } : { ids: part, text: codec.decode(part) };
+  if (typeof input === "string") return [one(input)];
+  return input.every((part) => typeof part === "number") ? [one(input)] : input.map(one);
+}
 
 /** One request for each of the ``n`` answers to a prompt; a seed counts up from one answer to the next. */
 export function requestsOf(promptIds: readonly number[], params: Given<CommonParams>, rest: Partial<TokenRequest>): readonly TokenRequest[] {

@@ -6,7 +6,7 @@ import type { Engine } from "../engine.js";
 import { RequestError, Unavailable } from "../errors.js";
 import type { LoadOptions } from "../load.js";
 import type { Ledger } from "./decision/budget.js";
-import { browserLedger } from "./decision/browser_ledger.js";
+import { browserLedger } from "./decision/budget.js";
 import type { Clock } from "./sides/clock.js";
 import { SYSTEM_CLOCK, withTimeout } from "./sides/clock.js";
 import type { DeviceSource } from "./decision/device_hints.js";

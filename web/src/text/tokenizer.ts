@@ -1,4 +1,4 @@
-// The tokenizer: text and chats to token ids and back. A bundle's tokenizer.json flows in; Hugging Face's own package does the work on it.
+// The tokenizer of a bundle's tokenizer.json: text and chats to token ids and back, by Hugging Face's own package; and the bytes of each token.
 
 import { Tokenizer as Backend } from "@huggingface/tokenizers";
 
@@ -6,12 +6,13 @@ import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { TokenizerEntry } from "../runtime/manifest.js";
 import type { Message, RenderOptions } from "./chat_template.js";
 import { ChatTemplate } from "./chat_template.js";
-import type { ByteSpelling } from "./token_bytes.js";
-import { byteSpelling, tokenBytes } from "./token_bytes.js";
 import type { ToolFormat } from "./tools.js";
 
-// How byte-fallback tokenizers name the token of a single byte.
-const BYTE_TOKEN = /^<0x[0-9A-Fa-f]{2}>$/;
+// The name of a single byte's token in byte-fallback tokenizers.
+const BYTE_TOKEN = /^<0x([0-9A-Fa-f]{2})>$/;
+
+/** How a tokenizer writes bytes in the names of its tokens. */
+type ByteSpelling = "byte_level" | "byte_fallback";
 
 export class Tokenizer {
   readonly #backend: Backend;
@@ -87,3 +88,31 @@ function specialTokens({ bos_token, eos_token, pad_token, unk_token }: Tokenizer
   const named = Object.entries({ bos_token, eos_token, pad_token, unk_token });
   return Object.fromEntries(named.filter((pair): pair is [string, string] => pair[1] !== null));
 }
+
+/** Throws nothing: a tokenizer.json without a ByteLevel decoder spells characters as they are, with "▁" for a space. */
+function byteSpelling(tokenizerJson: unknown): ByteSpelling {
+  const { decoder } = tokenizerJson as { decoder?: { type?: string; decoders?: readonly { type?: string }[] } | null };
+  return [decoder, ...(decoder?.decoders ?? [])].some((part) => part?.type === "ByteLevel") ? "byte_level" : "byte_fallback";
+}
+
+/** ``added``: the token is matched in the text itself, so its name is its text. */
+function tokenBytes(name: string, spelling: ByteSpelling, added: boolean): Uint8Array {
+  if (added) return new TextEncoder().encode(name);
+  if (spelling === "byte_fallback") {
+    const byte = BYTE_TOKEN.exec(name)?.[1];
+    return byte === undefined ? new TextEncoder().encode(name.replaceAll("▁", " ")) : Uint8Array.of(parseInt(byte, 16));
+  }
+  return Uint8Array.from(Array.from(name).flatMap(byteOf));
+}
+
+// GPT-2 writes a byte that is not a printable character of Latin-1 as the next free character from U+0100 on.
+function byteOf(character: string): readonly number[] {
+  const code = character.codePointAt(0) ?? 0;
+  if (isPrintable(code)) return [code];
+  if (code >= 0x100 && code < 0x100 + HIDDEN.length) return [HIDDEN[code - 0x100] ?? 0];
+  return [...new TextEncoder().encode(character)];
+}
+
+const isPrintable = (byte: number): boolean => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || (byte >= 174 && byte <= 255);
+
+const HIDDEN: readonly number[] = Array.from({ length: 256 }, (_, byte) => byte).filter((byte) => !isPrintable(byte));

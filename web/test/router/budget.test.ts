@@ -3,7 +3,7 @@
 import { expect, test } from "vitest";
 
 import type { LedgerStore } from "../../src/router/decision/budget.js";
-import { StoredLedger } from "../../src/router/decision/budget.js";
+import { StoredLedger, browserLedger } from "../../src/router/decision/budget.js";
 
 const LATE = Date.UTC(2026, 10, 22, 23, 59, 59);
 
@@ -34,4 +34,21 @@ test.each(["", "{", "[]", "null", '{"day": "2026-11-22", "usd": "1", "requests":
   const ledger = new StoredLedger(memoryStore(text), "ledger", () => LATE);
   expect(ledger.today()).toEqual({ usd: 0, requests: 0 });
   expect(ledger.add({ requests: 2 })).toEqual(ledger.today());
+});
+
+test("a ledger counts on where the browser refuses its storage", () => {
+  const kept = new Map<string, string>();
+  let refuses = false;
+  const allowed = <T>(value: T): T => {
+    if (refuses) throw new Error("quota");
+    return value;
+  };
+  const storage = { getItem: (key: string) => allowed(kept.get(key) ?? null), setItem: (key: string, value: string) => void allowed(kept.set(key, value)) };
+  const ledger = browserLedger(() => 0, () => storage); // prettier-ignore
+  ledger.add({ requests: 1 });
+  refuses = true;
+  expect(ledger.today().requests).toBe(0);
+  ledger.add({ requests: 2 });
+  expect(ledger.today().requests).toBe(2);
+  expect(browserLedger(() => 0, () => undefined).add({ usd: 1 })).toEqual({ usd: 1, requests: 0 }); // prettier-ignore
 });

@@ -1,7 +1,7 @@
-// The ledger: what the far side was asked for today and what it cost, in a store of texts such as localStorage. A day is a UTC day.
+// The ledger: today's requests to the far side and their cost, in a store of texts such as localStorage. A day is a UTC day.
 //
-// Requests are counted when far is asked, dollars when an answer has ended. A text that cannot be read as a ledger begins anew: it bounds what is
-// spent, and must not keep answers from coming.
+// A request counts when it is sent, its dollars when the answer has ended. If a text cannot be read as a ledger, counting starts at zero: the ledger
+// bounds what is spent, and must not prevent answers.
 
 import type { Budget } from "./policy_schema.js";
 import { isObject } from "./schema_check.js";
@@ -23,6 +23,7 @@ export interface LedgerStore {
   setItem(key: string, value: string): void;
 }
 
+const BROWSER_KEY = "nearfar far budget";
 const NOTHING: Spent = { usd: 0, requests: 0 };
 
 /** A Ledger under ``key`` of a store. ``now`` in milliseconds since 1970. */
@@ -47,6 +48,34 @@ export class StoredLedger implements Ledger {
   private day(): string {
     return new Date(this.now()).toISOString().slice(0, 10);
   }
+}
+
+/**
+ * The ledger of a page, in localStorage, which all tabs of an origin share; in memory if the browser has or allows no storage. ``date`` returns
+ * milliseconds since 1970. ``storage`` is called for each access, because a browser may refuse it at any time.
+ */
+export function browserLedger(date: () => number, storage: () => LedgerStore | undefined = () => (globalThis as { readonly localStorage?: LedgerStore }).localStorage): Ledger {
+  const kept = new Map<string, string>();
+  const use = <T>(run: (store: LedgerStore) => T, otherwise: T): T => {
+    try {
+      const store = storage();
+      return store === undefined ? otherwise : run(store);
+    } catch {
+      return otherwise;
+    }
+  };
+  const store: LedgerStore = {
+    getItem: (key) => kept.get(key) ?? use((given) => given.getItem(key), null),
+    setItem: (key, value) => {
+      const isStored = use((given) => {
+        given.setItem(key, value);
+        return true;
+      }, false);
+      if (isStored) kept.delete(key);
+      else kept.set(key, value);
+    },
+  };
+  return new StoredLedger(store, BROWSER_KEY, date);
 }
 
 /** Whether a day's budget allows nothing more. */

@@ -1,6 +1,6 @@
 """Measure a demo model: the share of held-out prompts answered exactly right, by task, split and weight format.
 
-``python -m nearfar.compiler.demo.evaluate [FOLDER] [--tasks near|far|hard] [--output FILE]`` measures a checkpoint folder, prints the
+``python -m demo_model.evaluate [FOLDER] [--tasks near|far|hard] [--output FILE]`` measures a checkpoint folder, prints the
 table and writes it as JSON (``FOLDER/accuracy.json``).
 Quantized weights are what the compiler's own formats give back after packing; activations stay float32.
 """
@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from ..quant import by_name
-from . import CHECKPOINT
+from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.quant import by_name
+
 from .corpus import CORPORA, HARD, NEAR, WITHOUT_SLOTS, Corpus, held_out_examples
 from .example import Example, Split
 from .model import Llama
@@ -144,7 +145,7 @@ def show_table(cells: list[Cell], console: Console) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m nearfar.compiler.demo.evaluate", description="Measure a demo checkpoint.")
+    parser = argparse.ArgumentParser(prog="python -m demo_model.evaluate", description="Measure a demo checkpoint.")
     parser.add_argument("folder", type=Path, nargs="?", default=CHECKPOINT, help="default: the checkpoint in the repository")
     parser.add_argument("--tasks", choices=TASK_SETS, default="near", help="default: near")
     parser.add_argument("--output", type=Path, help="default: FOLDER/accuracy.json")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from demo_model.corpus import CORPORA, training_examples
+from demo_model.example import Example
+from demo_model.rows import NO_TARGET, pack_rows, training_rows
+from demo_model.tokenizer import ASSISTANT, BOS, END, PAD, USER, encode_turn
+from demo_model.train import PLANS
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.demo.corpus import CORPORA, training_examples
-from nearfar.compiler.demo.example import Example
-from nearfar.compiler.demo.rows import NO_TARGET, pack_rows, training_rows
-from nearfar.compiler.demo.tokenizer import ASSISTANT, BOS, END, PAD, USER, encode_turn
-from nearfar.compiler.demo.train import PLANS
 from nearfar.compiler.errors import RequestError
 
 

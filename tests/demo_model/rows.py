@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from ..errors import RequestError
+from nearfar.compiler.errors import RequestError
+
 from .corpus import NEAR, Corpus, training_examples
 from .example import Example
 from .tokenizer import BOS, PAD, encode_turn

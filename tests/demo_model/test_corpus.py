@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from nearfar.compiler.demo import arithmetic, command_lists, commands, extraction, home_phrasings, lists, long_arithmetic, passages, talk
-from nearfar.compiler.demo.corpus import CORPORA, FAR, NEAR, WITHOUT_SLOTS, Corpus, held_out_examples, training_examples
-from nearfar.compiler.demo.example import Example, Split
-from nearfar.compiler.demo.phrasing import (
+from demo_model import arithmetic, command_lists, commands, extraction, home_phrasings, lists, long_arithmetic, passages, talk
+from demo_model.corpus import CORPORA, FAR, NEAR, WITHOUT_SLOTS, Corpus, held_out_examples, training_examples
+from demo_model.example import Example, Split
+from demo_model.phrasing import (
     HELD_OUT_PREFIXES,
     HELD_OUT_SENTENCE_PREFIXES,
     HELD_OUT_SUFFIXES,

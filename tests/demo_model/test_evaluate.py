@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from demo_model.evaluate import Cell, answer_all, is_right, quantize_in_place, show_table, write_accuracy
+from demo_model.example import Example
+from demo_model.model import Llama, LlamaConfig
+from demo_model.saved_model import read_checkpoint
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.demo.evaluate import Cell, answer_all, is_right, quantize_in_place, show_table, write_accuracy
-from nearfar.compiler.demo.example import Example
-from nearfar.compiler.demo.model import Llama, LlamaConfig
-from nearfar.compiler.demo.saved_model import read_checkpoint
 from nearfar.compiler.quant import by_name
 
 CELLS = [

@@ -1,5 +1,5 @@
 """Train a demo model:
-``python -m nearfar.compiler.demo.train [--model near|far] [--steps N] [--seed N] [--output FOLDER] [--resume]``.
+``python -m demo_model.train [--model near|far] [--steps N] [--seed N] [--output FOLDER] [--resume]``.
 
 Seed and step decide the data and the learning rate, never the clock, so a run that was interrupted and resumed ends where an
 uninterrupted one does. Into the output folder go ``resume.pt`` (everything that a continued run needs), ``nearfar-demo/`` (the model
@@ -27,8 +27,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import CheckpointError, NearfarError
-from . import CHECKPOINT, FAR_NAME, NAME
+from nearfar.compiler.demo import CHECKPOINT, FAR_NAME, NAME
+from nearfar.compiler.errors import CheckpointError, NearfarError
+
 from .corpus import CORPORA
 from .evaluate import measure, quantize_in_place, show_table, write_accuracy
 from .growth import grow
@@ -223,7 +224,7 @@ def draw_losses(losses: list[float], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m nearfar.compiler.demo.train", description="Train the demo model on text of its own.")
+    parser = argparse.ArgumentParser(prog="python -m demo_model.train", description="Train the demo model on text of its own.")
     parser.add_argument("--model", choices=PLANS, default="near")
     parser.add_argument("--steps", type=int, help="default: those of the plan")
     parser.add_argument("--seed", type=int, default=TrainingPlan().seed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nearfar.compiler.demo.growth import grow
-from nearfar.compiler.demo.model import Llama, LlamaConfig
+from demo_model.growth import grow
+from demo_model.model import Llama, LlamaConfig
 
 SMALL = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
 LARGE = LlamaConfig(hidden_size=48, intermediate_size=80, num_hidden_layers=5, num_attention_heads=4, num_key_value_heads=2, head_dim=16)

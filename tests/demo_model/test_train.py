@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.demo.evaluate import answer_all
-from nearfar.compiler.demo.model import LlamaConfig
-from nearfar.compiler.demo.rows import NO_TARGET
-from nearfar.compiler.demo.saved_model import read_checkpoint
-from nearfar.compiler.demo.train import (
+from demo_model.evaluate import answer_all
+from demo_model.model import LlamaConfig
+from demo_model.rows import NO_TARGET
+from demo_model.saved_model import read_checkpoint
+from demo_model.train import (
     PLANS,
     Training,
     TrainingPlan,
@@ -27,6 +26,7 @@ from nearfar.compiler.demo.train import (
     run,
     save,
 )
+from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.errors import CheckpointError, NearfarError
 
 TINY = TrainingPlan(

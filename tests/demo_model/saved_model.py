@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from ..errors import CheckpointError
+from nearfar.compiler.errors import CheckpointError
+
 from .model import Llama, LlamaConfig
 from .tokenizer import BOS, CHAT_TEMPLATE, END, PAD
 
@@ -44,7 +45,7 @@ def read_checkpoint(folder: Path) -> tuple[Llama, Tokenizer]:
     """Read what ``write_checkpoint`` wrote. Raises CheckpointError where a file is missing."""
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is missing; train the demo first: python -m nearfar.compiler.demo.train")
+            raise CheckpointError(f"{folder / name} is missing; train the demo model first: make demo-model")
     stored = json.loads((folder / "config.json").read_text())
     config = LlamaConfig(**{name: stored[name] for name in LlamaConfig.__dataclass_fields__})
     model = Llama(config)

@@ -1,0 +1,84 @@
+"""The router's demo traffic: prompts that users of the demo models might send, with their right answers.
+
+``python -m demo_model.traffic fit|eval [--count N] [--seed N] -o FILE`` writes a file for ``nearfar router log --prompts``.
+
+The mix is an assumption: two thirds of the prompts are tasks that the near model knows, in the shares of its training; one third are tasks
+that only the far model knows, in the shares of its own. A fifth of all prompts use phrasings and values on which neither model was trained.
+
+A predictor is evaluated on other prompts than it is fitted on: a hash of the prompt assigns it to one part. In known phrasings, moreover,
+the values (numbers, words, addresses) of ``fit`` are those of the models' training, and the values of ``eval`` are held out of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from nearfar.compiler.errors import NearfarError, RequestError
+from nearfar.server_fallback.router.fitting.prompts import Prompt
+
+from .corpus import HARD, NEAR
+from .example import Example, Split
+
+Part = Literal["fit", "eval"]
+HARD_SHARE = 1 / 3
+NEW_PHRASING_SHARE = 1 / 5
+KNOWN_PHRASINGS: MappingProxyType[Part, Split] = MappingProxyType({"fit": Split.TRAINING, "eval": Split.HELD_OUT_SLOTS})
+EVAL_ONE_IN = 3
+# The generator draws this many examples per requested prompt before it gives up.
+DRAWS = 50
+
+
+def demo_prompts(part: Part, count: int, seed: int = 0) -> list[Prompt]:
+    """Return ``count`` different prompts, decided by the arguments alone. Raises RequestError if the tasks have fewer."""
+    found: dict[str, Prompt] = {}
+    for _, example in zip(range(DRAWS * count), examples(part, random.Random(f"{seed}/{part}")), strict=False):
+        if part_of(example.prompt) == part:
+            found.setdefault(example.prompt, as_prompt(example))
+        if len(found) == count:
+            return list(found.values())
+    raise RequestError(f"the demo's tasks gave {len(found)} different prompts in {DRAWS * count} draws; request fewer than {count}")
+
+
+def part_of(prompt: str) -> Part:
+    return "eval" if zlib.crc32(prompt.encode()) % EVAL_ONE_IN == 0 else "fit"
+
+
+def examples(part: Part, rng: random.Random) -> Iterator[Example]:
+    """Yield examples without end, in the shares above."""
+    while True:
+        corpus = HARD if rng.random() < HARD_SHARE else NEAR
+        split = Split.HELD_OUT_PARAPHRASES if rng.random() < NEW_PHRASING_SHARE else KNOWN_PHRASINGS[part]
+        task = rng.choices([task for task, _ in corpus.values()], [share for _, share in corpus.values()])[0]
+        yield task(rng, split)
+
+
+def as_prompt(example: Example) -> Prompt:
+    if example.accepted:
+        return Prompt(prompt=example.prompt, accepted=example.accepted, task=example.task)
+    return Prompt(prompt=example.prompt, expected=example.answer, task=example.task)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m demo_model.traffic", description="Write prompts for 'nearfar router log'.")
+    parser.add_argument("part", choices=tuple(KNOWN_PHRASINGS))
+    parser.add_argument("--count", type=int, default=1000, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSON lines")
+    options = parser.parse_args(arguments)
+    try:
+        prompts = demo_prompts(options.part, options.count, options.seed)
+    except NearfarError as error:
+        sys.exit(f"{error.code}: {error}")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text("".join(prompt.model_dump_json(exclude_none=True) + "\n" for prompt in prompts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
