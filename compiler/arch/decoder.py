@@ -43,7 +43,7 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
     )
     for layer in range(spec.num_layers):
         block = Layer(graph, spec, layer, fused)
-        x = block.attention(x, page_size)
+        x = block.attention(x, page_size, context)
         x = block.feed_forward(x)
     x = graph.add("take_rows", {"x": x, "rows": "sample_rows"}, name="sampled_rows")
     x = norm(graph, "model.norm", x, spec.hidden_size, spec.rms_norm_eps)
@@ -105,7 +105,7 @@ class Layer:
             "mlp.gate_proj": spec.intermediate_size, "mlp.up_proj": spec.intermediate_size, "mlp.down_proj": spec.hidden_size,
         }  # fmt: skip
 
-    def attention(self, x: str, page_size: int) -> str:
+    def attention(self, x: str, page_size: int, context: int) -> str:
         graph, spec, here = self._graph, self._spec, self._here
         head_dim, width = spec.head_dim, spec.num_heads * spec.head_dim
         kv = f"{here}.kv"
@@ -123,7 +123,10 @@ class Layer:
         k = graph.add("rope", {"x": k, **where}, name=f"{here}.k_rotated", head_dim=head_dim, dtype="activation")
         graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
         pages = {name: name for name in ("positions", "seq_starts", "page_indptr", "page_ids")}
-        attended = graph.add("attention", {"q": q, "kv": kv, **pages}, name=f"{here}.attended", window=spec.window(self._layer))
+        window = spec.window(self._layer)
+        # A window that holds the whole context hides nothing.
+        window = None if window is None or window >= context else window
+        attended = graph.add("attention", {"q": q, "kv": kv, **pages}, name=f"{here}.attended", window=window)
         projected = self._linear("self_attn.o_proj", attended, width, bias=spec.output_bias)
         return graph.add("add", {"a": projected, "b": x}, name=f"{here}.after_attention")
 

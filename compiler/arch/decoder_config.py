@@ -1,13 +1,13 @@
-"""config.json of a Llama-like decoder -> ModelSpec: the keys that Llama, Qwen2 and Qwen3 share.
+"""config.json of a Llama-like decoder -> ModelSpec: the keys that such decoders share.
 
-Both spellings are read: `rope_theta` with `rope_scaling` (transformers up to 4) and `rope_parameters` (transformers 5). Defaults are
-those of transformers; a size that has no safe default must be there.
+Defaults are those of transformers; a size that has no safe default must be there.
 """
 
 from __future__ import annotations
 
 from ..formats.config import ConfigReader
-from ..ir.spec import ModelSpec, RopeSpec
+from ..ir.spec import ModelSpec
+from .rope_config import read_rope
 
 # Keys that transformers 4 and 5 and common training tools write, and that leave the logits of a trained decoder alone.
 HARMLESS_KEYS = frozenset(
@@ -27,9 +27,6 @@ HARMLESS_KEYS = frozenset(
     }
 )  # fmt: skip
 
-# What transformers assumes where neither spelling gives one.
-DEFAULT_ROPE_THETA = 10000.0
-
 
 def read_decoder_config(
     config: ConfigReader,
@@ -40,9 +37,13 @@ def read_decoder_config(
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    windows: tuple[int | None, ...] = (),
+    rotates_parts: bool = False,
+    harmless: frozenset[str] = frozenset(),
 ) -> ModelSpec:
     """The spec, given what the architecture reads in its own way; ``head_dim`` None stands for hidden_size / num_attention_heads.
 
+    ``rotates_parts``: the architecture honours 'partial_rotary_factor'. ``harmless``: keys of its own that leave the logits alone.
     Consumes all keys and finishes the reader. Raises CheckpointError for values that are wrong, UnsupportedModel for those that ask
     for mathematics that we do not compile.
     """
@@ -56,6 +57,7 @@ def read_decoder_config(
         raise config.contradiction(
             "num_key_value_heads", f"'num_attention_heads' is {num_heads}, not a multiple of 'num_key_value_heads', which is {num_kv_heads}"
         )
+    head_dim = _even_head_dim(config, head_dim, hidden_size, num_heads)
     spec = ModelSpec(
         model_type=model_type,
         vocab_size=vocab_size,
@@ -63,23 +65,30 @@ def read_decoder_config(
         num_layers=config.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_even_head_dim(config, head_dim, hidden_size, num_heads),
+        head_dim=head_dim,
         intermediate_size=config.integer("intermediate_size"),
         max_position_embeddings=max_position_embeddings,
         rms_norm_eps=config.number("rms_norm_eps"),
-        rope=_read_rope(config, max_position_embeddings),
+        rope=read_rope(config, head_dim, max_position_embeddings, rotates_parts=rotates_parts),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+        windows=windows,
         bos_token_id=config.optional_integer("bos_token_id", minimum=0),
         eos_token_ids=config.token_ids("eos_token_id"),
     )
     _require_in_vocab(config, "bos_token_id", () if spec.bos_token_id is None else (spec.bos_token_id,), vocab_size)
     _require_in_vocab(config, "eos_token_id", spec.eos_token_ids, vocab_size)
-    config.finish(HARMLESS_KEYS)
+    config.finish(HARMLESS_KEYS | harmless)
     return spec
+
+
+def read_sliding_window(config: ConfigReader, *, default: int | None) -> tuple[int | None, ...]:
+    """The window of every layer, from 'sliding_window': the tokens that a row sees, its own included. ``default`` is for an absent key."""
+    window = config.optional_integer("sliding_window") if config.has("sliding_window") else default
+    return () if window is None else (window,) * config.integer("num_hidden_layers")
 
 
 def require_full_attention(config: ConfigReader) -> None:
@@ -142,55 +151,3 @@ def _require_in_vocab(config: ConfigReader, key: str, ids: tuple[int, ...], voca
     for token_id in ids:
         if token_id >= vocab_size:
             raise config.contradiction(key, f"{key!r} is {token_id}, outside of the vocabulary of {vocab_size} ('vocab_size')")
-
-
-def _read_rope(config: ConfigReader, max_position_embeddings: int) -> RopeSpec:
-    theta = config.optional_number("rope_theta")
-    config.expect("partial_rotary_factor", 1, None)
-    readings = [
-        _read_rope_section(section, theta, max_position_embeddings)
-        for section in (config.section("rope_parameters"), config.section("rope_scaling"))
-        if section is not None
-    ]
-    if len(readings) == 2 and readings[0] != readings[1]:
-        raise config.contradiction("rope_scaling", "'rope_parameters' and 'rope_scaling' disagree")
-    return readings[0] if readings else RopeSpec(theta=theta or DEFAULT_ROPE_THETA)
-
-
-def _read_rope_section(section: ConfigReader, outer_theta: float | None, max_position_embeddings: int) -> RopeSpec:
-    inner_theta = section.optional_number("rope_theta")
-    if inner_theta is not None and outer_theta is not None and inner_theta != outer_theta:
-        raise section.contradiction("rope_theta", f"'rope_theta' is {inner_theta} here and {outer_theta} at the top of the file")
-    theta = inner_theta or outer_theta or DEFAULT_ROPE_THETA
-    section.expect("partial_rotary_factor", 1, None)
-    kind = _rope_type(section)
-    if kind == "default":
-        rope = RopeSpec(theta=theta)
-    elif kind == "linear":
-        rope = RopeSpec(theta=theta, scaling="linear", factor=section.number("factor"))
-    elif kind == "llama3":
-        rope = RopeSpec(
-            theta=theta,
-            scaling="llama3",
-            factor=section.number("factor"),
-            low_freq_factor=section.number("low_freq_factor"),
-            high_freq_factor=section.number("high_freq_factor"),
-            original_max_position_embeddings=section.integer("original_max_position_embeddings", default=max_position_embeddings),
-        )
-        if rope.high_freq_factor <= rope.low_freq_factor:
-            raise section.contradiction(
-                "high_freq_factor",
-                f"'high_freq_factor' is {rope.high_freq_factor}, not above 'low_freq_factor', which is {rope.low_freq_factor}",
-            )
-    else:
-        raise section.unsupported("rope_type", f"RoPE type {kind!r} is not supported; supported: default, linear, llama3")
-    section.finish()
-    return rope
-
-
-def _rope_type(section: ConfigReader) -> str:
-    new, old = section.optional_text("rope_type"), section.optional_text("type")
-    if new is not None and old is not None and new != old:
-        # Multimodal models write type "mrope" beside rope_type "default".
-        raise section.unsupported("type", f"RoPE type {old!r} beside {new!r} is not supported; supported: default, linear, llama3")
-    return new or old or "default"
