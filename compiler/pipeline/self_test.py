@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.folder import Bundle
-from ..bundle.manifest import ActivationEntry, SelfTestEntry, SelfTestRow, StepEntry
+from ..bundle.manifest import GENERATE, ActivationEntry, SelfTestEntry, SelfTestRow, StepEntry
 from ..errors import CheckpointError
 from ..ir.ops import Array
 from ..quant.base import FloatArray
@@ -99,18 +99,13 @@ class BlockRunner(ReferenceRunner):
     """The reference, given the weights of each part of a step."""
 
     block: Mapping[str, FloatArray]
-    sizes: Mapping[str, int]
 
-    def start(self, batch: Batch) -> dict[str, Array]:
-        """What the first step finds, by name; each part adds what it computes."""
-        self.sizes = batch.dims(self._num_pages, self._num_slots)
-        return {**batch.arrays(), **self._states, **self._constants}
-
-    def run_part(self, part: StepEntry, values: dict[str, Array], weights: Mapping[str, FloatArray]) -> None:
+    def run_part(self, part: StepEntry, values: dict[str, Array], batch: Batch, weights: Mapping[str, FloatArray]) -> None:
         self.block = weights
-        self._run(part, values, self.sizes)
+        dims = batch.dims(self.num_pages, self.limits.sequences)
+        self.run_step(self.manifest.plan(GENERATE), part, values, dims)
 
-    def _weight(self, name: str) -> FloatArray:
+    def weight(self, name: str) -> FloatArray:
         return self.block[name]
 
 
@@ -125,8 +120,8 @@ def reference_logits(
     batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)))], manifest.page_size)
     runners = [BlockRunner(bundle, limits=Limits(sequences=8, pages=len(pages)), activation=entry.dtype) for entry in both]
     values = [runner.start(batch) for runner in runners]
-    logits = manifest.plan.outputs["logits"]
-    steps = manifest.plan.steps
+    plan = manifest.plan(GENERATE)
+    logits, steps = plan.outputs["logits"], plan.steps
     # What follows the logits chooses tokens.
     last = max(index for index, step in enumerate(steps) if logits in step.outputs.values())
     for index, step in enumerate(steps[: last + 1]):
@@ -135,7 +130,7 @@ def reference_logits(
             for runner, found in zip(runners, values, strict=True):
                 # Beyond float16's range is infinity, which makes the distance infinite too.
                 with np.errstate(over="ignore", invalid="ignore"):
-                    runner.run_part(part, found, weights)
+                    runner.run_part(part, found, batch, weights)
     progress(last + 1, last + 1)
     exact, half = (found[logits].astype(np.float32) for found in values)
     return exact, half

@@ -172,7 +172,7 @@ def test_steps_in_blocks_compute_what_whole_steps_do(checkpoint: str, compile_ti
     whole = ReferenceRunner(bundle).forward(make_batch([Chunk(prompt, 0, (0, 1), range(24))], 16)).logits
     monkeypatch.setattr(row_blocks, "BLOCK_ELEMENTS", 700)
     largest = 0
-    for step in bundle.manifest.plan.steps:
+    for step in bundle.manifest.plan("generate").steps:
         for _, weights in row_blocks.row_blocks(bundle, step, prompt):
             largest = max(largest, *(weight.size for weight in weights.values()), 0)
     assert 0 < largest <= 700
