@@ -15,7 +15,7 @@ from typing import Any
 def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
     """Change the manifest of a bundle. ``keep`` names ops whose variants all stay."""
     manifest = json.loads((bundle / "manifest.json").read_text())
-    kept = {step["variants"] for step in manifest["plan"]["steps"] if step["op"] in keep}
+    kept = {step["variants"] for step in manifest["plans"]["generate"]["steps"] if step["op"] in keep}
     manifest["activations"] = [entry for entry in manifest["activations"] if entry["dtype"] == "float32"]
     for name, rows in manifest["variants"].items():
         if name not in kept:

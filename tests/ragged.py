@@ -12,9 +12,10 @@ from nearfar.compiler.runtime.batch import Chunk, Runner, make_batch
 # Token by token; less than a page; a page; a tile and one more; all 75 at once.
 CHUNK_SIZES = (1, 7, 16, 33, 75)
 
-# The tokens of three sequences, and the pages of each, interleaved and in no order.
+# The tokens of three sequences, and the pages of each, interleaved and in no order; and of runners whose pages hold a whole sequence.
 TOKENS = tuple(tuple((start + 17 * i * i + i) % 509 for i in range(length)) for start, length in ((3, 41), (200, 50), (77, 20)))
 PAGES = ((9, 2, 14), (0, 11, 3, 8), (5, 1))
+WHOLE_PAGES = ((3,), (0,), (4,))
 # Forward by forward, how many tokens of each sequence: prefills, then decodes beside prefills, 33 rows in all, and a sequence that pauses.
 SCHEDULE = ((5, 17, 1), (1, 31, 1), (33, 0, 0), (1, 1, 17), (1, 1, 1))
 # Of these forwards no row is sampled.
@@ -39,11 +40,12 @@ def whole_and_in_chunks(runner: Runner, token_ids: Sequence[int], chunk: int) ->
 def ragged_logits(runner: Runner) -> list[Array]:
     """The sampled logits of each sequence, run side by side."""
     logits: list[list[Array]] = [[], [], []]
+    pages = pages_of(runner)
     done = [0, 0, 0]
     for forward, counts in enumerate(SCHEDULE):
         running = [(sequence, count) for sequence, count in enumerate(counts) if count]
         chunks = [
-            Chunk(TOKENS[s][done[s] : done[s] + count], done[s], PAGES[s], () if forward in UNSAMPLED else sampled(count))
+            Chunk(TOKENS[s][done[s] : done[s] + count], done[s], pages[s], () if forward in UNSAMPLED else sampled(count))
             for s, count in running
         ]
         output = runner.forward(make_batch(chunks, runner.manifest.page_size))
@@ -67,8 +69,13 @@ def sequences_alone(runner: Runner) -> list[Array]:
         for forward, counts in enumerate(SCHEDULE):
             rows += [] if forward in UNSAMPLED else [done + row for row in sampled(counts[s])]
             done += counts[s]
-        results.append(runner.forward(make_batch([Chunk(tokens, 0, PAGES[s], rows)], runner.manifest.page_size)).logits)
+        results.append(runner.forward(make_batch([Chunk(tokens, 0, pages_of(runner)[s], rows)], runner.manifest.page_size)).logits)
     return results
+
+
+def pages_of(runner: Runner) -> tuple[tuple[int, ...], ...]:
+    """The pages of each sequence."""
+    return PAGES if runner.manifest.page_size < runner.manifest.context else WHOLE_PAGES
 
 
 def sampled(count: int) -> list[int]:

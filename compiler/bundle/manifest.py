@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
+from ..errors import BundleError
 from ..ir.expr import Condition, Expr
+from ..ir.plan import union
 from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..quant.layout import Layout
 
@@ -18,6 +20,8 @@ FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 # The targets whose bundles are a framework's own files; all others have a plan of ours.
 EXPORTS = ("onnx", "mlx")
+# The plans that runtimes know by name: one that generates text, one that embeds it.
+GENERATE, EMBED = "generate", "embed"
 # Activations of int8 lie in memory as float32; see `variant.stored_dtype`.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 4, "int32": 4, "uint32": 4}
 
@@ -68,6 +72,12 @@ class BufferEntry(Entry):
     dtype: Literal["float32", "int32", "uint32", "activation"]
 
 
+class InputEntry(BufferEntry):
+    """An array that comes with every batch."""
+
+    dtype: Literal["float32", "int32", "uint32"]
+
+
 class ConstantEntry(Entry):
     """An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times cosine and sine of position *
     inverse_frequencies[i].
@@ -93,11 +103,13 @@ class StepEntry(Entry):
 
 
 class PlanEntry(Entry):
-    """See `plan.Plan`. ``outputs`` maps to the buffers that hold them: "logits" (R, V), "next_token_ids" and "token_logprobs" (R,),
-    "top_token_ids" and "top_logprobs" (W, up to 20); or, where the model embeds, "embeddings" (R, E) alone, float32 and not normalised.
+    """See `plan.Plan`. ``inputs`` are all that a batch must bring. ``outputs`` maps to the buffers that hold them.
+
+    Plan "generate" gives "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20);
+    plan "embed" gives "embeddings" (R, E), float32 and not normalised.
     """
 
-    inputs: dict[str, BufferEntry]
+    inputs: dict[str, InputEntry]
     states: dict[str, BufferEntry]
     constants: dict[str, ConstantEntry]
     buffers: dict[str, BufferEntry]
@@ -264,6 +276,11 @@ class Description(Entry):
     tokenizer: TokenizerEntry
     files: list[FileEntry]
 
+    @property
+    def plan_names(self) -> tuple[str, ...]:
+        """What the bundle can do."""
+        return (EMBED if self.embedding is not None else GENERATE,)
+
     def pages_for(self, tokens: int) -> int:
         """How many pages hold that many tokens of one sequence."""
         return -(-tokens // self.page_size)
@@ -293,11 +310,14 @@ class ExportManifest(Description):
 
 
 class Manifest(Description):
-    """A bundle with a plan and kernels. ``files`` are those beside kernels and shards.
+    """A bundle with plans and kernels. ``files`` are those beside kernels and shards.
+
+    ``plans`` has one entry for each thing that the bundle can do: "generate" text or "embed" it. A name means the same array in all plans,
+    so plans share weights, constants and states, the pages of keys and values among them.
 
     ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes.
 
-    Keys and values are the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8":
+    Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8":
     (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then
     the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share
     them.
@@ -308,7 +328,7 @@ class Manifest(Description):
     arch: str | None
     lora: LoraEntry | None
     activations: list[ActivationEntry]
-    plan: PlanEntry
+    plans: dict[str, PlanEntry]
     variants: dict[str, list[VariantEntry]]
     scratch: dict[str, BufferEntry]
     kernels: dict[str, KernelEntry]
@@ -317,6 +337,45 @@ class Manifest(Description):
     self_test: SelfTestEntry | None
     tuning: list[TuningEntry]
 
+    @field_validator("plans")
+    @classmethod
+    def names_agree(cls, plans: dict[str, PlanEntry]) -> dict[str, PlanEntry]:
+        """Refuse plans in which one name means two arrays."""
+        known: dict[str, Entry] = {}
+        for plan in plans.values():
+            for table in (plan.inputs, plan.states, plan.constants, plan.buffers):
+                for name, entry in table.items():
+                    if known.setdefault(name, entry) is not entry and known[name] != entry:
+                        raise ValueError(f"'{name}' means different arrays in plans {', '.join(plans)}")
+        return plans
+
+    def plan(self, name: str) -> PlanEntry:
+        """Raises BundleError for a plan that the bundle does not have."""
+        if name not in self.plans:
+            raise BundleError(f"{self.model}: has no plan '{name}'; it has {', '.join(self.plans)}", plan=name, known=list(self.plans))
+        return self.plans[name]
+
+    @property
+    def plan_names(self) -> tuple[str, ...]:
+        return tuple(self.plans)
+
+    @property
+    def inputs(self) -> dict[str, InputEntry]:
+        """Of all plans, by name; so are states, constants and buffers."""
+        return union(plan.inputs for plan in self.plans.values())
+
+    @property
+    def states(self) -> dict[str, BufferEntry]:
+        return union(plan.states for plan in self.plans.values())
+
+    @property
+    def constants(self) -> dict[str, ConstantEntry]:
+        return union(plan.constants for plan in self.plans.values())
+
+    @property
+    def buffers(self) -> dict[str, BufferEntry]:
+        return union(plan.buffers for plan in self.plans.values())
+
     def page_states(self) -> list[str]:
         """The states that hold keys and values, page by page."""
-        return [name for name, state in self.plan.states.items() if state.shape[0] == "P"]
+        return [name for name, state in self.states.items() if state.shape[0] == "P"]

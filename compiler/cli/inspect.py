@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..bundle.folder import ExportBundle, open_any
-from ..bundle.manifest import Manifest
+from ..bundle.manifest import Manifest, StepEntry
 from ..errors import RequestError
 from ..measure.report import ExportReport, Report, make_export_report, make_report
 from ..runtime.variant import stored_dtype
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
         return
     report = make_report(bundle.manifest, context=options.context, activation=options.activation)
     if options.json:
-        steps = {step.variants for step in bundle.manifest.plan.steps}
+        steps = {step.variants for step in all_steps(bundle.manifest)}
         rows = {name: [" + ".join(row.kernels) for row in bundle.manifest.variants[name]] for name in sorted(steps)}
         print_json({**report.to_json(), "step_variants": rows})
         return
@@ -88,6 +88,7 @@ def shared_facts(report: Report | ExportReport) -> dict[str, str]:
         "architecture": f"{spec['model_type']}, {spec['num_layers']} layers, {spec['hidden_size']} hidden, {spec['vocab_size']:,} tokens",
         "attention heads": f"{spec['num_heads']} query, {spec['num_kv_heads']} key/value, {spec['head_dim']} wide",
         "parameters": f"{report.parameters:,}",
+        "plans": ", ".join(report.plans),
         "quantization": f"{report.quantization}, activations {report.activation}",
         "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
         "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token, "
@@ -112,6 +113,11 @@ def self_test(manifest: Manifest) -> str:
     return f"{len(manifest.self_test.prompt_ids)} tokens, logits within {tolerances}"
 
 
+def all_steps(manifest: Manifest) -> list[StepEntry]:
+    """Of all plans."""
+    return [step for plan in manifest.plans.values() for step in plan.steps]
+
+
 def kernels(manifest: Manifest) -> Table:
     table = Table(title="steps and their variants, first choice first", title_justify="left")
     table.add_column("op")
@@ -119,7 +125,7 @@ def kernels(manifest: Manifest) -> Table:
     table.add_column("kernels", overflow="fold")
     counts: dict[str, int] = {}
     ops: dict[str, str] = {}
-    for step in manifest.plan.steps:
+    for step in all_steps(manifest):
         counts[step.variants] = counts.get(step.variants, 0) + 1
         ops[step.variants] = step.op
     for name, count in counts.items():

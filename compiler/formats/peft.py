@@ -78,7 +78,7 @@ def fill_states(
     folder: Path, manifest: Manifest, rank: int, scale: float, matrices: dict[tuple[str, str], SafetensorsTensor]
 ) -> dict[str, FloatArray]:
     assert manifest.lora is not None
-    shapes = {name: manifest.plan.states[name].shape[1:] for name in manifest.lora.states}
+    shapes = {name: manifest.states[name].shape[1:] for name in manifest.lora.states}
     states: dict[str, FloatArray] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}  # type: ignore[arg-type]
     for name, letter in matrices:
         parts = manifest.lora.modules[name]

@@ -6,9 +6,9 @@ A step's inputs and outputs name buffers, weights, constants or states; the name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .expr import Expr
 from .graph import Constant, Graph, Parameter
@@ -49,7 +49,8 @@ class Plan:
         return next(table[name].shape for table in tables if name in table)
 
 
-def make_plan(graph: Graph) -> Plan:
+def make_plan(graph: Graph, prefix: str = "buffer") -> Plan:
+    """``prefix`` and a number name the buffers that values share."""
     last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs.values()}
     last_use |= {name: len(graph.nodes) for name in graph.outputs.values()}
     buffers: dict[str, Buffer] = {}
@@ -68,7 +69,7 @@ def make_plan(graph: Graph) -> Plan:
                 place[name] = reused.name
             else:
                 # A value that stays to the end keeps its own name; a passing one gets a number, for many values will share it.
-                own = name if name in graph.outputs.values() else f"buffer{len(buffers)}"
+                own = name if name in graph.outputs.values() else f"{prefix}{len(buffers)}"
                 buffers[own] = Buffer(own, value.shape, value.dtype)
                 place[name] = own
         steps.append(
@@ -91,3 +92,29 @@ def make_plan(graph: Graph) -> Plan:
         steps=tuple(steps),
         outputs={role: place[name] for role, name in graph.outputs.items()},
     )
+
+
+def join_plans(plans: Iterable[Plan]) -> Plan:
+    """The steps of all plans, one plan after the other: what has to be lowered for a bundle. A name means the same array in all plans."""
+    given = tuple(plans)
+    return Plan(
+        inputs=union(plan.inputs for plan in given),
+        states=union(plan.states for plan in given),
+        constants=union(plan.constants for plan in given),
+        weights=union(plan.weights for plan in given),
+        buffers=union(plan.buffers for plan in given),
+        steps=tuple(step for plan in given for step in plan.steps),
+        outputs=union(plan.outputs for plan in given),
+    )
+
+
+Value = TypeVar("Value")
+
+
+def union(tables: Iterable[Mapping[str, Value]]) -> dict[str, Value]:
+    """Tables as one, in which equal names mean equal values."""
+    whole: dict[str, Value] = {}
+    for table in tables:
+        for name, value in table.items():
+            assert whole.setdefault(name, value) == value, f"'{name}' has two meanings"
+    return whole

@@ -11,7 +11,7 @@ from ..bundle.manifest import ITEM_BYTES, Description, ExportManifest, Manifest
 from ..errors import RequestError
 from ..ir.expr import evaluate
 from ..runtime.generate import PREFILL_CHUNK
-from ..runtime.variant import choose_variant
+from ..runtime.variant import choose_kernels
 
 # The dims of one sequence, with all that sampling can do.
 ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1}
@@ -27,6 +27,7 @@ class Report:
 
     model: str
     target: str
+    plans: tuple[str, ...]
     quantization: str
     activation: str
     kv: str
@@ -51,6 +52,7 @@ class ExportReport:
 
     model: str
     target: str
+    plans: tuple[str, ...]
     device: str | None
     quantization: str
     group_size: int | None
@@ -76,6 +78,7 @@ def make_export_report(manifest: ExportManifest, *, context: int | None = None) 
     return ExportReport(
         model=manifest.model,
         target=manifest.target,
+        plans=manifest.plan_names,
         device=manifest.device,
         quantization=manifest.quantization,
         group_size=manifest.group_size,
@@ -108,21 +111,22 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
     chosen = activation or offered[0]
     if chosen not in offered:
         raise RequestError(f"activation {chosen}: the bundle offers {', '.join(offered)}")
-    plan, pages = manifest.plan, manifest.pages_for(context)
+    pages = manifest.pages_for(context)
     dims = {"S": PREFILL_CHUNK, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE}
 
     def size(shape: list[Any], dtype: str) -> int:
         return math.prod(evaluate(extent, dims) for extent in shape) * ITEM_BYTES[chosen if dtype == "activation" else dtype]
 
     weights = sum(plane.size for weight in manifest.weights.values() for plane in weight.planes)
-    kv = sum(size(state.shape, state.dtype) for state in plan.states.values() if state.shape[0] == "P")
-    slots = [state for state in plan.states.values() if state.shape[0] != "P"]
-    passing = (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values(), *slots)
+    kv = sum(size(state.shape, state.dtype) for state in manifest.states.values() if state.shape[0] == "P")
+    slots = [state for state in manifest.states.values() if state.shape[0] != "P"]
+    passing = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *slots)
     others = sum(size(buffer.shape, buffer.dtype) for buffer in passing)
-    tables = sum(math.prod(constant.shape) * 4 for constant in plan.constants.values())
+    tables = sum(math.prod(constant.shape) * 4 for constant in manifest.constants.values())
     return Report(
         model=manifest.model,
         target=manifest.target,
+        plans=manifest.plan_names,
         quantization=manifest.quantization,
         activation=chosen,
         kv=manifest.kv,
@@ -140,9 +144,10 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
 
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:
-    """Dispatches of one decode step of one sequence at the end of a context."""
+    """Dispatches of one step of one sequence at the end of a context, by the bundle's first plan."""
     pages = manifest.pages_for(context)
     dims = {"S": 1, "P": pages, "L": pages, "T": context, **ONE_SEQUENCE, "A": 0, "W": 0}
-    variants = (choose_variant(manifest, step, activation, (), dims) for step in manifest.plan.steps)
-    grids = (manifest.kernels[name].grid for variant in variants for name in variant.kernels)
+    plan = manifest.plan(manifest.plan_names[0])
+    chosen = choose_kernels(manifest, plan, activation, (), dims)
+    grids = (manifest.kernels[name].grid for step in plan.steps for name in chosen[step.variants])
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)

@@ -1,6 +1,6 @@
 """compile: a checkpoint becomes a bundle.
 
-checkpoint -> spec -> graph -> passes -> plan -> the target's kernels
+checkpoint -> spec -> graphs -> passes -> plans -> the target's kernels
            -> tensors, packed a block of rows at a time           -> a folder, written aside and renamed at the end
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
@@ -19,11 +19,14 @@ from .. import quant
 from ..arch import by_model_type
 from ..bundle.folder import Bundle, ExportBundle, file_entry, new_folder, tokenizer_entry
 from ..bundle.manifest import (
+    EMBED,
     EXPORTS,
     FORMAT_VERSION,
+    GENERATE,
     MANIFEST_FILE,
     BufferEntry,
     ConstantEntry,
+    InputEntry,
     KernelEntry,
     Manifest,
     PlanEntry,
@@ -32,7 +35,9 @@ from ..bundle.manifest import (
 from ..bundle.tuning import check_tuning, read_tuning
 from ..errors import RequestError
 from ..formats import load
-from ..ir.plan import Buffer, Plan, make_plan
+from ..formats.checkpoint import Checkpoint
+from ..ir.graph import Graph
+from ..ir.plan import Buffer, Plan, join_plans, make_plan, union
 from ..ir.spec import ModelSpec
 from ..passes import run_passes
 from ..passes.add_lora import lora_entry
@@ -119,16 +124,20 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
         raise RequestError(f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; leave it out")
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     with new_folder(output, force=options.force) as folder:
-        graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context, embeds=checkpoint.embedding is not None)
-        check_tensors(checkpoint, graph.parameters)
-        plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank))
+        graphs = graphs_of(checkpoint, context)
+        check_tensors(checkpoint, union(graph.parameters for graph in graphs.values()))
+        plans = {
+            name: make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank), f"{name}_buffer")
+            for name, graph in graphs.items()
+        }
+        whole = join_plans(plans.values())
         lowered = target.lower_plan(
-            plan, spec, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total)
+            whole, spec, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total)
         )
         check_tuning(tuning, lowered.variants)
         kernels = write_kernels(lowered, folder)
         weights, shards = write_weights(
-            checkpoint, plan.weights, quantization, folder, lambda done, total: progress("weights", done, total), target.LAYOUT
+            checkpoint, whole.weights, quantization, folder, lambda done, total: progress("weights", done, total), target.LAYOUT
         )
         shutil.copyfile(checkpoint.tokenizer.tokenizer_json, folder / "tokenizer.json")
         manifest = Manifest(
@@ -143,9 +152,9 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             context=context,
             page_size=PAGE_SIZE,
             kv=options.kv,
-            lora=lora_entry(plan, options.lora_rank) if options.lora_rank else None,
+            lora=lora_entry(whole, options.lora_rank) if options.lora_rank else None,
             activations=list(lowered.activations),
-            plan=plan_entry(plan, lowered),
+            plans=plan_entries(plans, lowered.step_variants),
             variants={name: list(rows) for name, rows in lowered.variants.items()},
             scratch=dict(lowered.scratch),
             kernels=kernels,
@@ -157,13 +166,21 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             tuning=list(tuning.values()),
         )
         # The self-test compares logits.
-        if options.self_test and checkpoint.embedding is None:
-            unfused = quantize_kv(graph) if options.kv == "q8" else graph
-            reference = Reference(Bundle(folder, manifest), unfused, plan.weights)
+        if options.self_test and GENERATE in graphs:
+            unfused = quantize_kv(graphs[GENERATE]) if options.kv == "q8" else graphs[GENERATE]
+            reference = Reference(Bundle(folder, manifest), unfused, whole.weights)
             self_test = make_self_test(reference, lambda done, total: progress("self-test", done, total))
             manifest = manifest.model_copy(update={"self_test": self_test})
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False))
     return Bundle(output, manifest)
+
+
+def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
+    """The graph of each plan, by the plan's name."""
+    forward = by_model_type(checkpoint.spec.model_type).forward
+    if checkpoint.embedding is not None:
+        return {EMBED: forward(checkpoint.spec, PAGE_SIZE, context, embeds=True)}
+    return {GENERATE: forward(checkpoint.spec, PAGE_SIZE, context)}
 
 
 def choose_activations(wanted: tuple[str, ...] | None, quantization: Quantization, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -220,13 +237,19 @@ def write_kernels(lowered: LoweredPlan, folder: Path) -> dict[str, KernelEntry]:
     }
 
 
-def plan_entry(plan: Plan, lowered: LoweredPlan) -> PlanEntry:
-    def entries(buffers: dict[str, Buffer]) -> dict[str, BufferEntry]:
+def plan_entries(plans: Mapping[str, Plan], step_variants: Sequence[str]) -> dict[str, PlanEntry]:
+    """``step_variants`` names the list of each step, plan after plan."""
+    names = iter(step_variants)
+    return {name: plan_entry(plan, [next(names) for _ in plan.steps]) for name, plan in plans.items()}
+
+
+def plan_entry(plan: Plan, step_variants: Sequence[str]) -> PlanEntry:
+    def entries(buffers: Mapping[str, Buffer]) -> dict[str, BufferEntry]:
         return {name: BufferEntry(shape=list(buffer.shape), dtype=buffer.dtype) for name, buffer in buffers.items()}
 
     return PlanEntry(
-        inputs=entries(dict(plan.inputs)),
-        states=entries(dict(plan.states)),
+        inputs={name: InputEntry.model_validate(entry.model_dump()) for name, entry in entries(plan.inputs).items()},
+        states=entries(plan.states),
         constants={
             name: ConstantEntry(
                 kind=constant.kind,
@@ -236,10 +259,10 @@ def plan_entry(plan: Plan, lowered: LoweredPlan) -> PlanEntry:
             )
             for name, constant in plan.constants.items()
         },
-        buffers=entries(dict(plan.buffers)),
+        buffers=entries(plan.buffers),
         steps=[
             StepEntry(op=step.op, variants=variants, inputs=dict(step.inputs), outputs=dict(step.outputs), attrs=dict(step.attrs))
-            for step, variants in zip(plan.steps, lowered.step_variants, strict=True)
+            for step, variants in zip(plan.steps, step_variants, strict=True)
         ],
         outputs=dict(plan.outputs),
     )

@@ -23,8 +23,9 @@ from ..ir.spec import ModelSpec
 from ..quant import Quantization
 from ..quant.layout import Layout
 from ..runtime.batch import Limits, Runner
+from ..runtime.plan_runner import PlanRunner
 from ..runtime.reference import ReferenceRunner
-from ..runtime.trust import PlanRunner, check_runner
+from ..runtime.trust import check_runner
 
 TARGETS = ("webgpu", "cpu", "cuda")
 RUNNERS = ("numpy", *TARGETS, *EXPORTS)

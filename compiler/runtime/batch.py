@@ -1,19 +1,19 @@
 """Batch: what a runner's forward takes, as arrays; and the interface of runners.
 
-All arrays are int32, the settings float32. S new tokens of B sequences lie one after the other; see `ops.py` for what each array means.
+All arrays are int32, the settings float32. S new tokens of B sequences lie one after the other; see `ir/ops` for what each array means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
-from typing import Protocol
+from dataclasses import dataclass, field, fields
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..bundle.manifest import Description
+from ..bundle.manifest import EMBED, GENERATE, Description
 from ..errors import RequestError
 from ..ir.sampling import GREEDY, Settings
 
@@ -24,7 +24,10 @@ Array = IntArray | FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Every sequence has at least one new token, so S == B says that each has one."""
+    """Every sequence has at least one new token, so S == B says that each has one.
+
+    ``extra`` are a plan's inputs beside the arrays here, by name.
+    """
 
     token_ids: IntArray
     positions: IntArray
@@ -40,9 +43,11 @@ class Batch:
     # Whether the likeliest tokens of the sampled rows are wanted, and whether the log-probabilities of the chosen ones are.
     alternatives: bool = False
     logprobs: bool = False
+    extra: Mapping[str, Array] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, Array]:
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("alternatives", "logprobs")}
+        """All inputs by name."""
+        return {**self.extra, **{name: getattr(self, name) for name in KNOWN_INPUTS}}
 
     def dims(self, num_pages: int, num_slots: int = 1, num_adapters: int = 0) -> dict[str, int]:
         """The values of all dims for this batch, on a pool of ``num_pages`` and for ``num_slots`` sequence slots."""
@@ -62,11 +67,8 @@ class Batch:
         }
 
 
-def require_within(dims: Mapping[str, int], most: Mapping[str, int]) -> None:
-    """Raise RequestError for a batch that is larger than a runner was made for."""
-    for dim, value in dims.items():
-        if value > most[dim]:
-            raise RequestError(f"the batch has {dim} = {value}, the runner was made for at most {most[dim]}")
+# The inputs that every batch has.
+KNOWN_INPUTS = tuple(each.name for each in fields(Batch) if each.name not in ("alternatives", "logprobs", "extra"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +141,25 @@ class Output:
         return self.read_logits()
 
 
-def require_task(manifest: Description, *, embeds: bool) -> None:
-    """Raise RequestError unless the bundle embeds, or unless it generates text."""
-    if embeds and manifest.embedding is None:
+def require_plan(manifest: Description, plan: str) -> None:
+    """Raise RequestError unless the bundle has a plan."""
+    if plan in manifest.plan_names:
+        return
+    if plan == EMBED:
         raise RequestError(f"{manifest.model} generates text and makes no embeddings; use the bundle of an embedding model")
-    if not embeds and manifest.embedding is not None:
+    if plan == GENERATE:
         raise RequestError(f"{manifest.model} makes embeddings and generates no text; use the bundle of a model that generates")
+    raise RequestError(f"{manifest.model} has no plan '{plan}'; it has {', '.join(manifest.plan_names)}")
+
+
+Result = TypeVar("Result")
+
+
+def done(result: Result) -> Future[Result]:
+    """A result that is there already, for runners that wait in `Runner.submit`."""
+    future: Future[Result] = Future()
+    future.set_result(result)
+    return future
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +174,6 @@ class Limits:
     rows: int = 1
     pages: int | None = None
     adapters: int = 0
-
-
-def done(output: Output) -> Future[Output]:
-    """A result that is there already, for runners that wait in `Runner.submit`."""
-    future: Future[Output] = Future()
-    future.set_result(output)
-    return future
 
 
 class Runner(Protocol):

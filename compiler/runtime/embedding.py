@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .batch import Chunk, FloatArray, Runner, make_batch, require_task
+from ..bundle.manifest import EMBED
+from .batch import Chunk, FloatArray, Runner, make_batch, require_plan
 from .generate import PREFILL_CHUNK, check_tokens
 
 
@@ -16,7 +17,7 @@ def embed(runner: Runner, token_ids: Sequence[int], *, chunk: int = PREFILL_CHUN
     Raises RequestError for a bundle that generates text, no tokens, ids out of the vocabulary, or more tokens than the bundle's context.
     """
     manifest = runner.manifest
-    require_task(manifest, embeds=True)
+    require_plan(manifest, EMBED)
     check_tokens(runner, token_ids)
     for start in range(0, len(token_ids), chunk):
         part = token_ids[start : start + chunk]

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..bundle.manifest import GENERATE
 from ..errors import DeviceError, RequestError
 from ..ir.sampling import GREEDY, Sampler, Settings
-from .batch import Chunk, Output, Runner, make_batch, require_task
+from .batch import Chunk, Output, Runner, make_batch, require_plan
 
 # Prompt tokens a forward pass: enough to fill a tile kernel twice, few enough for small devices' patience.
 PREFILL_CHUNK = 64
@@ -99,7 +100,7 @@ def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[
 
 def check_prompt(runner: Runner, prompt: Sequence[int], max_tokens: int) -> None:
     """Raise RequestError unless the runner can take the tokens and as many more."""
-    require_task(runner.manifest, embeds=False)
+    require_plan(runner.manifest, GENERATE)
     check_tokens(runner, prompt, max_tokens)
 
 

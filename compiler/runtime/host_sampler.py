@@ -8,6 +8,7 @@ import numpy as np
 
 from ..ir.ops.sampling import top_logprobs
 from ..ir.sampling import ALTERNATIVES, COUNTS, Settings, adjust_logits
+from .base_runner import Room
 from .batch import Array, Batch, FloatArray, IntArray, Output
 from .quick_choice import log_probability, quick_choice
 
@@ -22,6 +23,11 @@ class HostSampler:
             "logit_bias": np.zeros((num_slots, vocab_size), np.float32),
             "token_mask": np.zeros((num_slots, -(-vocab_size // 32)), np.int32),
         }
+
+    @property
+    def rooms(self) -> dict[str, Room]:
+        """What `write` writes, by name: the first dim counts slots."""
+        return {name: Room(state.shape, str(state.dtype)) for name, state in self._states.items()}
 
     def write(self, name: str, slot: int, values: Array) -> None:
         """See `Runner.write_state`."""

@@ -6,19 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 
 from ..bundle.manifest import Manifest, SelfTestEntry, SelfTestRow
 from ..errors import DeviceError
 from .batch import Chunk, FloatArray, Runner, make_batch
-
-
-class PlanRunner(Runner, Protocol):
-    """A runner of a bundle's own plan. ``activation`` is the dtype of its activations."""
-
-    activation: str
+from .plan_runner import PlanRunner
 
 
 def check_runner(runner: PlanRunner, manifest: Manifest) -> None:

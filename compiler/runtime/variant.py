@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from ..bundle.manifest import Manifest, StepEntry, VariantEntry
+from ..bundle.manifest import Manifest, PlanEntry, StepEntry, VariantEntry
 from ..errors import DeviceError
 from ..ir.expr import holds
 
@@ -21,6 +21,14 @@ def choose_activation(manifest: Manifest, wanted: str | None, path: Path) -> str
 def stored_dtype(activation: str) -> str:
     """The dtype in which activations lie in memory: with int8 only what projections multiply has 8 bits, and they are float32 between."""
     return "float32" if activation == "int8" else activation
+
+
+def choose_kernels(
+    manifest: Manifest, plan: PlanEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
+) -> dict[str, list[str]]:
+    """The kernels that run a plan's steps, by their list of variants, which many steps share."""
+    steps = {step.variants: step for step in plan.steps}
+    return {name: choose_variant(manifest, step, activation, features, dims).kernels for name, step in steps.items()}
 
 
 def choose_variant(

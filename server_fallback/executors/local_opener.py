@@ -15,6 +15,7 @@ from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Runner
+from nearfar.compiler.runtime.inputs import require_known_inputs
 
 from ..engine.config import EngineConfig
 from ..engine.draft_model import DraftModel
@@ -122,6 +123,7 @@ class LocalOpener:
         """``guesses`` of each sequence are checked in a step, and ``remote_drafts`` beside them."""
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
+        require_known_inputs(manifest)
         # One that embeds checks none.
         remote_drafts = 0 if manifest.embedding is not None else remote_drafts
         kv_bytes = options.kv_memory_bytes or kv_memory_bytes(manifest.target, weight_bytes(manifest), context_bytes(manifest))

@@ -10,6 +10,7 @@ from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, ExportMani
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.limits import largest_dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def context_bytes(manifest: Manifest | ExportManifest) -> int:
 def page_bytes(manifest: Manifest | ExportManifest) -> int:
     if isinstance(manifest, ExportManifest):
         return manifest.page_size * manifest.kv_bytes_per_token()
-    return size_bytes(manifest, [manifest.plan.states[name] for name in manifest.page_states()], {"P": 1})
+    return size_bytes(manifest, [manifest.states[name] for name in manifest.page_states()], {"P": 1})
 
 
 def plan_memory(
@@ -56,19 +57,17 @@ def plan_memory(
         )
     pages = min(one * sequences, kv_bytes // page) if page else one * sequences
     limits = Limits(tokens=tokens, sequences=sequences, rows=rows, pages=pages, adapters=adapters)
-    buffers = export_buffer_bytes(manifest, limits) if isinstance(manifest, ExportManifest) else plan_buffer_bytes(manifest, limits, one)
+    buffers = export_buffer_bytes(manifest, limits) if isinstance(manifest, ExportManifest) else plan_buffer_bytes(manifest, limits)
     return MemoryPlan(limits, pages * page, weight_bytes(manifest) + pages * page + buffers)
 
 
-def plan_buffer_bytes(manifest: Manifest, limits: Limits, context_pages: int) -> int:
+def plan_buffer_bytes(manifest: Manifest, limits: Limits) -> int:
     """Tables, states of slots, and buffers for the largest batch."""
-    sequences, tokens, rows, pages, adapters = limits.sequences, limits.tokens, limits.rows, limits.pages or 0, limits.adapters
-    dims = {"S": tokens, "B": sequences, "N": sequences, "R": rows, "A": rows, "W": rows, "T": manifest.context}
-    dims |= {"P": pages, "L": context_pages * sequences, "M": adapters, "G": tokens}
-    plan, states = manifest.plan, manifest.page_states()
-    others = [state for name, state in plan.states.items() if name not in states]
-    passing = size_bytes(manifest, (*plan.buffers.values(), *plan.inputs.values(), *manifest.scratch.values(), *others), dims)
-    tables = sum(math.prod(constant.shape) * ITEM_BYTES["float32"] for constant in plan.constants.values())
+    states = manifest.page_states()
+    others = [state for name, state in manifest.states.items() if name not in states]
+    entries = (*manifest.buffers.values(), *manifest.inputs.values(), *manifest.scratch.values(), *others)
+    passing = size_bytes(manifest, entries, largest_dims(manifest, limits))
+    tables = sum(math.prod(constant.shape) * ITEM_BYTES["float32"] for constant in manifest.constants.values())
     return passing + tables
 
 

@@ -1,26 +1,24 @@
 """Runs a CPU bundle: its kernels on this machine's threads, weights mapped from its files.
 
-Everything is allocated once: pages, plan buffers at their largest, scratch. A worker thread takes what is asked for in order, so that the
-thread that asks can go on; a batch is one call into the library, during which Python runs.
+Everything is allocated once: pages, plan buffers at their largest, scratch. A worker thread runs all calls in order, so that the caller
+can go on; a batch is one call into the library, which releases Python's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import KernelEntry, Manifest, StepEntry
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.ir.rope import rope_table
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
-from nearfar.compiler.runtime.variant import choose_activation, choose_variant, stored_dtype
+from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
+from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
+from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
 
 from ..threads import default_threads
 from .levels import features, require
@@ -34,9 +32,9 @@ def open_runner(bundle: Bundle, limits: Limits) -> CpuRunner:
     return CpuRunner(bundle, limits=limits)
 
 
-class CpuRunner:
+class CpuRunner(PlanRunner):
     """``activation`` None takes the first that the bundle offers; ``threads`` None those of `default_threads`; ``allowed`` None all
-    features of the machine. Raises DeviceError where this machine cannot run the bundle.
+    features of the machine. Raises DeviceError if this machine cannot run the bundle.
     """
 
     def __init__(
@@ -48,160 +46,83 @@ class CpuRunner:
         threads: int | None = None,
         allowed: Collection[str] | None = None,
     ) -> None:
-        self._manifest = bundle.manifest
         found = features()
-        require(self._manifest.arch, found)
+        require(bundle.manifest.arch, found)
+        super().__init__(bundle, limits or Limits(), choose_activation(bundle.manifest, activation, bundle.path))
         self._features = found if allowed is None else found & set(allowed)
-        self.activation = choose_activation(self._manifest, activation, bundle.path)
-        limits = limits or Limits()
-        self._num_pages = limits.pages or self._manifest.pages_for(self._manifest.context)
-        self.limits = replace(limits, pages=self._num_pages)
-        self._most = {
-            "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages,
-            "L": self._num_pages * limits.sequences, "T": self._manifest.context,
-            "N": limits.sequences, "A": limits.rows, "W": limits.rows, "M": limits.adapters, "G": limits.tokens,
-        }  # fmt: skip
         self.threads = threads or default_threads()
-        (file,) = {kernel.file for kernel in self._manifest.kernels.values()}
+        (file,) = {kernel.file for kernel in self.manifest.kernels.values()}
         self._library = Library(bundle.path / file)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._allocate(bundle)
-        self._prepared: dict[tuple[str, ...], tuple[Launches, npt.NDArray[np.intp]]] = {}
+        self._prepared: dict[tuple[str, tuple[tuple[str, ...], ...]], tuple[Launches, npt.NDArray[np.intp]]] = {}
         # The distinct sizes that kernels take: dims.
-        self._sizes = sorted({str(size) for kernel in self._manifest.kernels.values() for size in kernel.uniforms})
+        self._sizes = sorted({str(size) for kernel in self.manifest.kernels.values() for size in kernel.uniforms})
         self._worker = ThreadPoolExecutor(1, "nearfar-cpu")
         self._worker.submit(self._library.start_threads, self.threads).result()
 
     @property
-    def manifest(self) -> Manifest:
-        return self._manifest
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
-
-    @property
     def device(self) -> str:
         level = next((name for name in ("avx512_vnni", "avx512", "avx2", "dotprod", "neon") if name in self._features), "")
-        return f"{self._manifest.arch} with {level}, {self.threads} threads ({self.activation})"
+        return f"{self.manifest.arch} with {level}, {self.threads} threads ({self.activation})"
 
-    def forward(self, batch: Batch) -> Output:
-        """The next tokens of the sampled rows. Raises RequestError for a batch larger than the limits given at the start."""
-        return self.submit(batch).result()
+    def _in_order(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        return self._worker.submit(function, *arguments)
 
-    def submit(self, batch: Batch) -> Future[Output]:
-        """As `forward`, on the worker; a batch beyond the limits is refused at once."""
-        require_task(self._manifest, embeds=False)
-        dims = self._dims(batch)
-        return self._worker.submit(self._forward, batch, dims)
-
-    def embed(self, batch: Batch) -> FloatArray:
-        """The embeddings (R, E) of the sampled rows. Raises RequestError as `forward`."""
-        require_task(self._manifest, embeds=True)
-        dims = self._dims(batch)
-        embeddings: FloatArray = self._worker.submit(self._embed, batch, dims).result()
-        return embeddings
-
-    def write_state(self, name: str, slot: int, values: Array) -> None:
-        row = self._arrays[name][slot]
-        assert values.shape == row.shape, (name, values.shape, row.shape)
-        self._worker.submit(np.copyto, row, values.astype(row.dtype))
-
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        assert all(0 <= page < self._num_pages for pair in pairs for page in pair), pairs
-        self._worker.submit(self._copy_pages, tuple(pairs))
-
-    def close(self) -> None:
-        """Wait for what has been asked for, then give the memory back."""
+    def _release(self) -> None:
         self._worker.shutdown()
         self._prepared.clear()
         self._arrays.clear()
 
-    def _dims(self, batch: Batch) -> dict[str, int]:
-        """A batch's dims. Raises RequestError for those beyond the limits."""
-        dims = batch.dims(self._num_pages, self._most["N"], self._most["M"])
-        require_within(dims, self._most)
-        return dims
-
-    # --- memory ----------------------------------------------------------------------------------------------------------------
-
     def _allocate(self, bundle: Bundle) -> None:
-        plan = self._manifest.plan
-        shards = [np.memmap(bundle.path / shard.file, np.uint8, "r") for shard in self._manifest.shards]
-        for name, weight in self._manifest.weights.items():
+        manifest = self.manifest
+        shards = [np.memmap(bundle.path / shard.file, np.uint8, "r") for shard in manifest.shards]
+        for name, weight in manifest.weights.items():
             for plane in weight.planes:
-                data = shards[plane.shard][plane.offset : plane.offset + plane.size]
-                self._arrays[f"{name}.{plane.name}" if weight.quantization else name] = data
-        for name, constant in plan.constants.items():
-            self._arrays[name] = aligned(rope_table(constant.inverse_frequencies, constant.shape[0], constant.scale))
-        scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
-        for name, entry in {**plan.buffers, **plan.states, **plan.inputs, **scratch}.items():
-            shape = tuple(evaluate(size, self._most) for size in entry.shape)
-            if np.prod(shape, dtype=np.int64) >= 2**31:
-                raise DeviceError(
-                    f"{bundle.path}: {name} would have {np.prod(shape, dtype=np.int64):,} elements; ask for fewer pages or rows"
-                )
-            self._arrays[name] = zeros(shape, self._dtype(entry.dtype))
+                self._arrays[f"{name}.{plane.name}"] = shards[plane.shard][plane.offset : plane.offset + plane.size]
+        self._arrays |= {name: aligned(table) for name, table in constant_tables(manifest).items()}
+        entries = {**manifest.buffers, **manifest.states, **manifest.inputs, **scratch_entries(manifest)}
+        for name, entry in entries.items():
+            room = self.room(entry, self.largest)
+            elements = np.prod(room.shape, dtype=np.int64)
+            if elements >= 2**31:
+                raise DeviceError(f"{bundle.path}: {name} would have {elements:,} elements; ask for fewer pages or rows")
+            self._arrays[name] = zeros(room.shape, room.dtype)
 
-    def _dtype(self, dtype: str) -> str:
-        return stored_dtype(self.activation) if dtype == "activation" else dtype
+    # --- on the worker's thread ------------------------------------------------------------------------------------------------
 
-    # --- work, on the worker's thread ------------------------------------------------------------------------------------------
-
-    def _forward(self, batch: Batch, dims: dict[str, int]) -> Output:
-        self._run(batch, dims)
-        return Output(
-            next_token_ids=self._read("next_token_ids", dims),
-            token_logprobs=self._read("token_logprobs", dims),
-            top_token_ids=self._read("top_token_ids", dims),
-            top_logprobs=self._read("top_logprobs", dims),
-            read_logits=lambda: self._worker.submit(self._read, "logits", dims).result(),
-        )
-
-    def _embed(self, batch: Batch, dims: dict[str, int]) -> FloatArray:
-        self._run(batch, dims)
-        embeddings: FloatArray = self._read("embeddings", dims)
-        return embeddings
-
-    def _run(self, batch: Batch, dims: dict[str, int]) -> None:
+    def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
         arrays = batch.arrays()
-        for name in self._manifest.plan.inputs:
+        for name in self.manifest.plan(plan).inputs:
             values = arrays[name]
             self._arrays[name].reshape(-1)[: values.size] = values.reshape(-1)
-        launches, places = self._launches(dims)
+        launches, places = self._launches(plan, dims)
         values_of_sizes = np.array([dims[size] for size in self._sizes], np.int64)
         self._library.run(launches, values_of_sizes[places])
 
-    def _launches(self, dims: dict[str, int]) -> tuple[Launches, npt.NDArray[np.intp]]:
+    def _launches(self, plan: str, dims: Mapping[str, int]) -> tuple[Launches, npt.NDArray[np.intp]]:
         """The launches of a batch, and of each of their scalars the place in ``_sizes``."""
-        plan = self._manifest.plan
-        chosen = {
-            name: choose_variant(self._manifest, step, self.activation, self._features, dims).kernels
-            for name, step in {step.variants: step for step in plan.steps}.items()
-        }
-        key = tuple(kernel for kernels in chosen.values() for kernel in kernels)
+        entry = self.manifest.plan(plan)
+        chosen = choose_kernels(self.manifest, entry, self.activation, self._features, dims)
+        key = plan, tuple(tuple(kernels) for kernels in chosen.values())
         if key not in self._prepared:
             calls, places = [], []
-            for step in plan.steps:
-                for name in chosen[step.variants]:
-                    kernel = self._manifest.kernels[name]
-                    calls.append((kernel.entry, self._pointers(step, kernel), len(kernel.uniforms)))
+            for step in entry.steps:
+                for kernel in (self.manifest.kernels[name] for name in chosen[step.variants]):
+                    pointers = [self._arrays[name].ctypes.data for name in bound_arrays(self.manifest, step, kernel)]
+                    calls.append((kernel.entry, pointers, len(kernel.uniforms)))
                     places += [self._sizes.index(str(size)) for size in kernel.uniforms]
             self._prepared[key] = self._library.prepare(calls), np.array(places, np.intp)
         return self._prepared[key]
 
-    def _pointers(self, step: StepEntry, kernel: KernelEntry) -> list[int]:
-        names = {**step.inputs, **step.outputs, "scratch": "scratch"}
-        roles = ((names[binding.role], binding.plane) for binding in kernel.bindings)
-        return [self._arrays[f"{name}.{plane}" if plane else name].ctypes.data for name, plane in roles]
+    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
+        return self._arrays[name].reshape(-1)[: int(np.prod(room.shape))].reshape(room.shape).copy()
 
-    def _read(self, output: str, dims: dict[str, int]) -> Any:
-        name = self._manifest.plan.outputs[output]
-        shape = [evaluate(size, dims) for size in self._manifest.plan.buffers[name].shape]
-        return self._arrays[name].reshape(-1)[: int(np.prod(shape))].reshape(shape).copy()
+    def _write_row(self, name: str, slot: int, values: Array) -> None:
+        self._arrays[name][slot] = values
 
     def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for name in self._manifest.page_states():
+        for name in self.manifest.page_states():
             for source, destination in pairs:
                 self._arrays[name][destination] = self._arrays[name][source]
 

@@ -6,7 +6,7 @@ takes one copy; the one of no fixed length that matters, the page lists, lies la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -14,18 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import BufferEntry, Manifest
+from nearfar.compiler.bundle.manifest import ITEM_BYTES, BufferEntry, Manifest
 from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.ir.expr import Condition, evaluate
-from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.runtime.batch import Batch
+from nearfar.compiler.runtime.plan_runner import constant_tables, room_of, scratch_entries
 
 from .driver import Bytes, Driver
 
 ALIGNMENT = 256
 # Weights pass through pinned memory in pieces of this size, two in turn.
 PIECE_BYTES = 32 << 20
-ITEM_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,48 +41,47 @@ class DeviceMemory:
     def __init__(self, driver: Driver, bundle: Bundle, activation: str, most: Mapping[str, int]) -> None:
         self._driver, self._manifest, self._activation, self._most = driver, bundle.manifest, activation, most
         self.addresses: dict[str, int] = {}
-        plan = self._manifest.plan
+        manifest = self._manifest
         self._upload_weights(bundle)
-        for name, constant in plan.constants.items():
-            table = rope_table(constant.inverse_frequencies, constant.shape[0], constant.scale)
+        for name, table in constant_tables(manifest).items():
             self.addresses[name] = driver.allocate(table.nbytes)
             driver.upload(self.addresses[name], table)
-        scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
         # A prefill has many more tokens than there are sequences, and need not find room where only decode steps come.
-        small = {f"scratch.{name}" for name in decode_scratch(self._manifest)}
+        small = {f"scratch.{name}" for name in decode_scratch(manifest)}
         fewer = {**most, "S": min(most["S"], most["B"])}
-        for name, entry in {**plan.states, **plan.buffers, **scratch}.items():
+        for name, entry in {**manifest.states, **manifest.buffers, **scratch_entries(manifest)}.items():
             # A driver allocates nothing of no bytes, as the states of adapters are where there is no place for any.
             size = max(self._size_bytes(name, entry, fewer if name in small else most), ALIGNMENT)
             self.addresses[name] = driver.allocate(size)
             # States must start as zeros; of the others, what nobody writes is never used.
-            if name in plan.states:
+            if name in manifest.states:
                 driver.clear(self.addresses[name], size)
-        self.arena = lay_out_arena(self._manifest, most)
+        self.arena = lay_out_arena(manifest, most)
         self.arena_bytes = max(place.offset + 4 * place.elements for place in self.arena.values())
         self._arena_address = driver.allocate(self.arena_bytes)
         self.addresses |= {name: self._arena_address + place.offset for name, place in self.arena.items()}
         driver.wait(driver.record())
 
-    def upload_batch(self, batch: Batch, staging: Bytes) -> None:
-        """Send a batch's inputs on their way through pinned memory of ``arena_bytes``."""
+    def upload_batch(self, inputs: Iterable[str], batch: Batch, staging: Bytes) -> None:
+        """Send a batch's inputs, those of a plan, on their way through pinned memory of ``arena_bytes``."""
         arrays = batch.arrays()
         end = 0
-        for name, place in self.arena.items():
-            values = arrays[name]
-            end = place.offset + values.nbytes
-            staging[place.offset : end] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        for name in inputs:
+            place, values = self.arena[name], arrays[name]
+            end = max(end, place.offset + values.nbytes)
+            staging[place.offset : place.offset + values.nbytes] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         self._driver.upload(self._arena_address, staging[:end])
 
-    def state_row_bytes(self, name: str) -> int:
-        """Bytes of one page, or of one slot, of a state."""
-        entry = self._manifest.plan.states[name]
+    def page_bytes(self, name: str) -> int:
+        """Bytes of one page of a state."""
+        entry = self._manifest.states[name]
         return self._size_bytes(name, entry, self._most) // evaluate(entry.shape[0], self._most)
 
     def _size_bytes(self, name: str, entry: BufferEntry, most: Mapping[str, int]) -> int:
-        elements = int(np.prod([evaluate(size, most) for size in entry.shape], dtype=np.int64))
+        room = room_of(entry, self._activation, most)
+        elements = int(np.prod(room.shape, dtype=np.int64))
         # Kernels index vectors of at least 4 bytes with 32-bit integers.
-        size = elements * ITEM_BYTES[self._activation if entry.dtype == "activation" else entry.dtype]
+        size = elements * ITEM_BYTES[room.dtype]
         if size >= 4 << 31:
             raise DeviceError(f"{self._manifest.model}: {name} would take {size >> 30} GiB, beyond what kernels index; ask for fewer pages")
         return size
@@ -135,7 +133,7 @@ def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, Aren
     """The inputs one after the other, the page lists last."""
     arena = {}
     offset = 0
-    for name, entry in sorted(manifest.plan.inputs.items(), key=lambda item: item[0] == "page_ids"):
+    for name, entry in sorted(manifest.inputs.items(), key=lambda item: item[0] == "page_ids"):
         elements = int(np.prod([evaluate(size, most) for size in entry.shape]))
         arena[name] = ArenaPlace(offset, elements)
         offset += -(-4 * elements // ALIGNMENT) * ALIGNMENT

@@ -1,26 +1,28 @@
 """Runs a CUDA bundle: cubins through NVIDIA's driver, without TVM and without a compiler.
 
-A batch takes one copy of its inputs from pinned memory, its launches (one graph where every sequence decodes), and one small copy for each
+A batch takes one copy of its inputs from pinned memory, its launches (one graph if every sequence decodes), and one small copy for each
 output back into pinned memory. A thread waits for these; the caller goes on. Token ids stay on the device from step to step by slot.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.errors import DeviceError
-from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
+from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
+from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.variant import choose_activation
 
 from .decode_graphs import Bucket, bucket_of, bucket_sizes, filled_up
@@ -30,18 +32,6 @@ from .memory import ALIGNMENT, DeviceMemory
 
 # Batches on their way at once; each has pinned memory of its own.
 IN_FLIGHT = 4
-SAMPLED = ("next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs")
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A batch on its way: where its outputs come to, what is made of them, and who is told."""
-
-    event: Any
-    staging: Staging
-    outputs: dict[str, Array]
-    result: Callable[[dict[str, Array]], Any]
-    future: Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,133 +42,116 @@ class Staging:
     outputs: Bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch on its way: where its outputs arrive, what is made of them, and the future that receives it."""
+
+    event: Any
+    staging: Staging
+    outputs: dict[str, Array]
+    result: Callable[[dict[str, Array]], Any]
+    future: Future[Any]
+
+
 def open_runner(bundle: Bundle, limits: Limits) -> CudaRunner:
     return CudaRunner(bundle, limits=limits)
 
 
-class CudaRunner:
-    """``activation`` None takes the bundle's first. Raises DeviceError where this machine cannot run the bundle.
+class CudaRunner(PlanRunner):
+    """``activation`` None takes the bundle's first. Raises DeviceError if this machine cannot run the bundle.
 
-    Calls come from one thread at a time.
+    Calls come from one thread at a time. What fails on the device is the DeviceError of a future.
     """
 
     def __init__(
         self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None, driver: Driver | None = None
     ) -> None:
-        self._manifest = bundle.manifest
-        limits = limits or Limits()
-        context = self._manifest.context
-        self._num_pages = limits.pages or self._manifest.pages_for(context)
-        self.limits = replace(limits, pages=self._num_pages)
-        self._most = {
-            "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages, "T": context,
-            "L": limits.sequences * self._manifest.pages_for(context), "N": limits.sequences, "A": limits.rows, "W": limits.rows,
-            "M": limits.adapters, "G": limits.tokens,
-        }  # fmt: skip
-        self.activation = choose_activation(self._manifest, activation, bundle.path)
+        super().__init__(bundle, limits or Limits(), choose_activation(bundle.manifest, activation, bundle.path))
         self._driver = driver or NvidiaDriver()
         try:
-            require_arch(self._manifest, self._driver, bundle.path)
+            require_arch(self.manifest, self._driver, bundle.path)
             # One page more than the pool's, for the sequences that fill a graph's batch up.
-            held = {**self._most, "P": self._num_pages + 1}
+            held = {**self.largest, "P": self.num_pages + 1}
             self._memory = DeviceMemory(self._driver, bundle, self.activation, held)
-            self._launches = Launches(self._driver, self._manifest, bundle.path, self.activation, self._memory.addresses)
-            output_bytes = sum(self._output_size(name) for name in self._small_outputs())
+            self._launches = Launches(self._driver, self.manifest, bundle.path, self.activation, self._memory.addresses)
             self._free: SimpleQueue[Staging] = SimpleQueue()
+            output_bytes = max(sum(self._output_bytes(plan).values()) for plan in self.manifest.plans)
             for _ in range(IN_FLIGHT):
                 inputs, outputs = self._driver.allocate_pinned(self._memory.arena_bytes), self._driver.allocate_pinned(output_bytes)
                 self._free.put(Staging(inputs, outputs))
         except DeviceError:
             self._driver.close()
             raise
-        self._sizes = bucket_sizes(min(limits.tokens, limits.sequences, limits.rows))
-        self._graphs: dict[Bucket, Any] = {}
+        self._sizes = bucket_sizes(min(self.limits.tokens, self.limits.sequences, self.limits.rows))
+        self._graphs: dict[tuple[str, Bucket], Any] = {}
         self._sent: SimpleQueue[Sent | None] = SimpleQueue()
         self._waiter = threading.Thread(target=self._wait_for_batches, name="cuda-waiter", daemon=True)
         self._waiter.start()
 
     @property
-    def manifest(self) -> Manifest:
-        return self._manifest
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
-
-    @property
     def device(self) -> str:
         return f"{self._driver.name} {self._driver.arch} ({self.activation})"
 
-    def forward(self, batch: Batch) -> Output:
-        return self.submit(batch).result()
+    def _write_row(self, name: str, slot: int, values: Array) -> None:
+        self._driver.upload(self._memory.addresses[name] + slot * values.nbytes, values)
 
-    def submit(self, batch: Batch) -> Future[Output]:
-        """Raises RequestError for a batch beyond the limits; what fails on the device is the future's DeviceError."""
-        require_task(self._manifest, embeds=False)
-        return self._send(batch, lambda outputs, dims: Output(**outputs, read_logits=lambda: self._read_logits(dims)))
-
-    def embed(self, batch: Batch) -> FloatArray:
-        require_task(self._manifest, embeds=True)
-        embeddings: FloatArray = self._send(batch, lambda outputs, _: outputs["embeddings"]).result()
-        return embeddings
-
-    def write_state(self, name: str, slot: int, values: Array) -> None:
-        self._driver.upload(self._memory.addresses[name] + slot * self._memory.state_row_bytes(name), np.ascontiguousarray(values))
-
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for name in self._manifest.page_states():
-            address, page_bytes = self._memory.addresses[name], self._memory.state_row_bytes(name)
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for name in self.manifest.page_states():
+            address, page_bytes = self._memory.addresses[name], self._memory.page_bytes(name)
             for source, destination in pairs:
                 self._driver.copy(address + destination * page_bytes, address + source * page_bytes, page_bytes)
 
-    def close(self) -> None:
+    def _release(self) -> None:
         self._sent.put(None)
         self._waiter.join()
         self._driver.close()
 
     # --- a batch on its way ------------------------------------------------------------------------------------------------------
 
-    def _send(self, batch: Batch, result: Callable[[dict[str, Any], dict[str, int]], Any]) -> Future[Any]:
-        """Upload, launch, and let the outputs follow; ``result`` makes the future's result of these and the dims."""
-        dims = batch.dims(self._num_pages, self._most["N"], self._most["M"])
-        require_within(dims, self._most)
-        future: Future[Any] = Future()
+    def _send(self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]) -> Future[Result]:
+        """Upload, launch, and let the outputs follow."""
+        future: Future[Result] = Future()
         # What is on its way cannot be cancelled.
         future.set_running_or_notify_cancel()
-        staging = self._free.get()
+        self._staging = staging = self._free.get()
         try:
-            bucket = bucket_of(dims, self._sizes, self._manifest.context)
-            if bucket is None:
-                self._memory.upload_batch(batch, staging.inputs)
-                self._launches.launch(dims)
-            else:
-                padded = filled_up(batch, bucket.sequences, self._num_pages, self._manifest.page_size)
-                self._memory.upload_batch(padded, staging.inputs)
-                self._driver.replay(self._graph(bucket, dims))
-            outputs = self._download_outputs(staging.outputs, dims)
+            self._run(plan, batch, dims)
+            outputs = self._download_outputs(plan, staging.outputs, dims)
             event = self._driver.record()
         except Exception as error:
             self._free.put(staging)
             future.set_exception(error)
         else:
-            self._sent.put(Sent(event, staging, outputs, lambda arrays: result(arrays, dims), future))
+            self._sent.put(Sent(event, staging, outputs, result, future))
         return future
 
-    def _graph(self, bucket: Bucket, dims: dict[str, int]) -> Any:
-        if bucket not in self._graphs:
+    def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+        # How to fill up inputs that only the caller knows is not known.
+        bucket = None if batch.extra else bucket_of(dims, self._sizes, self.manifest.context)
+        inputs = self.manifest.plan(plan).inputs
+        if bucket is None:
+            self._memory.upload_batch(inputs, batch, self._staging.inputs)
+            self._launches.launch(plan, dims)
+        else:
+            padded = filled_up(batch, bucket.sequences, self.num_pages, self.manifest.page_size)
+            self._memory.upload_batch(inputs, padded, self._staging.inputs)
+            self._driver.replay(self._graph(plan, bucket, dims))
+
+    def _graph(self, plan: str, bucket: Bucket, dims: Mapping[str, int]) -> Any:
+        if (plan, bucket) not in self._graphs:
             self._driver.begin_capture()
-            self._launches.launch(bucket.dims(dims))
-            self._graphs[bucket] = self._driver.end_capture()
-        return self._graphs[bucket]
+            self._launches.launch(plan, bucket.dims(dims))
+            self._graphs[plan, bucket] = self._driver.end_capture()
+        return self._graphs[plan, bucket]
 
     def _wait_for_batches(self) -> None:
-        """The waiter's work: in order, wait for a batch and give its future what came of it."""
+        """The waiter's work: in order, wait for a batch and set the result of its future."""
         self._driver.enter_thread()
         while (sent := self._sent.get()) is not None:
             try:
                 self._driver.wait(sent.event)
                 result = sent.result({name: array.copy() for name, array in sent.outputs.items()})
-            # Whatever it is, the caller is told, and this thread goes on.
+            # The caller receives every error, and this thread goes on.
             except Exception as error:
                 sent.future.set_exception(error)
             else:
@@ -188,35 +161,27 @@ class CudaRunner:
 
     # --- outputs -----------------------------------------------------------------------------------------------------------------
 
-    def _small_outputs(self) -> tuple[str, ...]:
-        """What comes back with every batch."""
-        return SAMPLED if self._manifest.embedding is None else ("embeddings",)
+    def _output_bytes(self, plan: str) -> dict[str, int]:
+        """Of each small output the most bytes, up to where the next output may begin."""
+        entry = self.manifest.plan(plan)
+        rooms = {role: self.room(entry.buffers[entry.outputs[role]], self.largest) for role in self._small_outputs(plan)}
+        return {role: -(-4 * int(np.prod(room.shape)) // ALIGNMENT) * ALIGNMENT for role, room in rooms.items()}
 
-    def _output_size(self, output: str) -> int:
-        """Bytes at most, up to where the next output may begin."""
-        entry = self._manifest.plan.buffers[self._manifest.plan.outputs[output]]
-        size = 4 * int(np.prod([evaluate(extent, self._most) for extent in entry.shape]))
-        return -(-size // ALIGNMENT) * ALIGNMENT
-
-    def _download_outputs(self, room: Bytes, dims: dict[str, int]) -> dict[str, Array]:
-        outputs = {}
-        start = 0
-        for output in self._small_outputs():
-            name = self._manifest.plan.outputs[output]
-            entry = self._manifest.plan.buffers[name]
-            shape = [evaluate(extent, dims) for extent in entry.shape]
-            array = room[start : start + 4 * int(np.prod(shape))].view(entry.dtype).reshape(shape)
-            self._driver.download(array, self._memory.addresses[name])
-            outputs[output] = array
-            start += self._output_size(output)
+    def _download_outputs(self, plan: str, staging: Bytes, dims: Mapping[str, int]) -> dict[str, Array]:
+        entry, outputs, start = self.manifest.plan(plan), {}, 0
+        for role, size in self._output_bytes(plan).items():
+            name = entry.outputs[role]
+            room = self.room(entry.buffers[name], dims)
+            outputs[role] = staging[start : start + 4 * int(np.prod(room.shape))].view(room.dtype).reshape(room.shape)
+            self._driver.download(outputs[role], self._memory.addresses[name])
+            start += size
         return outputs
 
-    def _read_logits(self, dims: dict[str, int]) -> FloatArray:
-        name = self._manifest.plan.outputs["logits"]
-        logits = np.empty([evaluate(extent, dims) for extent in self._manifest.plan.buffers[name].shape], np.float32)
-        self._driver.download(logits, self._memory.addresses[name])
+    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
+        array = np.empty(room.shape, room.dtype)
+        self._driver.download(array, self._memory.addresses[name])
         self._driver.wait(self._driver.record())
-        return logits
+        return array
 
 
 def require_arch(manifest: Manifest, driver: Driver, path: Path) -> None:

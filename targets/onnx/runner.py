@@ -10,15 +10,17 @@ A worker thread takes what is asked for in order, so that the thread that asks c
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
-from nearfar.compiler.errors import DeviceError, RequestError
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, require_task, require_within
+from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.runtime.base_runner import BaseRunner, Room
+from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output, Result
 from nearfar.compiler.runtime.host_sampler import HostSampler
 
 from ..threads import default_threads
@@ -40,76 +42,52 @@ class NewTokens:
     samples: dict[int, int]
 
 
-class OnnxRunner:
+class OnnxRunner(BaseRunner[ExportManifest]):
     """``threads`` None: NEARFAR_THREADS, or one a core. Raises what `open_session` raises, and DeviceError for more pages than memory."""
 
     def __init__(self, bundle: ExportBundle, *, limits: Limits | None = None, threads: int | None = None) -> None:
-        self._manifest = bundle.manifest
-        limits = limits or Limits()
-        self._num_pages = limits.pages or 1
-        self.limits = replace(limits, pages=self._num_pages)
-        self._most = {
-            "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages, "L": limits.sequences,
-            "T": self._manifest.context, "N": limits.sequences, "A": limits.rows, "W": limits.rows, "M": 0, "G": 0,
-        }  # fmt: skip
+        super().__init__(bundle.manifest, limits or Limits())
         self.threads = threads or default_threads()
-        self._decoder = RowsDecoder(bundle, self.threads, limits.rows)
+        self._decoder = RowsDecoder(bundle, self.threads, self.limits.rows)
         self._kv = self._allocate(bundle)
-        self._sampler = HostSampler(self._manifest.spec.vocab_size, limits.sequences)
+        self._sampler = HostSampler(self.manifest.spec.vocab_size, self.limits.sequences)
         self._worker = ThreadPoolExecutor(1, "nearfar-onnx")
 
     @property
-    def manifest(self) -> ExportManifest:
-        return self._manifest
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
-
-    @property
     def device(self) -> str:
-        return f"ONNX Runtime on the CPU, {self.threads} threads ({self._manifest.activation})"
+        return f"ONNX Runtime on the CPU, {self.threads} threads ({self.manifest.activation})"
 
-    def forward(self, batch: Batch) -> Output:
-        """The next tokens of the sampled rows. Raises RequestError for a batch larger than the limits given at the start."""
-        return self.submit(batch).result()
+    def _in_order(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        return self._worker.submit(function, *arguments)
 
-    def submit(self, batch: Batch) -> Future[Output]:
-        """As `forward`, on the worker; a batch beyond the limits is refused at once."""
-        dims = batch.dims(self._num_pages, self._most["N"])
-        if dims["G"]:
-            raise RequestError("ONNX bundles take no LoRA adapters; compile with --target cpu or cuda and --lora-rank")
-        require_within(dims, self._most)
-        return self._worker.submit(self._forward, batch)
+    def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:  # noqa: ARG002
+        return self._in_order(self._forward, batch)
 
-    def embed(self, batch: Batch) -> FloatArray:  # noqa: ARG002
-        """Exports generate text, so this raises RequestError."""
-        require_task(self._manifest, embeds=True)
-        raise AssertionError("an export that embeds")
+    @property
+    def _slot_states(self) -> Mapping[str, Room]:
+        return self._sampler.rooms
 
-    def write_state(self, name: str, slot: int, values: Array) -> None:
-        self._worker.submit(self._sampler.write, name, slot, values)
+    def _write_row(self, name: str, slot: int, values: Array) -> None:
+        self._sampler.write(name, slot, values)
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        assert all(0 <= page < self._num_pages for pair in pairs for page in pair), pairs
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, destination in pairs:
-            self._worker.submit(self._kv.copy, source, destination)
+            self._kv.copy(source, destination)
 
-    def close(self) -> None:
-        """Wait for what has been asked for, then give the memory back."""
+    def _release(self) -> None:
         self._worker.shutdown()
         self._decoder.close()
         self._kv.planes.clear()
 
     def _allocate(self, bundle: ExportBundle) -> KvRows:
-        spec = self._manifest.spec
-        heads, context = spec.num_kv_heads, self._manifest.context
-        dtype = "int8" if self._manifest.kv == "q8" else self._manifest.activation
+        spec = self.manifest.spec
+        heads, context = spec.num_kv_heads, self.manifest.context
+        dtype = "int8" if self.manifest.kv == "q8" else self.manifest.activation
         try:
-            return KvRows(2 * spec.num_layers, self._num_pages, heads, context, spec.head_dim, dtype)
+            return KvRows(2 * spec.num_layers, self.num_pages, heads, context, spec.head_dim, dtype)
         except MemoryError as error:
             raise DeviceError(
-                f"{bundle.path}: there is no memory for the keys and values of {self._num_pages} sequences of {context:,} tokens; "
+                f"{bundle.path}: there is no memory for the keys and values of {self.num_pages} sequences of {context:,} tokens; "
                 "allow fewer with --max-sequences or --kv-memory, or compile for a shorter context with --context"
             ) from error
 

@@ -6,20 +6,21 @@ pass writes the two arenas, encodes all steps into one compute pass, submits onc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.bundle.manifest import KernelEntry, Manifest, StepEntry
+from nearfar.compiler.bundle.manifest import KernelEntry, StepEntry
 from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.ir.rope import rope_table
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, done, require_task, require_within
-from nearfar.compiler.runtime.variant import choose_variant
+from nearfar.compiler.runtime.base_runner import Room
+from nearfar.compiler.runtime.batch import Array, Batch, Limits
+from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
+from nearfar.compiler.runtime.variant import choose_kernels
 
 from .device import MAX_GRID, features_of, for_naga, open_device
 
@@ -40,95 +41,37 @@ def open_runner(bundle: Bundle, limits: Limits) -> WebGPURunner:
     return WebGPURunner(bundle, limits=limits)
 
 
-class WebGPURunner:
-    """``activation`` None takes the first dtype that the device can. Raises DeviceError when there is none."""
+class WebGPURunner(PlanRunner):
+    """``activation`` None takes the first dtype that the device can run. Raises DeviceError if it can run none."""
 
     def __init__(self, bundle: Bundle, *, limits: Limits | None = None, activation: str | None = None) -> None:
         import wgpu
 
+        self._adapter_name, self._device, chosen = open_device(bundle.manifest, activation, bundle.path)
+        super().__init__(bundle, limits or Limits(), chosen)
         self._flags = wgpu.BufferUsage
-        self._manifest, self._path = bundle.manifest, bundle.path
-        limits = limits or Limits()
-        self._num_pages = limits.pages or self._manifest.pages_for(self._manifest.context)
-        self.limits = replace(limits, pages=self._num_pages)
-        self._most = {
-            "S": limits.tokens, "B": limits.sequences, "R": limits.rows, "P": self._num_pages,
-            "L": self._num_pages * limits.sequences, "T": self._manifest.context,
-            "N": limits.sequences, "A": limits.rows, "W": limits.rows, "M": 0, "G": 0,
-        }  # fmt: skip
-        self._adapter_name, self._device, self.activation = open_device(self._manifest, activation, bundle.path)
+        self._path = bundle.path
         self._features = features_of(self._device.features)
         self._regions: dict[str, Region] = {}
         self._allocate(bundle)
         self._pipelines: dict[str, Any] = {}
-        self._groups: dict[tuple[int, str], Any] = {}
+        self._groups: dict[tuple[str, int, str], Any] = {}
         # One slice of uniforms a kernel: they depend on the batch's dims alone, whichever step launches it.
-        self._slices = {name: index * ALIGNMENT for index, name in enumerate(self._manifest.kernels)}
+        self._slices = {name: index * ALIGNMENT for index, name in enumerate(self.manifest.kernels)}
         self._uniforms = self._buffer(ALIGNMENT * len(self._slices), self._flags.UNIFORM | self._flags.COPY_DST)
         self._uniform_values = np.zeros(ALIGNMENT // 4 * len(self._slices), np.int32)
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._manifest
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
 
     @property
     def device(self) -> str:
         return f"{self._adapter_name} ({self.activation})"
 
-    def forward(self, batch: Batch) -> Output:
-        """The next tokens of the sampled rows. Raises RequestError for a batch larger than the limits given at the start."""
-        require_task(self._manifest, embeds=False)
-        dims = self._submit(batch)
-        return Output(
-            next_token_ids=self._read("next_token_ids", dims),
-            token_logprobs=self._read("token_logprobs", dims),
-            top_token_ids=self._read("top_token_ids", dims),
-            top_logprobs=self._read("top_logprobs", dims),
-            read_logits=lambda: self._read("logits", dims),
-        )
-
-    def submit(self, batch: Batch) -> Future[Output]:
-        return done(self.forward(batch))
-
-    def embed(self, batch: Batch) -> FloatArray:
-        """The embeddings (R, E) of the sampled rows. Raises RequestError as `forward`."""
-        require_task(self._manifest, embeds=True)
-        embeddings: FloatArray = self._read("embeddings", self._submit(batch))
-        return embeddings
-
-    def write_state(self, name: str, slot: int, values: Array) -> None:
-        self._device.queue.write_buffer(self._regions[name].buffer, slot * values.nbytes, values)
-
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        encoder = self._device.create_command_encoder()
-        regions = [self._regions[name] for name in self._manifest.page_states()]
-        page_bytes = max(region.size for region in regions) // self._num_pages
-        # A buffer cannot be copied onto itself.
-        between = self._buffer(page_bytes, self._flags.COPY_SRC | self._flags.COPY_DST)
-        for region in regions:
-            size = region.size // self._num_pages
-            for source, destination in pairs:
-                encoder.copy_buffer_to_buffer(region.buffer, source * size, between, 0, size)
-                encoder.copy_buffer_to_buffer(between, 0, region.buffer, destination * size, size)
-        self._device.queue.submit([encoder.finish()])
-
-    def close(self) -> None:
-        for region in self._regions.values():
-            region.buffer.destroy()
-        self._regions.clear()
-        self._uniforms.destroy()
-        self._device.destroy()
-
-    def _submit(self, batch: Batch) -> dict[str, int]:
-        """Send a batch on its way; its dims."""
-        dims = batch.dims(self._num_pages, self._most["N"])
-        require_within(dims, self._most)
-        self._write_inputs(batch)
-        launches = [launch for index, step in enumerate(self._manifest.plan.steps) for launch in self._launches(index, step, dims)]
+    def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+        arrays = batch.arrays()
+        for name in self.manifest.plan(plan).inputs:
+            values, start = arrays[name], self._places[name] // 4
+            self._arena[start : start + values.size] = values.ravel().view(np.int32)
+        self._device.queue.write_buffer(self._arena_buffer, 0, self._arena)
+        launches = list(self._launches(plan, dims))
         self._device.queue.write_buffer(self._uniforms, 0, self._uniform_values)
         encoder = self._device.create_command_encoder()
         compute = encoder.begin_compute_pass()
@@ -139,34 +82,62 @@ class WebGPURunner:
                 compute.dispatch_workgroups(*grid)
         compute.end()
         self._device.queue.submit([encoder.finish()])
-        return dims
+
+    def _read(self, name: str, room: Room) -> npt.NDArray[Any]:
+        size = int(np.prod(room.shape)) * np.dtype(room.dtype).itemsize
+        if not size:
+            return np.zeros(room.shape, room.dtype)
+        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), room.dtype).reshape(room.shape)
+
+    def _write_row(self, name: str, slot: int, values: Array) -> None:
+        self._device.queue.write_buffer(self._regions[name].buffer, slot * values.nbytes, values)
+
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        encoder = self._device.create_command_encoder()
+        regions = [self._regions[name] for name in self.manifest.page_states()]
+        page_bytes = max(region.size for region in regions) // self.num_pages
+        # A buffer cannot be copied onto itself.
+        between = self._buffer(page_bytes, self._flags.COPY_SRC | self._flags.COPY_DST)
+        for region in regions:
+            size = region.size // self.num_pages
+            for source, destination in pairs:
+                encoder.copy_buffer_to_buffer(region.buffer, source * size, between, 0, size)
+                encoder.copy_buffer_to_buffer(between, 0, region.buffer, destination * size, size)
+        self._device.queue.submit([encoder.finish()])
+
+    def _release(self) -> None:
+        for region in self._regions.values():
+            region.buffer.destroy()
+        self._regions.clear()
+        self._uniforms.destroy()
+        self._device.destroy()
 
     # --- memory ----------------------------------------------------------------------------------------------------------------
 
     def _allocate(self, bundle: Bundle) -> None:
-        plan, usage = self._manifest.plan, self._flags
+        manifest, usage = self.manifest, self._flags
         storage = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC
-        for name, weight in self._manifest.weights.items():
+        for name, weight in manifest.weights.items():
             for plane in weight.planes:
                 self._upload(f"{name}.{plane.name}", bundle.plane(name, plane.name))
-        for name, constant in plan.constants.items():
-            self._upload(name, rope_table(constant.inverse_frequencies, constant.shape[0], constant.scale))
-        scratch = {f"scratch.{name}": entry for name, entry in self._manifest.scratch.items()}
-        for name, entry in {**plan.buffers, **plan.states, **scratch}.items():
-            count = int(np.prod([evaluate(size, self._most) for size in entry.shape]))
-            size = round_up(count * self._itemsize(entry.dtype), 16)
+        for name, table in constant_tables(manifest).items():
+            self._upload(name, table)
+        for name, entry in {**manifest.buffers, **manifest.states, **scratch_entries(manifest)}.items():
+            room = self.room(entry, self.largest)
+            size = round_up(int(np.prod(room.shape)) * np.dtype(room.dtype).itemsize, 16)
             self._regions[name] = Region(self._buffer(size, storage), 0, size)
-        offset = 0
-        places = {}
-        for name, entry in plan.inputs.items():
-            size = round_up(4 * int(np.prod([evaluate(extent, self._most) for extent in entry.shape])), 16)
-            places[name] = (offset, size)
-            offset += round_up(size, ALIGNMENT)
-        self._arena = np.zeros(offset // 4, np.int32)
-        arena = self._buffer(offset, storage)
-        self._regions |= {name: Region(arena, start, size) for name, (start, size) in places.items()}
+        rooms = {name: self.room(entry, self.largest) for name, entry in manifest.inputs.items()}
+        sizes = {name: round_up(4 * int(np.prod(room.shape)), 16) for name, room in rooms.items()}
+        self._places: dict[str, int] = {}
+        end = 0
+        for name, size in sizes.items():
+            self._places[name] = end
+            end += round_up(size, ALIGNMENT)
+        self._arena = np.zeros(end // 4, np.int32)
+        self._arena_buffer = self._buffer(end, storage)
+        self._regions |= {name: Region(self._arena_buffer, self._places[name], size) for name, size in sizes.items()}
 
-    def _upload(self, name: str, array: np.ndarray[Any, Any]) -> None:
+    def _upload(self, name: str, array: npt.NDArray[Any]) -> None:
         data = array.tobytes()
         data += bytes(-len(data) % 16)
         buffer = self._buffer(len(data), self._flags.STORAGE | self._flags.COPY_DST)
@@ -176,64 +147,39 @@ class WebGPURunner:
     def _buffer(self, size: int, usage: int) -> Any:
         return self._device.create_buffer(size=size, usage=usage)
 
-    def _itemsize(self, dtype: str) -> int:
-        return np.dtype(self.activation if dtype == "activation" else dtype).itemsize
-
-    def _write_inputs(self, batch: Batch) -> None:
-        arrays = batch.arrays()
-        for name in self._manifest.plan.inputs:
-            values = arrays[name]
-            start = self._regions[name].offset // 4
-            self._arena[start : start + values.size] = values.ravel().view(np.int32)
-        self._device.queue.write_buffer(self._regions["token_ids"].buffer, 0, self._arena)
-
-    def _read(self, output: str, dims: dict[str, int]) -> Any:
-        name = self._manifest.plan.outputs[output]
-        entry = self._manifest.plan.buffers[name]
-        shape = [evaluate(size, dims) for size in entry.shape]
-        size = int(np.prod(shape)) * 4
-        if not size:
-            return np.zeros(shape, entry.dtype)
-        return np.frombuffer(self._device.queue.read_buffer(self._regions[name].buffer, 0, size), entry.dtype).reshape(shape)
-
     # --- steps -----------------------------------------------------------------------------------------------------------------
 
-    def _launches(self, index: int, step: StepEntry, dims: dict[str, int]) -> Iterator[tuple[Any, Any, tuple[int, int, int]]]:
-        """Pipeline, bind group and workgroups of each kernel of one step, its uniforms set."""
-        for name in choose_variant(self._manifest, step, self.activation, self._features, dims).kernels:
-            kernel = self._manifest.kernels[name]
-            grid = spread(evaluate(kernel.grid[0], dims), evaluate(kernel.grid[1], dims))
-            values = np.array([evaluate(expr, dims) for expr in kernel.uniforms], np.int32)
-            start = self._slices[name] // 4
-            self._uniform_values[start : start + len(values)] = values
-            if name not in self._pipelines:
-                self._pipelines[name] = self._pipeline(kernel)
-            if (index, name) not in self._groups:
-                self._groups[index, name] = self._group(step, name, self._pipelines[name])
-            yield self._pipelines[name], self._groups[index, name], grid
+    def _launches(self, plan: str, dims: Mapping[str, int]) -> Iterator[tuple[Any, Any, tuple[int, int, int]]]:
+        """Pipeline, bind group and workgroups of each kernel of a plan, its uniforms set."""
+        entry = self.manifest.plan(plan)
+        chosen = choose_kernels(self.manifest, entry, self.activation, self._features, dims)
+        for index, step in enumerate(entry.steps):
+            for name in chosen[step.variants]:
+                kernel = self.manifest.kernels[name]
+                values = np.array([evaluate(expr, dims) for expr in kernel.uniforms], np.int32)
+                start = self._slices[name] // 4
+                self._uniform_values[start : start + len(values)] = values
+                if name not in self._pipelines:
+                    self._pipelines[name] = self._pipeline(kernel)
+                if (plan, index, name) not in self._groups:
+                    self._groups[plan, index, name] = self._group(step, name)
+                grid = spread(evaluate(kernel.grid[0], dims), evaluate(kernel.grid[1], dims))
+                yield self._pipelines[name], self._groups[plan, index, name], grid
 
     def _pipeline(self, kernel: KernelEntry) -> Any:
         code = for_naga(Path(self._path / kernel.file).read_text())
         module = self._device.create_shader_module(code=code)
         return self._device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": kernel.entry})
 
-    def _group(self, step: StepEntry, kernel_name: str, pipeline: Any) -> Any:
-        kernel = self._manifest.kernels[kernel_name]
-        names = {**step.inputs, **step.outputs, "scratch": "scratch"}
-        regions = []
-        for binding in kernel.bindings:
-            name = names[binding.role]
-            regions.append(self._regions[f"{name}.{binding.plane}" if binding.plane else self._whole(name)])
-        regions.append(Region(self._uniforms, self._slices[kernel_name], round_up(4 * len(kernel.uniforms), 16)))
+    def _group(self, step: StepEntry, name: str) -> Any:
+        kernel = self.manifest.kernels[name]
+        regions = [self._regions[array] for array in bound_arrays(self.manifest, step, kernel)]
+        regions.append(Region(self._uniforms, self._slices[name], round_up(4 * len(kernel.uniforms), 16)))
         entries = [
             {"binding": i, "resource": {"buffer": region.buffer, "offset": region.offset, "size": region.size}}
             for i, region in enumerate(regions)
         ]
-        return self._device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
-
-    def _whole(self, name: str) -> str:
-        """Vectors are weights of one plane, which kernels bind under the weight's own name."""
-        return f"{name}.w" if name in self._manifest.weights else name
+        return self._device.create_bind_group(layout=self._pipelines[name].get_bind_group_layout(0), entries=entries)
 
 
 def spread(x: int, y: int) -> tuple[int, int, int]:

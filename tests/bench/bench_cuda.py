@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.ir.expr import holds
 from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.measure.report import make_report
@@ -225,6 +226,7 @@ def kernel_times(bundle: Bundle, driver: Driver, activation: str, batches: Seque
     All steps of a kind run one after the other, so that of a real model no cache still holds a step's weights.
     """
     manifest = bundle.manifest
+    plan = manifest.plan(GENERATE)
     context = 256
     pages = manifest.pages_for(context)
     sequences, tokens = max(count for count, _ in batches), max(count * new for count, new in batches)
@@ -236,7 +238,7 @@ def kernel_times(bundle: Bundle, driver: Driver, activation: str, batches: Seque
     launches = Launches(driver, manifest, bundle.path, activation, memory.addresses)
     staging = driver.allocate_pinned(memory.arena_bytes)
     kinds: dict[str, list[int]] = {}
-    for index, step in enumerate(manifest.plan.steps):
+    for index, step in enumerate(plan.steps):
         kinds.setdefault(step.variants, []).append(index)
     times = []
     for count, new in batches:
@@ -244,20 +246,20 @@ def kernel_times(bundle: Bundle, driver: Driver, activation: str, batches: Seque
         batch = make_batch(chunks, manifest.page_size)
         # With adjusted logits and the likeliest tokens, so that their kernels run.
         dims = {**batch.dims(most["P"], most["N"]), "A": count, "W": count}
-        memory.upload_batch(batch, staging)
+        memory.upload_batch(plan.inputs, batch, staging)
         for kind, indices in kinds.items():
             for row in manifest.variants[kind]:
                 if row.activation not in (None, activation) or not holds(row.when, dims):
                     continue
                 steps = [(index, row.kernels) for index in indices]
-                launches.launch_steps(steps, dims)
+                launches.launch_steps(GENERATE, steps, dims)
                 driver.wait(driver.record())
                 started = time.perf_counter()
                 for _ in range(repeats):
-                    launches.launch_steps(steps, dims)
+                    launches.launch_steps(GENERATE, steps, dims)
                 driver.wait(driver.record())
                 seconds = (time.perf_counter() - started) / repeats / len(steps)
-                times.append(KernelTime(count, new, manifest.plan.steps[indices[0]].op, " + ".join(row.kernels), seconds * 1e6))
+                times.append(KernelTime(count, new, plan.steps[indices[0]].op, " + ".join(row.kernels), seconds * 1e6))
     return times
 
 

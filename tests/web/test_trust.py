@@ -139,7 +139,7 @@ def test_a_measured_tuning_ships_with_a_bundle_and_answers_stay(
     assert measured["ids"] == expected["token_ids"][:12]
     # As measured on a machine where the last row is the fastest for every size.
     manifest = manifest_of(tiny_bundle)
-    step = next(step for step in manifest["plan"]["steps"] if step["op"] == "gated_linear")
+    step = next(step for step in manifest["plans"]["generate"]["steps"] if step["op"] == "gated_linear")
     names = variants(tiny_bundle, "gated_linear")
     turned = {**record, "variants": {step["variants"]: [{"when": None, "variant": names[-1]}]}}
     shutil.copytree(tiny_bundle, site / "shipped")
@@ -154,7 +154,7 @@ def test_a_measured_tuning_ships_with_a_bundle_and_answers_stay(
 def variants(bundle: Path, op: str) -> list[str]:
     """The names of the variants that can run an op with float32 activations, first choice first."""
     manifest = manifest_of(bundle)
-    step = next(step for step in manifest["plan"]["steps"] if step["op"] == op)
+    step = next(step for step in manifest["plans"]["generate"]["steps"] if step["op"] == op)
     rows = [row for row in manifest["variants"][step["variants"]] if row["activation"] in (None, "float32")]
     return list(dict.fromkeys("+".join(row["kernels"]) for row in rows))
 

@@ -5,6 +5,7 @@ import { beforeAll, expect, test } from "vitest";
 import type { TokenRequest, TokenSource } from "../src/engine/request.js";
 import type { GenerationEvent, LoadProgress } from "../src/index.js";
 import { Engine } from "../src/index.js";
+import { planOf } from "../src/runtime/plan.js";
 import { dawn } from "../tools/dawn.js";
 import { lettersBundle, memorySource } from "./letters_bundle.js";
 
@@ -53,8 +54,9 @@ test.runIf(hasAdapter)("an engine that was destroyed answers with a DeviceError"
 });
 
 test.runIf(hasAdapter)("a binding that no step has is a BundleError", async () => {
-  const steps = manifest.plan.steps.map((step) => (step.op === "embed" ? { ...step, inputs: { table: "table", sampled: "sampled" } } : step));
-  const broken = lettersBundle({ plan: { ...manifest.plan, steps } });
+  const plan = planOf(manifest);
+  const steps = plan.steps.map((step) => (step.op === "embed" ? { ...step, inputs: { table: "table", sampled: "sampled" } } : step));
+  const broken = lettersBundle({ plans: { generate: { ...plan, steps } } });
   await expect(Engine.load(memorySource(broken.files), { gpu })).rejects.toThrow("binds role 'token_ids', which step 'embed' does not have");
 });
 
@@ -149,19 +151,21 @@ withEngine("raw with messages is a RequestError", async () => {
 });
 
 withEngine("a bundle that embeds answers with vectors, also on a new device, and generates nothing", async () => {
-  const { plan } = manifest;
+  const plan = planOf(manifest);
   const { logits, x } = plan.buffers;
   const { kv, sampled } = plan.states;
   const changes = {
     embedding: { pooling: "last_token", normalize: true },
     self_test: null,
-    plan: {
+    plans: {
+      embed: {
       ...plan,
       inputs: Object.fromEntries(Object.entries(plan.inputs).filter(([name]) => !["sample_slots", "sample_settings"].includes(name))),
       states: { kv, sampled },
       buffers: { logits, x },
       steps: plan.steps.slice(0, 2),
       outputs: { embeddings: "logits" },
+      },
     },
   } as unknown as Partial<typeof manifest>;
   const devices: GPUDevice[] = [];

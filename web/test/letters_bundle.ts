@@ -4,7 +4,8 @@
 
 import { createHash } from "node:crypto";
 
-import type { KernelEntry, Manifest } from "../src/runtime/manifest.js";
+import type { Expr, KernelEntry, Manifest } from "../src/runtime/manifest.js";
+import { FORMAT_VERSION } from "../src/runtime/manifest.js";
 import type { Source } from "../src/runtime/source.js";
 
 export type Files = Record<string, Uint8Array<ArrayBuffer>>;
@@ -103,6 +104,8 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     ...Object.fromEntries(Object.entries(embeds).map(([name, code]) => [`kernels/${name}.wgsl`, bytesOf(code)])),
   };
   const kernel = (name: string, roles: readonly string[], rest: Pick<KernelEntry, "uniforms" | "grid" | "workgroup_size">): KernelEntry => ({
+    template: name,
+    facts: {},
     file: `kernels/${name}.wgsl`,
     sha256: hashOf(files, `kernels/${name}.wgsl`),
     entry: "main",
@@ -116,10 +119,10 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
   const embedding = (name: string): KernelEntry =>
     kernel(name, ["table", "token_ids", "sampled", "y"], { uniforms: ["S", 0], grid: [1, "S"], workgroup_size: 8 });
   const row = { activation: null, needs: [], when: null };
-  const ints = (size: Manifest["plan"]["inputs"][string]["shape"][number]) => ({ shape: [size], dtype: "int32" as const });
+  const ints = (size: Expr) => ({ shape: [size], dtype: "int32" as const });
   const file = (name: string) => ({ file: name, size: files[name]?.length ?? 0, sha256: hashOf(files, name) });
   const manifest: Manifest = {
-    format_version: 1,
+    format_version: FORMAT_VERSION,
     generator: "test",
     target: "webgpu",
     arch: null,
@@ -132,7 +135,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
     kv: "activation",
     lora: null,
     activations: [{ dtype: "float32", needs: [] }],
-    plan: {
+    plans: { generate: {
       inputs: {
         token_ids: ints("S"),
         positions: ints("S"),
@@ -151,7 +154,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
         logit_bias: { shape: ["N", 8], dtype: "float32" },
         token_mask: { shape: ["N", 1], dtype: "int32" },
       },
-      constants: { rope_table: { kind: "rope", shape: [256, 2, 2], inverse_frequencies: [1, 0.01] } },
+      constants: { rope_table: { kind: "rope", shape: [256, 2, 2], inverse_frequencies: [1, 0.01], scale: 1 } },
       buffers: {
         x: { shape: ["S", 8], dtype: "float32" },
         logits: { shape: ["R", 8], dtype: "float32" },
@@ -173,7 +176,7 @@ export function lettersBundle(changes: Partial<Manifest> = {}, embeds: Readonly<
         { op: "top_logprobs", variants: "top_logprobs", inputs: { logits: "logits" }, outputs: { ids: "top_ids", logprobs: "top_logprobs" }, attrs: {} },
       ],
       outputs: { logits: "logits", next_token_ids: "next", token_logprobs: "logprobs", top_token_ids: "top_ids", top_logprobs: "top_logprobs" },
-    },
+    } },
     variants: {
       embed: [
         { kernels: ["embed_few"], activation: null, needs: [], when: ["<=", "S", 4] },
@@ -262,12 +265,14 @@ const SPEC: Manifest["spec"] = {
   intermediate_size: 8,
   max_position_embeddings: 256,
   rms_norm_eps: 1e-6,
-  rope: { theta: 10000, scaling: "none", factor: 1, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 0 },
+  rope: { theta: 10000, scaling: "none", factor: 1, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 0, rotary_dim: null },
   tie_word_embeddings: false,
   qkv_bias: false,
   output_bias: false,
   mlp_bias: false,
   qk_norm: false,
+  windows: [],
+  activation: "silu",
   bos_token_id: null,
   eos_token_ids: [5],
 };

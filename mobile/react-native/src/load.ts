@@ -57,7 +57,7 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
   report({});
   const root = `${files.documents}/nearfar`;
   const record = `${root}/${hashOf(address)}.json`;
-  const before = await storedManifest(files, record);
+  const before = await storedText(files, record);
   const known = await readManifest(address, before, get, signal);
   const { manifest, id } = known;
   requireDevice(manifest);
@@ -76,7 +76,7 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
   await downloadFiles(files, folder, address, entries, { fetch: get, signal, onBytes });
   await replace(files, record, encodeUtf8(known.text));
   // Of an older version nothing is needed any more.
-  if (before !== null && before.id !== id) await files.remove(`${root}/${before.id}`);
+  if (before !== null && hashOf(before) !== id) await files.remove(`${root}/${hashOf(before)}`);
 
   report({ phase: "upload" });
   const tokenizerJson = decodeUtf8((await readWhole(files, `${folder}/${manifest.tokenizer.file}`)) ?? new Uint8Array());
@@ -91,8 +91,8 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
 /** Delete what is on this phone of a bundle. */
 export async function removeBundle(address: string, files: FileSystem): Promise<void> {
   const record = `${files.documents}/nearfar/${hashOf(address)}.json`;
-  const known = await storedManifest(files, record);
-  if (known !== null) await files.remove(`${files.documents}/nearfar/${known.id}`);
+  const stored = await storedText(files, record);
+  if (stored !== null) await files.remove(`${files.documents}/nearfar/${hashOf(stored)}`);
   await files.remove(record);
 }
 
@@ -107,23 +107,24 @@ async function openBackend(
 }
 
 /** The server's manifest, and without a network the stored one. */
-async function readManifest(address: string, stored: Known | null, get: typeof fetch, signal: AbortSignal | undefined): Promise<Known> {
+async function readManifest(address: string, stored: string | null, get: typeof fetch, signal: AbortSignal | undefined): Promise<Known> {
   const url = fileAddress(address, MANIFEST_FILE);
   let response: Response;
   try {
     response = await get(url, { headers: { "Cache-Control": "no-cache" }, ...(signal === undefined ? {} : { signal }) });
   } catch (error) {
     signal?.throwIfAborted();
-    if (stored !== null) return stored;
+    if (stored !== null) return known(stored);
     throw new BundleError(`${MANIFEST_FILE}: ${url} cannot be fetched (${messageOf(error)}); check the connection`, { file: MANIFEST_FILE }, { cause: error });
   }
   if (!response.ok) throw new BundleError(`${MANIFEST_FILE}: ${url} answers ${response.status}; check that the bundle is there`, { file: MANIFEST_FILE, status: response.status });
   return known(await response.text());
 }
 
-async function storedManifest(files: FileSystem, record: string): Promise<Known | null> {
+/** The stored manifest, unchecked: one of an older release must neither stop a newer bundle's download nor its own removal. */
+async function storedText(files: FileSystem, record: string): Promise<string | null> {
   const bytes = await readWhole(files, record);
-  return bytes === null ? null : known(decodeUtf8(bytes));
+  return bytes === null ? null : decodeUtf8(bytes);
 }
 
 function known(text: string): Known {

@@ -134,3 +134,20 @@ test("a newer version takes the place of the older one", async () => {
   expect(now).toHaveLength(2);
   expect(older?.endsWith(".json") === true ? now : now.includes(older ?? "")).not.toBe(true);
 });
+
+test("a stored bundle of an older format is refused without a network, replaced by a newer one, and can be removed", async () => {
+  const { files, manifest } = lettersOnnx();
+  const [server, folder, { ort }] = [serverOf(files), await phone(), stubRuntime()];
+  const options = { files: folder, ort, fetch: server.fetch };
+  (await load(ADDRESS, options)).destroy();
+  const record = join(folder.documents, "nearfar", (await readdir(join(folder.documents, "nearfar"))).find((name) => name.endsWith(".json")) ?? "");
+  const makeOlder = () => writeFile(record, JSON.stringify({ ...manifest, format_version: 1 }));
+  await makeOlder();
+  server.left = 0;
+  await expect(load(ADDRESS, options)).rejects.toThrow("has format version 1, this @nearfar/web reads 2; compile the bundle again");
+  server.left = Infinity;
+  (await load(ADDRESS, options)).destroy();
+  await makeOlder();
+  await removeBundle(ADDRESS, folder);
+  expect(await readdir(join(folder.documents, "nearfar"))).not.toContain(record);
+});

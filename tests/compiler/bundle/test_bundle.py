@@ -55,9 +55,9 @@ def test_another_format_version_is_named(version: object, bundle: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda manifest: manifest.pop("plan"),
+        lambda manifest: manifest.pop("plans"),
         lambda manifest: manifest.update(new_key=1),
-        lambda manifest: manifest["plan"]["steps"][0].pop("op"),
+        lambda manifest: manifest["plans"]["generate"]["steps"][0].pop("op"),
         lambda manifest: manifest["spec"].pop("hidden_size"),
         lambda manifest: manifest.update(context="many"),
         lambda manifest: manifest["weights"]["model.norm.weight"]["planes"][0].update(dtype="int8"),

@@ -47,10 +47,12 @@ def test_the_bundle_ends_in_the_final_norm(compile_tiny: CompileTiny) -> None:
     manifest = open_bundle(compile_tiny("embedding", "f32")).manifest
     assert manifest.embedding is not None
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("last_token", True)
-    assert set(manifest.plan.outputs) == {"embeddings"}
-    assert manifest.plan.steps[-1].op == "rms_norm"
-    assert not {"sample_slots", "sample_settings"} & set(manifest.plan.inputs)
-    assert not {"token_counts", "logit_bias", "token_mask"} & set(manifest.plan.states)
+    plan = manifest.plan("embed")
+    assert manifest.plan_names == ("embed",)
+    assert set(plan.outputs) == {"embeddings"}
+    assert plan.steps[-1].op == "rms_norm"
+    assert not {"sample_slots", "sample_settings"} & set(plan.inputs)
+    assert not {"token_counts", "logit_bias", "token_mask"} & set(plan.states)
     assert manifest.self_test is None
 
 

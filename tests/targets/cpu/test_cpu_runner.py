@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
-from slot_answers import assert_same_choices
 from tiny_models import VOCAB_SIZE
 from tolerances import F16, F32, INT8_MODEL, INT16_MODEL, OF_ACTIVATION, relative_error
 
@@ -97,48 +96,6 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
     single = CpuRunner(bundle, limits=limits, allowed=allowed, threads=1)
     np.testing.assert_array_equal(whole_and_in_chunks(single, LONG, 300), alone)
     single.close()
-
-
-def test_penalties_bias_mask_and_tokens_fed_on_the_device_are_those_of_the_reference(bundle: Bundle) -> None:
-    assert_same_choices(
-        CpuRunner(bundle, limits=Limits(tokens=8, sequences=2, rows=2), activation="float32"),
-        ReferenceRunner(bundle, limits=Limits(sequences=2), activation="float32"),
-    )
-
-
-def test_a_sequence_goes_on_in_copied_pages(bundle: Bundle) -> None:
-    runner = CpuRunner(bundle, limits=Limits(tokens=32, sequences=1, rows=1, pages=4))
-    runner.submit(make_batch([Chunk(list(range(1, 21)), 0, [0, 1], [19])], 16))
-    runner.copy_pages([(1, 3), (0, 2)])
-    first, second = (runner.submit(make_batch([Chunk([5], 20, pages, [0])], 16)).result() for pages in ([0, 1], [2, 3]))
-    assert first.token_logprobs == second.token_logprobs
-    runner.close()
-
-
-def test_embeddings_are_those_of_the_reference(compile_tiny: CompileTiny, prompt_token_ids: list[int]) -> None:
-    path = compile_tiny("embedding", "q4f16", target="cpu", activations=("float32",))
-    batch = make_batch([Chunk(prompt_token_ids, 0, list(range(5)), [74, 3])], 16)
-    runner, reference = CpuRunner(open_bundle(path), limits=ALL_ROWS), ReferenceRunner(open_bundle(path))
-    assert relative_error(runner.embed(batch), reference.embed(batch)) < INT16_MODEL
-    with pytest.raises(RequestError, match="makes embeddings and generates no text"):
-        runner.submit(batch)
-    runner.close()
-
-
-@pytest.mark.parametrize(
-    ("dim", "chunks"),
-    [
-        ("S", [Chunk([1] * 9, 0, [0])]),
-        ("R", [Chunk([1] * 4, 0, [0], [0, 1, 2])]),
-        ("B", [Chunk([1], 0, [0]), Chunk([1], 0, [1]), Chunk([1], 0, [2])]),
-        ("T", [Chunk([1], 320, [0] * 21)]),
-    ],
-)
-def test_a_batch_beyond_the_limits_is_refused_at_once(dim: str, chunks: list[Chunk], bundle: Bundle) -> None:
-    runner = CpuRunner(bundle, limits=Limits(tokens=8, sequences=2, rows=2, pages=21))
-    with pytest.raises(RequestError, match=f"the batch has {dim} = "):
-        runner.submit(make_batch(chunks, 16))
-    runner.close()
 
 
 def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights(bundle: Bundle) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from plain_target import compile_plain
 from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chunks
-from slot_answers import assert_same_choices
 from tiny_models import VOCAB_SIZE
 from tolerances import F16, F32, KV_Q8, KV_Q8_F16, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, file_entry, open_any
-from nearfar.compiler.errors import DeviceError, RequestError, ToolError
+from nearfar.compiler.errors import DeviceError, ToolError
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -122,31 +121,6 @@ def test_a_runner_may_be_opened_on_one_thread_and_asked_on_others(compile_tiny: 
         found = pool.submit(lambda: runner.forward(make_batch([Chunk([3], 2, [1], [0])], 256)).logits).result()
     assert relative_error(found, expected) < F32 / 10
     runner.close()
-
-
-def test_penalties_bias_mask_and_tokens_of_slots_are_those_of_the_reference(compile_tiny: CompileTiny, plans: Plans) -> None:
-    assert_same_choices(
-        mlx_runner(compile_tiny("qwen3_wide", "q4f16", target="mlx", activations=("float32",)), Limits(8, 2, 2, 2)),
-        ReferenceRunner(plans("qwen3_wide", "q4f16"), limits=Limits(sequences=2)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("dim", "chunks"),
-    [
-        ("S", [Chunk([1] * 9, 0, [0])]),
-        ("R", [Chunk([1] * 4, 0, [0], [0, 1, 2])]),
-        ("B", [Chunk([1], 0, [0]), Chunk([1], 0, [1]), Chunk([1], 0, [2])]),
-        ("T", [Chunk([1], 256, [0] * 2)]),
-        ("G", [Chunk([1], 0, [0], adapter=0)]),
-    ],
-)
-def test_a_batch_beyond_the_limits_is_refused(dim: str, chunks: list[Chunk], compile_tiny: CompileTiny) -> None:
-    runner = mlx_runner(compile_tiny("llama", "f32", target="mlx"), Limits(tokens=8, sequences=2, rows=2, pages=3))
-    with pytest.raises(RequestError, match=f"the batch has {dim} = "):
-        runner.forward(make_batch(chunks, 256))
-    with pytest.raises(RequestError, match="generates text and makes no embeddings"):
-        runner.embed(make_batch(chunks[:1], 256))
 
 
 def test_weights_that_mlx_cannot_read_are_named(compile_tiny: CompileTiny, tmp_path: Path) -> None:

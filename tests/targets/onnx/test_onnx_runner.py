@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import pytest
 from onnx_cases import relative_rms
 from plain_target import compile_plain
 from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
-from slot_answers import assert_same_choices
 from tiny_models import VOCAB_SIZE
 from tolerances import ONNX_F32, ONNX_INT8_MODEL
 
@@ -22,7 +21,7 @@ from nearfar.compiler.errors import BundleError, DeviceError, RequestError, Tool
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.targets.onnx.kv_rows import FILLER_TOKENS, KvRows
 from nearfar.targets.onnx.runner import OnnxRunner
@@ -30,8 +29,6 @@ from nearfar.targets.onnx.runner import OnnxRunner
 CONTEXT = 96
 LIMITS = Limits(tokens=96, sequences=4, rows=96, pages=5)
 PROMPT = [(7 * i * i + 3 * i + 5) % VOCAB_SIZE for i in range(75)]
-# Pages, of which each holds a whole sequence.
-PAGES = ((3,), (0,), (4,))
 
 Compile = Callable[[str, str], tuple[ExportBundle, Bundle]]
 
@@ -59,26 +56,14 @@ def bundle(compiled: Compile) -> ExportBundle:
     return compiled("qwen3", "q4f16")[0]
 
 
-@pytest.fixture(autouse=True)
-def pages_of_ragged_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragged.PAGES", PAGES)
-
-
 def reference(bundle: Bundle) -> ReferenceRunner:
     return ReferenceRunner(bundle, limits=Limits(sequences=4, pages=24), activation="float32")
-
-
-def alone(runner: Runner, pages: Sequence[Sequence[int]], monkeypatch: pytest.MonkeyPatch) -> list[Array]:
-    monkeypatch.setattr("ragged.PAGES", pages)
-    return sequences_alone(runner)
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "quantization"), [("llama", "f32"), ("qwen2", "f32"), ("qwen3", "f32"), ("qwen2", "q8f16"), ("qwen3", "q4f16")]
 )
-def test_logits_are_those_of_the_reference_in_chunks_alone_and_side_by_side(
-    checkpoint: str, quantization: str, compiled: Compile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_those_of_the_reference_in_chunks_alone_and_side_by_side(checkpoint: str, quantization: str, compiled: Compile) -> None:
     exported, planned = compiled(checkpoint, quantization)
     runner, limit = OnnxRunner(exported, limits=LIMITS), ONNX_F32 if quantization == "f32" else ONNX_INT8_MODEL
     right = whole_and_in_chunks(reference(planned), PROMPT, 75)
@@ -86,7 +71,7 @@ def test_logits_are_those_of_the_reference_in_chunks_alone_and_side_by_side(
         assert relative_rms(whole_and_in_chunks(runner, PROMPT, chunk), right) < limit
     together = ragged_logits(runner)
     by_itself = sequences_alone(runner)
-    expected = alone(reference(planned), ((9, 2, 14), (0, 11, 3, 8), (5, 1)), monkeypatch)
+    expected = sequences_alone(reference(planned))
     for mine, mine_alone, wanted in zip(together, by_itself, expected, strict=True):
         assert relative_rms(mine, mine_alone) < limit
         assert relative_rms(mine, wanted) < limit
@@ -106,11 +91,6 @@ def test_8_bit_keys_and_values_are_appended_shared_and_copied_as_others_are(onnx
     runner.copy_pages([(1, 3)])
     assert relative_rms(decode(runner, 3, 20), whole[20]) < ONNX_F32
     runner.close()
-
-
-def test_penalties_bias_mask_and_tokens_left_in_slots_are_those_of_the_reference(compiled: Compile) -> None:
-    exported, planned = compiled("qwen3", "f32")
-    assert_same_choices(OnnxRunner(exported, limits=LIMITS), reference(planned), atol=1e-4)
 
 
 def decode(runner: OnnxRunner, page: int, start: int, *others: tuple[int, int]) -> Array:
@@ -192,32 +172,12 @@ def test_a_sequence_goes_on_in_a_copied_page_and_after_refused_drafts(bundle: Ex
     runner.close()
 
 
-@pytest.mark.parametrize(
-    ("dim", "chunks"),
-    [
-        ("S", [Chunk([1] * 9, 0, [0])]),
-        ("R", [Chunk([1] * 4, 0, [0], [0, 1, 2])]),
-        ("B", [Chunk([1], 0, [0]), Chunk([1], 0, [1]), Chunk([1], 0, [2])]),
-        ("T", [Chunk([1], CONTEXT, [0, 0])]),
-    ],
-)
-def test_a_batch_beyond_the_limits_is_refused_at_once(dim: str, chunks: list[Chunk], bundle: ExportBundle) -> None:
-    runner = OnnxRunner(bundle, limits=Limits(tokens=8, sequences=2, rows=2, pages=3))
-    with pytest.raises(RequestError, match=f"the batch has {dim} = "):
-        runner.submit(make_batch(chunks, CONTEXT))
-    runner.close()
-
-
 def test_what_cannot_run_here_is_refused_with_what_to_do(bundle: ExportBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = ExportBundle(bundle.path, bundle.manifest.model_copy(update={"device": "cuda"}))
     with pytest.raises(DeviceError, match=r"was made for cuda.* --device cpu"):
         open_runner("onnx", elsewhere, LIMITS)
     with pytest.raises(RequestError, match="was compiled for onnx; the cpu runner cannot run it"):
         open_runner("cpu", bundle, LIMITS)
-    with pytest.raises(RequestError, match="use the bundle of an embedding model"):
-        OnnxRunner(bundle).embed(make_batch([Chunk([1], 0, [0], [0])], CONTEXT))
-    with pytest.raises(RequestError, match="take no LoRA adapters"):
-        OnnxRunner(bundle).forward(make_batch([Chunk([1], 0, [0], [0], adapter=0)], CONTEXT))
     with pytest.raises(DeviceError, match=r"no memory for the keys and values of \d+ sequences .* --kv-memory"):
         OnnxRunner(bundle, limits=replace(LIMITS, pages=1 << 40))
     broken = tmp_path / "broken"

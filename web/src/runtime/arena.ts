@@ -1,6 +1,6 @@
 // The arena: all that changes with a batch, its numbers and the kernels' uniforms, in one buffer that one write per forward fills.
 
-import { BundleError } from "../errors.js";
+import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
 import type { Batch } from "./batch.js";
 import type { Dims } from "./expr.js";
@@ -16,22 +16,20 @@ export class Arena {
   readonly #floats: Float32Array<ArrayBuffer>;
   readonly #buffer: GPUBuffer;
   readonly #inputs = new Map<keyof Batch, GPUBufferBinding>();
-  readonly #floatInputs: ReadonlySet<string>;
   readonly #uniforms = new Map<string, GPUBufferBinding>();
 
   /** ``capacity`` gives the dims of the largest batch, ``uniforms`` each kernel's uniform integers. */
   constructor(
     private readonly allocator: Allocator,
-    plan: PlanEntry,
+    private readonly entries: PlanEntry["inputs"],
     uniforms: ReadonlyMap<string, readonly Expr[]>,
     capacity: Dims,
   ) {
-    const inputs = Object.entries(plan.inputs).map(([name, entry]) => [inputName(name), elements(entry.shape, capacity)] as const);
+    const inputs = Object.entries(entries).map(([name, entry]) => [inputName(name), elements(entry.shape, capacity)] as const);
     const ranges = [...inputs.map(([, count]) => count), ...[...uniforms.values()].map((values) => values.length)].map(range);
     const size = ranges.reduce((sum, bytes) => sum + bytes, 0);
     this.#words = new Int32Array(size / 4);
     this.#floats = new Float32Array(this.#words.buffer);
-    this.#floatInputs = new Set(Object.keys(plan.inputs).filter((name) => plan.inputs[name]?.dtype === "float32"));
     this.#buffer = allocator.allocate("arena", size, BUFFER_USAGE.STORAGE | BUFFER_USAGE.UNIFORM | BUFFER_USAGE.COPY_DST);
     let offset = 0;
     const take = (count: number): GPUBufferBinding => {
@@ -53,8 +51,14 @@ export class Arena {
     return binding;
   }
 
-  putInputs(batch: Batch): void {
-    for (const [name, { offset = 0 }] of this.#inputs) (this.#floatInputs.has(name) ? this.#floats : this.#words).set(batch[name], offset / 4);
+  /** Throws RequestError for an input that has not the size that the plan declares. */
+  putInputs(batch: Batch, dims: Dims): void {
+    for (const [name, { offset = 0 }] of this.#inputs) {
+      const { shape = [], dtype } = this.entries[name] ?? {};
+      const [found, expected] = [batch[name].length, elements(shape, dims)];
+      if (found !== expected) throw new RequestError(`batch: ${name} has ${found} elements, the plan takes ${expected}`, { input: name, found, expected });
+      (dtype === "float32" ? this.#floats : this.#words).set(batch[name], offset / 4);
+    }
   }
 
   putUniforms(kernel: string, exprs: readonly Expr[], dims: Dims): void {
@@ -76,7 +80,7 @@ const INPUTS: readonly string[] = [
 
 function inputName(name: string): keyof Batch {
   if (!INPUTS.includes(name)) {
-    throw new BundleError(`manifest.json: plan.inputs.${name} is not known here; known: ${INPUTS.join(", ")}; use a newer @nearfar/web`, { input: name });
+    throw new BundleError(`manifest.json: input ${name} is not known here; known: ${INPUTS.join(", ")}; use a newer @nearfar/web`, { input: name });
   }
   return name as keyof Batch;
 }

@@ -6,17 +6,17 @@ import type { ConstantEntry } from "./manifest.js";
 export function computeConstant(entry: ConstantEntry): Float32Array<ArrayBuffer> {
   // "rope" is the only kind; a second one makes this a switch, as the line says to the compiler.
   entry.kind satisfies "rope";
-  return ropeTable(entry.inverse_frequencies, entry.shape[0] ?? 0);
+  return ropeTable(entry.inverse_frequencies, entry.shape[0] ?? 0, entry.scale);
 }
 
-/** (positions, D/2, 2) float32: cosine and sine of position * inverse frequency, computed in float64. */
-function ropeTable(inverseFrequencies: readonly number[], positions: number): Float32Array<ArrayBuffer> {
+/** (positions, R/2, 2) float32: ``scale`` times cosine and sine of position * inverse frequency, computed in float64. */
+function ropeTable(inverseFrequencies: readonly number[], positions: number, scale: number): Float32Array<ArrayBuffer> {
   const table = new Float32Array(positions * inverseFrequencies.length * 2);
   let next = 0;
   for (let position = 0; position < positions; position++) {
     for (const frequency of inverseFrequencies) {
-      table[next++] = Math.cos(position * frequency);
-      table[next++] = Math.sin(position * frequency);
+      table[next++] = scale * Math.cos(position * frequency);
+      table[next++] = scale * Math.sin(position * frequency);
     }
   }
   return table;

@@ -7,6 +7,7 @@ import { Allocator } from "./allocator.js";
 import type { Dims } from "./expr.js";
 import type { Manifest } from "./manifest.js";
 import { sizeBytes } from "./memory.js";
+import { planOf } from "./plan.js";
 import { Staging } from "./staging.js";
 import type { ActivationDtype } from "./variants.js";
 
@@ -27,12 +28,12 @@ export class KvPages {
 
   constructor(
     private readonly allocator: Allocator,
-    { plan }: Manifest,
+    manifest: Manifest,
     activation: ActivationDtype,
     private readonly capacity: Dims,
     buffers: ReadonlyMap<string, GPUBuffer>,
   ) {
-    this.#layers = Object.entries(plan.states).flatMap(([name, entry]) => {
+    this.#layers = Object.entries(planOf(manifest).states).flatMap(([name, entry]) => {
       const buffer = buffers.get(name);
       return entry.shape[0] === "P" && buffer !== undefined ? [{ buffer, size: sizeBytes(entry, activation, { ...capacity, P: 1 }) }] : [];
     });

@@ -13,6 +13,7 @@ import type {
   EmbeddingSpec,
   ExportManifest,
   FileEntry,
+  InputEntry,
   KernelEntry,
   LoraEntry,
   LoraModule,
@@ -159,6 +160,7 @@ const ROPE = entry<RopeSpec>({
   low_freq_factor: number,
   high_freq_factor: number,
   original_max_position_embeddings: int,
+  rotary_dim: nullable(int),
 });
 const SPEC = entry<ModelSpec>({
   model_type: text,
@@ -177,13 +179,15 @@ const SPEC = entry<ModelSpec>({
   output_bias: flag,
   mlp_bias: flag,
   qk_norm: flag,
+  windows: list(nullable(int)),
+  activation: text,
   bos_token_id: nullable(int),
   eos_token_ids: list(int),
 });
 const PLAN = entry<PlanEntry>({
-  inputs: table(BUFFER),
+  inputs: table(entry<InputEntry>({ shape: list(expr), dtype: oneOf("float32", "int32", "uint32") })),
   states: table(BUFFER),
-  constants: table(entry<ConstantEntry>({ kind: oneOf("rope"), shape: list(int), inverse_frequencies: list(number) })),
+  constants: table(entry<ConstantEntry>({ kind: oneOf("rope"), shape: list(int), inverse_frequencies: list(number), scale: number })),
   buffers: table(BUFFER),
   steps: list(entry<StepEntry>({ op: text, variants: text, inputs: table(text), outputs: table(text), attrs: table(anything) })),
   outputs: table(text),
@@ -195,6 +199,8 @@ const VARIANT = entry<VariantEntry>({
   when: condition,
 });
 const KERNEL = entry<KernelEntry>({
+  template: text,
+  facts: table(anything),
   file: text,
   sha256: text,
   entry: text,
@@ -248,9 +254,14 @@ const DESCRIPTION: Checks<Description> = {
 const MANIFEST = entry<Manifest>({
   ...DESCRIPTION,
   arch: nullable(text),
-  lora: nullable(entry<LoraEntry>({ rank: int, modules: table(entry<LoraModule>({ a: text, b: text, part: int, start: int, stop: int })) })),
+  lora: nullable(
+    entry<LoraEntry>({
+      rank: int,
+      modules: table(list(entry<LoraModule>({ a: text, b: text, part: int, start: int, stop: int, first_row: int, factor: number }))),
+    }),
+  ),
   activations: list(entry<ActivationEntry>({ dtype: oneOf("float32", "float16"), needs: list(text) })),
-  plan: PLAN,
+  plans: table(PLAN),
   variants: table(list(VARIANT)),
   scratch: table(BUFFER),
   kernels: table(KERNEL),

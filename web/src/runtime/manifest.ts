@@ -80,6 +80,12 @@ export interface BufferEntry {
   readonly dtype: "float32" | "int32" | "uint32" | "activation";
 }
 
+/** An array that comes with every batch. */
+export interface InputEntry {
+  readonly shape: readonly Expr[];
+  readonly dtype: "float32" | "int32" | "uint32";
+}
+
 /** An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times cosine and sine of position * inverse_frequencies[i]. */
 export interface ConstantEntry {
   readonly kind: "rope";
@@ -97,9 +103,9 @@ export interface StepEntry {
   readonly attrs: Readonly<Record<string, unknown>>;
 }
 
-/** See `plan.Plan`. ``outputs`` maps to the buffers that hold them: "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); or, where the model embeds, "embeddings" (R, E) alone, float32 and not normalised. */
+/** See `plan.Plan`. ``inputs`` are all that a batch must bring. ``outputs`` maps to the buffers that hold them. Plan "generate" gives "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" gives "embeddings" (R, E), float32 and not normalised. */
 export interface PlanEntry {
-  readonly inputs: Readonly<Record<string, BufferEntry>>;
+  readonly inputs: Readonly<Record<string, InputEntry>>;
   readonly states: Readonly<Record<string, BufferEntry>>;
   readonly constants: Readonly<Record<string, ConstantEntry>>;
   readonly buffers: Readonly<Record<string, BufferEntry>>;
@@ -240,7 +246,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with a plan and kernels. ``files`` are those beside kernels and shards. ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes. Keys and values are the plan's states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``lora`` is None where the bundle takes no adapters. */
+/** A bundle with plans and kernels. ``files`` are those beside kernels and shards. ``plans`` has one entry for each thing that the bundle can do: "generate" text or "embed" it. A name means the same array in all plans, so plans share weights, constants and states, the pages of keys and values among them. ``arch`` is what the kernels were compiled for, None where they are source that any device of the target takes. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head D int8 codes of every row, four a word, the first lowest, then the bits of every row's float32 scale. ``scratch`` are buffers through which the kernels of one step pass values on; all steps share them. ``self_test`` is None where the compiler was asked to leave it out, and for models that embed; ``tuning`` holds one entry an adapter and activation dtype. ``lora`` is None where the bundle takes no adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -257,7 +263,7 @@ export interface Manifest {
   readonly arch: string | null;
   readonly lora: LoraEntry | null;
   readonly activations: readonly ActivationEntry[];
-  readonly plan: PlanEntry;
+  readonly plans: Readonly<Record<string, PlanEntry>>;
   readonly variants: Readonly<Record<string, readonly VariantEntry[]>>;
   readonly scratch: Readonly<Record<string, BufferEntry>>;
   readonly kernels: Readonly<Record<string, KernelEntry>>;

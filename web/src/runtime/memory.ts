@@ -6,6 +6,7 @@ import { computeConstant } from "./constants.js";
 import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import type { BufferEntry, Manifest } from "./manifest.js";
+import { planOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 import { largestPlane } from "./weights.js";
 
@@ -38,7 +39,7 @@ export function capacityOf(manifest: Manifest, { maxSequences = MAX_SEQUENCES, p
 }
 
 export function allocateMemory(allocator: Allocator, manifest: Manifest, activation: ActivationDtype, capacity: Dims): Memory {
-  const { states, constants } = manifest.plan;
+  const { states, constants } = planOf(manifest);
   const buffers = new Map<string, GPUBuffer>();
   for (const [name, entry] of Object.entries(states)) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
   const stateBytes = [...buffers.values()].reduce((sum, buffer) => sum + buffer.size, 0);
@@ -46,7 +47,7 @@ export function allocateMemory(allocator: Allocator, manifest: Manifest, activat
   for (const [name, entry] of Object.entries(constants)) {
     const array = computeConstant(entry);
     const expected = entry.shape.reduce((product, size) => product * size, 1);
-    if (array.length !== expected) throw new BundleError(`manifest.json: plan.constants.${name}: shape and values disagree; compile the bundle again`);
+    if (array.length !== expected) throw new BundleError(`manifest.json: constant ${name}: shape and values disagree; compile the bundle again`);
     const buffer = allocator.storage(name, array.byteLength);
     allocator.device.queue.writeBuffer(buffer, 0, array);
     buffers.set(name, buffer);
@@ -56,7 +57,7 @@ export function allocateMemory(allocator: Allocator, manifest: Manifest, activat
 
 /** The bytes of the largest single buffer that a manifest asks for, weights included. */
 export function largestBuffer(manifest: Manifest, activation: ActivationDtype, pool: PoolOptions = {}): number {
-  const { states, constants } = manifest.plan;
+  const { states, constants } = planOf(manifest);
   const capacity = capacityOf(manifest, pool);
   const entries = [...Object.values(states), ...Object.values(passingBuffers(manifest))].map((entry) => sizeBytes(entry, activation, capacity));
   const tables = Object.values(constants).map(({ shape }) => shape.reduce((product, size) => product * size, 4));
@@ -66,7 +67,7 @@ export function largestBuffer(manifest: Manifest, activation: ActivationDtype, p
 /** What lives within one forward: the plan's buffers, and as "scratch.NAME" what lives within one step. */
 export function passingBuffers(manifest: Manifest): Readonly<Record<string, BufferEntry>> {
   const scratch = Object.entries(manifest.scratch).map(([name, entry]) => [`scratch.${name}`, entry] as const);
-  return { ...manifest.plan.buffers, ...Object.fromEntries(scratch) };
+  return { ...planOf(manifest).buffers, ...Object.fromEntries(scratch) };
 }
 
 export function sizeBytes(entry: BufferEntry, activation: ActivationDtype, dims: Dims): number {

@@ -6,6 +6,7 @@ import type { Dims } from "./expr.js";
 import type { Manifest } from "./manifest.js";
 import type { PoolOptions } from "./memory.js";
 import { capacityOf, passingBuffers, sizeBytes } from "./memory.js";
+import { planOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface MemoryOptions extends PoolOptions {
@@ -57,13 +58,13 @@ export function poolWithin(manifest: Manifest, activation: ActivationDtype, opti
   return options.memoryBudget === undefined ? options : { ...options, pages: planMemory(manifest, activation, options).pages };
 }
 
-function keyValueBytes({ plan }: Manifest, activation: ActivationDtype, dims: Dims): number {
-  const paged = Object.values(plan.states).filter(({ shape }) => shape[0] === "P");
+function keyValueBytes(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
+  const paged = Object.values(planOf(manifest).states).filter(({ shape }) => shape[0] === "P");
   return paged.reduce((sum, entry) => sum + sizeBytes(entry, activation, dims), 0);
 }
 
 function working(manifest: Manifest, activation: ActivationDtype, dims: Dims): number {
-  const { states, constants } = manifest.plan;
+  const { states, constants } = planOf(manifest);
   const slots = Object.values(states).filter(({ shape }) => shape[0] !== "P");
   const arrays = [...slots, ...Object.values(passingBuffers(manifest))].map((entry) => paddedSize(sizeBytes(entry, activation, dims)));
   const tables = Object.values(constants).map(({ shape }) => paddedSize(shape.reduce((product, size) => product * size, 4)));

@@ -20,6 +20,7 @@ import type { MemoryOptions } from "./memory_plan.js";
 import { poolWithin } from "./memory_plan.js";
 import type { CompiledKernel } from "./pipelines.js";
 import { compileKernels } from "./pipelines.js";
+import { planOf } from "./plan.js";
 import type { Dispatch } from "./schedule.js";
 import { Schedule, kernelNames } from "./schedule.js";
 import { SlotStates } from "./slot_states.js";
@@ -177,7 +178,7 @@ export class Runner {
     const weights = allocateWeights(allocator, manifest);
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
-    const arena = new Arena(allocator, manifest.plan, uniforms, capacity);
+    const arena = new Arena(allocator, planOf(manifest).inputs, uniforms, capacity);
     const roles = manifest.embedding === null ? GENERATED : (["embeddings"] as const);
     const results: Results = Object.fromEntries(roles.map((role) => [role, findResult(manifest, memory.buffers, role)]));
     await requireMemory(device, allocator.bytes);
@@ -354,7 +355,7 @@ export class Runner {
 
   /** Send a batch, and its sizes for the kernels that will run it. */
   private put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims): void {
-    this.arena.putInputs(batch);
+    this.arena.putInputs(batch, dims);
     for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel))) this.arena.putUniforms(kernel.name, kernel.entry.uniforms, dims);
     this.arena.write();
   }
@@ -389,11 +390,12 @@ function encodeDispatches(pass: GPUComputePassEncoder, dispatches: readonly Disp
   }
 }
 
-function findResult({ plan }: Manifest, buffers: ReadonlyMap<string, GPUBuffer>, role: OutputRole): Result {
+function findResult(manifest: Manifest, buffers: ReadonlyMap<string, GPUBuffer>, role: OutputRole): Result {
+  const plan = planOf(manifest);
   const name = plan.outputs[role] ?? "";
   const [buffer, entry] = [buffers.get(name), plan.buffers[name]];
   if (buffer === undefined || entry === undefined) {
-    throw new BundleError(`manifest.json: plan.outputs.${role} names no buffer; compile the bundle again`, { output: role });
+    throw new BundleError(`manifest.json: output ${role} names no buffer; compile the bundle again`, { output: role });
   }
   return { buffer, columns: elements(entry.shape.slice(1), {}) };
 }

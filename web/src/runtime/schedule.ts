@@ -9,6 +9,7 @@ import type { Workgroups } from "./grid.js";
 import { workgroups } from "./grid.js";
 import type { KernelEntry, Manifest, StepEntry, VariantEntry } from "./manifest.js";
 import type { CompiledKernel } from "./pipelines.js";
+import { planOf } from "./plan.js";
 import { chooseRow } from "./variants.js";
 
 export interface Dispatch {
@@ -45,7 +46,7 @@ export class Schedule {
     find: FindBinding,
     uniform: (kernel: string) => GPUBindingResource,
   ) {
-    this.#steps = manifest.plan.steps.map((step) => ({
+    this.#steps = planOf(manifest).steps.map((step) => ({
       list: step.variants,
       rows: (rows.get(step.variants) ?? []).map((row) => {
         const launches = row.kernels.map((name) => {

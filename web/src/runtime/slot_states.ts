@@ -5,6 +5,7 @@ import type { Allocator } from "./allocator.js";
 import type { Dims } from "./expr.js";
 import { elements } from "./expr.js";
 import type { Manifest } from "./manifest.js";
+import { planOf } from "./plan.js";
 
 export type SlotState = "token_counts" | "logit_bias" | "token_mask";
 
@@ -18,9 +19,9 @@ export class SlotStates {
 
   /** Set a slot's values; null for zeros. Throws RequestError for a slot or a number of values that it has not. */
   set(name: SlotState, slot: number, values: Int32Array<ArrayBuffer> | Float32Array<ArrayBuffer> | null): void {
-    const entry = this.manifest.plan.states[name];
+    const entry = planOf(this.manifest).states[name];
     const buffer = this.buffers.get(name);
-    if (entry === undefined || buffer === undefined) throw new BundleError(`manifest.json: plan.states.${name} is missing; compile the bundle again`);
+    if (entry === undefined || buffer === undefined) throw new BundleError(`manifest.json: state ${name} is missing; compile the bundle again`);
     const slots = this.capacity.N ?? 0;
     const length = elements(entry.shape.slice(1), this.capacity);
     if (!Number.isInteger(slot) || slot < 0 || slot >= slots) throw new RequestError(`${name}: slot ${slot} is none of 0 to ${slots - 1}`, { slot });

@@ -10,12 +10,13 @@ import type { Dims } from "./expr.js";
 import { holds } from "./expr.js";
 import type { Condition, Manifest, TunedRow, VariantEntry } from "./manifest.js";
 import { PREFILL_CHUNK } from "./memory.js";
+import { planOf } from "./plan.js";
 import { sequenceBatch } from "./sequence_batch.js";
 import { chooseRow } from "./variants.js";
 
 /** What tuning needs of a runner. */
 export interface TimedRunner {
-  readonly manifest: Pick<Manifest, "plan" | "context" | "page_size">;
+  readonly manifest: Pick<Manifest, "plans" | "embedding" | "context" | "page_size">;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
   readonly limits: { readonly pages: number };
   time(batch: Batch, list: string, variant: string, count: number): Promise<number>;
@@ -116,8 +117,10 @@ class Slices {
 }
 
 /** Where a list is measured: at one token and at a prefill's chunk, and if it goes by the context's length, at a short and at the longest. */
-function points({ plan, context }: TimedRunner["manifest"], list: string, rows: readonly VariantEntry[]): readonly Point[] {
+function points(manifest: TimedRunner["manifest"], list: string, rows: readonly VariantEntry[]): readonly Point[] {
   if (new Set(rows.map(variantName)).size < 2) return [];
+  const { context } = manifest;
+  const plan = planOf(manifest);
   const steps = plan.steps.filter((step) => step.variants === list);
   const leading = steps.flatMap(({ outputs }) => Object.values(outputs).flatMap((name) => plan.buffers[name]?.shape[0] ?? []))[0];
   const chunk = Math.min(PREFILL_CHUNK, context);

@@ -8,6 +8,7 @@ import { arrange, variantName } from "./choices.js";
 import type { Dims } from "./expr.js";
 import { holds } from "./expr.js";
 import type { ActivationEntry, Manifest, VariantEntry } from "./manifest.js";
+import { planOf } from "./plan.js";
 
 export type ActivationDtype = ActivationEntry["dtype"];
 
@@ -32,7 +33,7 @@ export function selectRows(
   features: ReadonlySet<string>,
   choices: Choices | null,
 ): ReadonlyMap<string, readonly VariantEntry[]> {
-  const lists = new Set(manifest.plan.steps.map((step) => step.variants));
+  const lists = new Set(planOf(manifest).steps.map((step) => step.variants));
   return new Map(
     [...lists].map((list) => {
       const rows = usableRows(manifest, list, activation, features);

@@ -1,9 +1,11 @@
 import { expect, test } from "vitest";
 
 import { checkManifest, loadManifest } from "../../src/runtime/load_manifest.js";
+import { planOf } from "../../src/runtime/plan.js";
 import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
 
 const { manifest, files } = lettersBundle();
+const plan = planOf(manifest);
 const SIGNAL = new AbortController().signal;
 
 test("a sound manifest is taken as it is", async () => {
@@ -16,7 +18,14 @@ test("a page instead of a manifest is a BundleError that asks for the address", 
 });
 
 test("another format version is a BundleError that names both", () => {
-  expect(() => checkManifest({ ...manifest, format_version: 99 })).toThrow("has format version 99, this @nearfar/web reads 1");
+  expect(() => checkManifest({ ...manifest, format_version: 99 })).toThrow("has format version 99, this @nearfar/web reads 2");
+});
+
+test("a bundle of the format before plans had names is a BundleError that says what to do", () => {
+  const { plans, ...older } = manifest;
+  expect(() => checkManifest({ ...older, plan: plans.generate, format_version: 1 })).toThrow(
+    "has format version 1, this @nearfar/web reads 2; compile the bundle again, or use the @nearfar/web of its release",
+  );
 });
 
 test("a bundle for another target is a BundleError", () => {
@@ -24,12 +33,12 @@ test("a bundle for another target is a BundleError", () => {
 });
 
 test("an unknown key is an error, so that nothing is silently ignored", () => {
-  expect(() => checkManifest({ ...manifest, plan: { ...manifest.plan, future: 1 } })).toThrow("key 'plan.future' is not known here");
+  expect(() => checkManifest({ ...manifest, plans: { generate: { ...plan, future: 1 } } })).toThrow("key 'plans.generate.future' is not known here");
 });
 
 test("a missing key is named with its path", () => {
-  const steps = [{ ...manifest.plan.steps[0], variants: undefined }];
-  expect(() => checkManifest({ ...manifest, plan: { ...manifest.plan, steps } })).toThrow("plan.steps[0].variants must be a string, not missing");
+  const steps = [{ ...plan.steps[0], variants: undefined }];
+  expect(() => checkManifest({ ...manifest, plans: { generate: { ...plan, steps } } })).toThrow("plans.generate.steps[0].variants must be a string, not missing");
 });
 
 test.each([
@@ -37,6 +46,9 @@ test.each([
   [{ shards: {} }, "shards must be a list, not {}"],
   [{ kernels: [] }, "kernels must be an object"],
   [{ activations: [{ dtype: "int8", needs: [] }] }, 'activations[0].dtype must be "float32" or "float16"'],
+  [{ lora: { rank: 1, modules: { q: [{ a: "a", b: "b", part: 0, start: 0, stop: 4, first_row: 0 }] } } }, "lora.modules.q[0].factor must be a number, not missing"],
+  [{ spec: { ...manifest.spec, windows: [4, "all"] } }, 'spec.windows[1] must be an integer, not "all"'],
+  [{ kernels: { k: { ...manifest.kernels.sample, facts: [] } } }, "kernels.k.facts must be an object"],
   [{ variants: { a: [{ kernels: ["k"], activation: null, needs: [], when: ["<=", "S"] }] } }, "variants.a[0].when must be a condition"],
 ])("a value of the wrong kind is named with its path: %j", (change, message) => {
   expect(() => checkManifest({ ...manifest, ...change })).toThrow(message);

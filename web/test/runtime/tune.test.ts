@@ -8,6 +8,7 @@ import { NO_CHOICES } from "../../src/runtime/choices.js";
 import type { Condition, Manifest, VariantEntry } from "../../src/runtime/manifest.js";
 import type { TimedRunner, TuneOptions } from "../../src/runtime/tune.js";
 import { tune } from "../../src/runtime/tune.js";
+import { planOf } from "../../src/runtime/plan.js";
 import { lettersBundle } from "../letters_bundle.js";
 
 const row = (name: string, when: Condition = null): VariantEntry => ({ kernels: [name], activation: null, needs: [], when });
@@ -34,8 +35,9 @@ class FakeRunner implements TimedRunner {
   constructor(private readonly steps: Readonly<Record<string, (batch: Batch) => number>>) {
     const { manifest } = lettersBundle({ context: 1024 });
     // The hand-made model has no attention; its second step, of as many rows as there are tokens, stands for one.
-    const buffers = { ...manifest.plan.buffers, logits: { shape: ["S", 8], dtype: "float32" as const } };
-    this.manifest = { ...manifest, plan: { ...manifest.plan, buffers } };
+    const plan = planOf(manifest);
+    const buffers = { ...plan.buffers, logits: { shape: ["S", 8], dtype: "float32" as const } };
+    this.manifest = { ...manifest, plans: { generate: { ...plan, buffers } } };
   }
 
   time(batch: Batch, _list: string, name: string, count: number): Promise<number> {

@@ -1,0 +1,122 @@
+"""What all runners share: their limits, the checks of what they receive, and the order of calls. A device fills in the abstract methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from ..bundle.manifest import EMBED, GENERATE, Description, InputEntry
+from ..errors import RequestError
+from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
+from .inputs import EXPORT_INPUTS, require_inputs
+from .limits import largest_dims, require_within, whole_limits
+
+AnyManifest = TypeVar("AnyManifest", bound=Description)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The shape and dtype of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class BaseRunner(ABC, Generic[AnyManifest]):
+    """Implements `Runner`."""
+
+    def __init__(self, manifest: AnyManifest, limits: Limits) -> None:
+        self.manifest = manifest
+        self.limits = whole_limits(manifest, limits)
+        self.num_pages = self.limits.pages or 0
+        self.largest: Mapping[str, int] = largest_dims(manifest, self.limits)
+        self._closed = False
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """What it runs on, in words."""
+
+    def forward(self, batch: Batch) -> Output:
+        """The next tokens of the sampled rows. Raises RequestError as `submit`."""
+        return self.submit(batch).result()
+
+    def submit(self, batch: Batch) -> Future[Output]:
+        """Raises RequestError at once for a bundle that embeds and for a batch that is too large or has other inputs than the plan."""
+        return self._generate(batch, self._accept(batch, GENERATE))
+
+    def embed(self, batch: Batch) -> FloatArray:
+        """The embeddings (R, E) of the sampled rows. Raises RequestError as `submit`, for a bundle that generates text."""
+        return self._embed(batch, self._accept(batch, EMBED)).result()
+
+    def write_state(self, name: str, slot: int, values: Array) -> None:
+        """Raises RequestError for a state that is not kept by slot, a slot out of range, and values of another shape."""
+        rooms = self._slot_states
+        if name not in rooms:
+            raise RequestError(f"{self.manifest.model} has no state '{name}' by slot; it has {', '.join(rooms) or 'none'}")
+        slots, *shape = rooms[name].shape
+        if not 0 <= slot < slots:
+            raise RequestError(f"slot {slot} of state '{name}' is out of range; it has slots 0 to {slots - 1}")
+        if list(values.shape) != shape:
+            raise RequestError(f"a slot of state '{name}' has shape {shape}, not {list(values.shape)}")
+        # A copy, because a device may read it after the caller has gone on.
+        self._in_order(self._write_row, name, slot, np.array(values, rooms[name].dtype))
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages, pair after pair. Raises RequestError for a page that is not in the pool."""
+        for page in (page for pair in pairs for page in pair):
+            if not 0 <= page < self.num_pages:
+                raise RequestError(f"page {page} is not in the pool, which has pages 0 to {self.num_pages - 1}")
+        self._in_order(self._copy_pages, tuple(pairs))
+
+    def close(self) -> None:
+        """Wait for all that was submitted, then free the memory. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    def _accept(self, batch: Batch, plan: str) -> Mapping[str, int]:
+        """The dims of a batch that the runner can run by a plan."""
+        if self._closed:
+            raise RequestError(f"{self.manifest.model}: the runner is closed; open another one")
+        require_plan(self.manifest, plan)
+        dims = batch.dims(self.num_pages, self.limits.sequences, self.limits.adapters)
+        require_within(dims, self.largest)
+        require_inputs(batch, self._inputs(plan), dims)
+        return dims
+
+    def _inputs(self, plan: str) -> Mapping[str, InputEntry]:  # noqa: ARG002
+        """The inputs that a plan declares."""
+        return EXPORT_INPUTS
+
+    @property
+    @abstractmethod
+    def _slot_states(self) -> Mapping[str, Room]:
+        """The states that `write_state` writes, by name: their first dim counts slots."""
+
+    def _in_order(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Call a function after all calls before it: here at once. A runner with a worker thread returns before the call."""
+        return done(function(*arguments))
+
+    @abstractmethod
+    def _generate(self, batch: Batch, dims: Mapping[str, int]) -> Future[Output]:
+        """Run a batch that was accepted."""
+
+    def _embed(self, batch: Batch, dims: Mapping[str, int]) -> Future[FloatArray]:  # noqa: ARG002
+        """As `_generate`, for runners of bundles that embed."""
+        raise AssertionError(self.manifest.plan_names)
+
+    @abstractmethod
+    def _write_row(self, name: str, slot: int, values: Array) -> None: ...
+
+    @abstractmethod
+    def _copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Free the memory."""
