@@ -197,8 +197,8 @@ def attention_variants(step: Step, context: CpuContext, activation: str) -> list
     for level in context.plain_levels:
         tile = TILE_QUERIES[level] // heads.group
         if tile > 1:
-            rows.append(row(level, instance(attention, level, **facts, rows=tile), when=MANY_ROWS))
-    return rows + plain(context, attention, **facts, rows=1)
+            rows.append(row(level, instance(attention, level, **facts, tile_rows=tile), when=MANY_ROWS))
+    return rows + plain(context, attention, **facts, tile_rows=1)
 
 
 def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores) -> bool:

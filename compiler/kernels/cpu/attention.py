@@ -3,8 +3,8 @@
 The first phase prepares queries in scratch, times the scale: for rope_attention from the joint projection (`new_heads.py`), whose keys and
 values it also appends to the pages; for attention from q. Then come the keys, block after block (`key_block.py`):
 
-attention        one task: all query heads of one kv head, for ``rows`` neighbouring new tokens, which share each load of a key. One row is
-                 the plain form; more are for prompts. Both are right for any batch.
+attention        one task: all query heads of one kv head, for ``tile_rows`` neighbouring new tokens, which share each load of a key. One
+                 row is the plain form; more are for prompts. Both are right for any batch.
 attention_split  one task: the same for one new token and one block of keys; last tasks merge the blocks. For few sequences of many keys,
                  each with one new token (S == B).
 """
@@ -25,31 +25,33 @@ from .pages import Pages
 LONGEST_WINDOW = 1 << 30
 
 
-def attention(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, rows: int) -> Kernel:
-    """Tasks of ``rows`` new tokens; rows of several sequences are computed one sequence after the other."""
+def attention(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, tile_rows: int) -> Kernel:
+    """Tasks of ``tile_rows`` new tokens; rows of several sequences are computed one sequence after the other."""
     arguments = Arguments(name, isa, heads, preparation, scores)
     kernel = arguments.kernel
     arguments.prepare_queries()
-    with kernel.tasks("task", ["ceildiv", "S", rows], heads.num_kv_heads) as task:
+    with kernel.tasks("task", ["ceildiv", "S", tile_rows], heads.num_kv_heads) as task:
         place, kv_head = kernel.split(task, heads.num_kv_heads, ("place", "kv_head"))
         # Later tiles of a prompt see more keys. A thread's tasks are neighbours, so first and last tiles take turns: all get as much work.
         turn, odd = kernel.split(place, 2, ("turn", "odd"))
-        tile = kernel.let("tile", select(odd > 0, round_up_quotient(kernel.size("S"), rows) - 1 - turn, turn))
+        tile = kernel.let("tile", select(odd > 0, round_up_quotient(kernel.size("S"), tile_rows) - 1 - turn, turn))
         row = kernel.local("row", 1, "int32")
-        row[0] = tile * rows
-        end = kernel.let("end", minimum(tile * rows + rows, kernel.size("S")))
-        with kernel.loop("part", rows) as part, kernel.when(row[0] < end if rows > 1 else True):
+        row[0] = tile * tile_rows
+        end = kernel.let("end", minimum(tile * tile_rows + tile_rows, kernel.size("S")))
+        with kernel.loop("part", tile_rows) as part, kernel.when(row[0] < end if tile_rows > 1 else True):
             del part
             sequence = arguments.sequence_of(row[0])
             stop = kernel.let("stop", minimum(end, arguments.seq_starts[sequence + 1]))
             # A sequence that decodes beside prompts has one row here, which would be computed as often as a tile has rows.
             alone = stop - row[0] == 1
-            with kernel.when(alone if rows > 1 else True):
+            with kernel.when(alone if tile_rows > 1 else True):
                 attend(arguments, [row[0]], stop, kv_head, sequence)
-            if rows > 1:
+            if tile_rows > 1:
                 # Rows beyond the last are copies of it, and are not stored.
                 with kernel.when(stop - row[0] > 1):
-                    attend(arguments, [kernel.let("mine", minimum(row[0] + i, stop - 1)) for i in range(rows)], stop, kv_head, sequence)
+                    attend(
+                        arguments, [kernel.let("mine", minimum(row[0] + i, stop - 1)) for i in range(tile_rows)], stop, kv_head, sequence
+                    )
             row[0] = stop
     return kernel.finish()
 

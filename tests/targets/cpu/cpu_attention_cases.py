@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -54,7 +55,7 @@ class Layer:
         return "_".join([sizes, *found])
 
     @property
-    def pages(self) -> tuple[object, ...]:
+    def pages(self) -> tuple[Any, ...]:
         if self.kv == "q8":
             return ("uint32", "P", 2, self.num_kv_heads, self.page_size, self.head_dim // 4 + 1)
         return ("activation", "P", 2, self.num_kv_heads, self.page_size, self.head_dim)
@@ -64,24 +65,24 @@ class Layer:
         return {"scale": self.scale, "window": self.window, "softcap": self.softcap, "causal": self.causal}
 
 
-# (layer, batches, levels). Wide heads take long to compile, so levels take turns.
+# (layer, batches, levels beside the base). Kernels take long to compile, so levels take turns.
 ROPE_ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
-    (Layer(6, 3, 24, rotary_dim=24, norm=True), (*SMALL, *LONG), ("avx512", "avx2", "neon")),
-    (Layer(6, 3, 24, kv="q8", rotary_dim=24, norm=True), (*SMALL, *LONG), ("avx512", "avx2")),
-    (Layer(3, 1, 66, 32, "float16", rotary_dim=66), (*SMALL, *LONG), ("avx512", "avx2")),
-    (Layer(7, 1, 80, 16, "float16", rotary_dim=32, window=5), (*SMALL, *LONG), ("avx512", "neon")),
-    (Layer(2, 2, 256, 32, kv="q8", rotary_dim=256, norm=True, window=300), FAR, ("avx512", "avx2")),
-    (Layer(4, 2, 2, scale=0.3, softcap=1.5, window=256), (*SMALL, *FAR), ("avx512", "avx2", "neon")),
-    (Layer(7, 1, 24, kv="q8", rotary_dim=10, norm=True, window=17, softcap=3.0), (*SMALL, *LONG), ("avx512", "avx2")),
-    (Layer(2, 2, 80, rotary_dim=20, causal=False), (*SMALL, *LONG), ("avx512", "avx2")),
+    (Layer(6, 3, 24, rotary_dim=24, norm=True), (*SMALL, *LONG), ("avx512", "neon")),
+    (Layer(6, 3, 24, kv="q8", rotary_dim=24, norm=True), (*SMALL, *LONG), ("neon",)),
+    (Layer(3, 1, 66, 32, "float16", rotary_dim=66), (*SMALL, *LONG), ("avx512",)),
+    (Layer(7, 1, 80, 16, "float16", rotary_dim=32, window=5), (*SMALL, *LONG), ("avx512",)),
+    (Layer(2, 2, 256, 32, kv="q8", rotary_dim=256, norm=True, window=300), FAR, ()),
+    (Layer(4, 2, 2, scale=0.3, softcap=1.5, window=256), (*SMALL, *FAR), ("neon",)),
+    (Layer(7, 1, 24, kv="q8", rotary_dim=10, norm=True, window=17, softcap=3.0), (*SMALL, *LONG), ("avx512", "neon")),
+    (Layer(2, 2, 80, rotary_dim=20, causal=False), (*SMALL, *LONG), ("avx512",)),
 )  # fmt: skip
 ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
-    (Layer(6, 3, 24), (*SMALL, *LONG), ("avx512", "avx2", "neon")),
-    (Layer(3, 3, 80, 32, "float16", causal=False, sinks=True), (*SMALL, *LONG), ("avx512", "avx2")),
-    (Layer(14, 2, 24, 16, "float16", sinks=True, window=100), (*SMALL, *LONG), ("avx512", "neon")),
-    (Layer(2, 1, 2, causal=False, window=40, softcap=2.0), (*SMALL, *LONG), ("avx512", "avx2")),
-    (Layer(6, 3, 24, kv="q8", causal=False, sinks=True, softcap=2.0, window=300), (*SMALL, *FAR), ("avx512", "avx2")),
-    (Layer(1, 1, 256, 32, "float16", kv="q8", scale=0.02, sinks=True), (*SMALL, *LONG), ("avx512", "avx2")),
+    (Layer(6, 3, 24), (*SMALL, *LONG), ("avx512",)),
+    (Layer(3, 3, 80, 32, "float16", causal=False, sinks=True), (*SMALL, *LONG), ("avx512",)),
+    (Layer(14, 2, 24, 16, "float16", sinks=True, window=100), (*SMALL, *LONG), ("avx512",)),
+    (Layer(2, 1, 2, causal=False, window=40, softcap=2.0), (*SMALL, *LONG), ("avx512",)),
+    (Layer(6, 3, 24, kv="q8", causal=False, sinks=True, softcap=2.0, window=300), (*SMALL, *FAR), ("avx512",)),
+    (Layer(1, 1, 256, 32, "float16", kv="q8", scale=0.02, sinks=True), (*SMALL, *LONG), ()),
 )  # fmt: skip
 APPEND = (
     Layer(6, 3, 24, rotary_dim=24, norm=True),

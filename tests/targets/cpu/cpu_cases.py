@@ -9,6 +9,7 @@ import kernel_cases as shared
 import numpy as np
 from cpu_attention_cases import attention_cases
 from cpu_steps import Batch, StepCase
+from kernel_harness import Run
 
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.ir.sampling import Settings
@@ -119,7 +120,8 @@ def gate_case(name: str, op: str, inputs: Inputs, attrs: dict[str, Any]) -> Step
 
 
 def projection_cases() -> Iterator[StepCase]:
-    for op, quantization, columns, outputs, x, y, optional, attrs, activation in PROJECTIONS:
+    # The levels of all formats are compared in test_cpu_linear.py.
+    for turn, (op, quantization, columns, outputs, x, y, optional, attrs, activation) in enumerate(PROJECTIONS):
         gated = op == "gated_linear"
         width = attrs.get("columns") or (outputs // 2 if gated else outputs)
         dim = "R" if "residual" in optional else "S"
@@ -134,7 +136,8 @@ def projection_cases() -> Iterator[StepCase]:
         dtype = {} if gated else {"dtype": y}
         batches = [Batch({dim: rows}) for rows in (1, 4, 9)]
         name = f"{op}_{quantization}_{columns}_{outputs}_{activation}"
-        yield StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization)
+        level = ("vnni", "neon", "avx512")[turn % 3]
+        yield StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization, (level,))
 
 
 def lora_cases() -> Iterator[StepCase]:
@@ -186,7 +189,7 @@ def sampling_cases() -> Iterator[StepCase]:
         yield sampling_case("adjust_logits", f"adjust_logits_{columns}", shared.adjust_logits_case(columns).runs())
 
 
-def sampling_case(op: str, name: str, runs: Sequence[shared.Run]) -> StepCase:
+def sampling_case(op: str, name: str, runs: Sequence[Run]) -> StepCase:
     columns = runs[0].arrays["logits"].shape[1]
     inputs: Inputs = {"logits": ("float32", "R", columns)}
     if op != "top_logprobs":
@@ -196,5 +199,6 @@ def sampling_case(op: str, name: str, runs: Sequence[shared.Run]) -> StepCase:
     if op == "sample":
         inputs |= {"adjusted": ("float32", "A", columns), "sampled": ("int32", "N")}
     batches = [Batch(run.dims, {role: run.arrays[role] for role in inputs}) for run in runs]
+    levels = ("avx512", "neon") if columns > 1000 else ()
     # The sums of logits are vectors of the level's length.
-    return StepCase(name, op, inputs, {}, batches, same_bits=op == "adjust_logits")
+    return StepCase(name, op, inputs, {}, batches, levels=levels, same_bits=op == "adjust_logits")

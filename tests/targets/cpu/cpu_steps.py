@@ -55,7 +55,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepCase:
-    """``levels`` None means all. ``same_bits``: every variant at every level computes the same bits."""
+    """``levels``: those that run beside the base, None for all. ``same_bits``: every variant at every level computes the same bits."""
 
     name: str
     op: str
@@ -75,7 +75,7 @@ class StepCase:
 
     @property
     def shapes(self) -> dict[str, tuple[Expr, ...]]:
-        return {role: shape for role, (_, *rest) in self.inputs.items() if (shape := tuple(rest)) is not None}
+        return {role: tuple(shape) for role, (_, *shape) in self.inputs.items()}
 
     @property
     def results(self) -> dict[str, tuple[tuple[Expr, ...], Any]]:
@@ -111,7 +111,7 @@ class StepCase:
         rows = [*self.variants(LEVELS), *(row for row in self.variants((NEON,)) if ARCH.name == "x86_64")]
         for row in rows:
             level = level_of(row.kernels[-1])
-            if self.levels is None or level.name in self.levels:
+            if self.levels is None or level.name in self.levels or level == ARCH.levels[-1]:
                 yield level, row
 
 
@@ -137,7 +137,8 @@ def run_of(case: StepCase, batch: Batch) -> Run:
     for role, (kind, *declared) in case.inputs.items():
         shape = tuple(evaluate(size, batch.dims) for size in declared)
         if kind == "matrix":
-            planes = fmt.pack((rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32))
+            matrix = batch.arrays[role] if role in batch.arrays else (rng.normal(size=shape) / np.sqrt(shape[1])).astype(np.float32)
+            planes = fmt.pack(matrix)
             inputs[role] = fmt.unpack(planes, shape[1])
             bound |= {f"{role}.{plane}": store_rows("tiles16", array) for plane, array in planes.items()}
             continue
@@ -145,8 +146,8 @@ def run_of(case: StepCase, batch: Batch) -> Run:
         assert inputs[role].shape == shape, (role, inputs[role].shape, shape)
         bound[role] = batch.poison[role] if role in batch.poison else inputs[role].copy()
     results = {}
-    for role, (declared, dtype) in case.results.items():
-        shape = tuple(evaluate(size, batch.dims) for size in declared)
+    for role, (extents, dtype) in case.results.items():
+        shape = tuple(evaluate(size, batch.dims) for size in extents)
         results[role] = np.full(
             shape, -7 if dtype == "int32" else np.nan, stored_dtype(case.activation) if dtype == "activation" else dtype
         )
@@ -231,7 +232,7 @@ def objects_of(arch: Arch, calls: Mapping[str, KernelCall], kernels: Mapping[str
 def runs_on(row: Variant, dims: Mapping[str, int]) -> bool:
     """Whether a row computes a batch right; the conditions of some are only about speed."""
     facts = row.kernels[-1].facts
-    only_for_speed = facts.get("tokens", 0) > 1 or facts.get("rows", 0) > 1
+    only_for_speed = facts.get("tokens", 0) > 1 or facts.get("tile_rows", 0) > 1
     return only_for_speed or holds(row.when, dims)
 
 
