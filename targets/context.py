@@ -35,7 +35,8 @@ class Context:
         return WeightFormat(self.quantization.kind, scales[0] if scales else "")
 
     def dtype_of(self, name: str, activation: str) -> str:
-        dtype = self.plan.buffers[name].dtype
+        """The dtype of a buffer or an input of the plan."""
+        dtype = (self.plan.buffers[name] if name in self.plan.buffers else self.plan.inputs[name]).dtype
         return stored_dtype(activation) if dtype == "activation" else dtype
 
     def projections(self, step: Step) -> dict[str, Projection]:
@@ -56,6 +57,7 @@ class Context:
                 gated=gated,
                 offset=step.attrs.get("offset", 0),
                 width=step.attrs.get("columns", 0),
+                activation=attr(step, "activation") if gated else "silu",
             )
             for activation in self.activations
         }

@@ -11,9 +11,10 @@ from .packed import PackedMatrix, WeightFormat
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or of two halves gated by SiLU.
+    """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or ``activation``(gate) * up if ``gated``.
 
-    x (batch, columns); weight (outputs, columns), of a gated one (2 * outputs, columns). ``batch`` is the dim S or R.
+    x (batch, columns); weight (outputs, columns), of a gated projection (2 * outputs, columns), the gate's rows first. ``width`` 0 means
+    that the result has these outputs alone.
     """
 
     batch: str
@@ -28,6 +29,7 @@ class Projection:
     gated: bool = False
     offset: int = 0
     width: int = 0
+    activation: str = "silu"
 
     @property
     def weight_rows(self) -> int:
@@ -40,7 +42,12 @@ class Projection:
     @property
     def name(self) -> str:
         """A name that no other projection shares."""
-        parts = ["gated_linear" if self.gated else "linear", self.weight.kind, f"{self.weight_rows}x{self.columns}", self.batch.lower()]
+        parts = [
+            "gated_linear" if self.gated else "linear",
+            self.weight.kind,
+            f"{self.weight_rows}x{self.columns}",
+            self.batch.lower(),
+        ]
         parts += ["norm"] * (self.norm_eps is not None) + ["bias"] * self.bias + ["residual"] * self.residual
         if self.width:
             parts.append(f"at{self.offset}of{self.width}")

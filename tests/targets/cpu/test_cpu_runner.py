@@ -98,6 +98,16 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
     single.close()
 
 
+def test_logits_are_the_same_to_the_last_bit_at_every_level(bundle: Bundle) -> None:
+    found = []
+    for allowed in ({"avx2", "neon"}, features() - {"avx512_vnni"}, features()):
+        runner = CpuRunner(bundle, limits=Limits(tokens=300, sequences=1, rows=300, pages=20), allowed=allowed)
+        found.append(whole_and_in_chunks(runner, LONG, 300))
+        runner.close()
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
 def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights(bundle: Bundle) -> None:
     arguments = ["run", str(bundle.path), "hello", "--raw", "--max-tokens", "3", "--json"]
     code = f"""if True:
