@@ -1,22 +1,24 @@
-"""What linear and gated_linear kernels have in common: the facts of one projection, how its input is read and its result written."""
+"""What linear and gated_linear kernels share: the facts of one projection, how its input is read and how its result is written."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
-from .builder import Array, KernelBuilder, Scalar, cast, exp, minimum, number, select, vector
+from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select, vector
+from .maths import gated
 from .packed import PackedMatrix, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or of two halves gated by SiLU.
+    """y (batch, width)[:, offset : offset + outputs] = norm(x) @ weight.T + bias + residual, or ``activation``(gate) * up if ``gated``.
 
-    x (batch, columns); weight (outputs, columns), of a gated one (2 * outputs, columns). ``batch`` is the dim S or R.
+    x (batch, columns); weight (outputs, columns), of a gated projection (2 * outputs, columns), the gate's rows first. ``width`` 0 means
+    that the result has these outputs alone.
     """
 
-    batch: str
+    batch: Expr
     columns: int
     outputs: int
     weight: WeightFormat
@@ -28,6 +30,7 @@ class Projection:
     gated: bool = False
     offset: int = 0
     width: int = 0
+    activation: str = "silu"
 
     @property
     def weight_rows(self) -> int:
@@ -40,7 +43,12 @@ class Projection:
     @property
     def name(self) -> str:
         """A name that no other projection shares."""
-        parts = ["gated_linear" if self.gated else "linear", self.weight.kind, f"{self.weight_rows}x{self.columns}", self.batch.lower()]
+        parts = [
+            "gated_linear" if self.gated else "linear",
+            self.weight.kind,
+            f"{self.weight_rows}x{self.columns}",
+            str(self.batch).lower(),
+        ]
         parts += ["norm"] * (self.norm_eps is not None) + ["bias"] * self.bias + ["residual"] * self.residual
         if self.width:
             parts.append(f"at{self.offset}of{self.width}")
@@ -94,7 +102,7 @@ class ProjectionArguments:
                 gate, up = sums
                 if self._bias is not None:
                     gate, up = gate + self._bias[output], up + self._bias[output + facts.outputs]
-                value = gate / (number(1, "float32") + exp(-gate)) * up
+                value = gated(facts.activation, kernel.let("gate", gate), up)
             else:
                 (value,) = sums
                 if self._bias is not None:

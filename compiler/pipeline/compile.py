@@ -121,9 +121,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
         graph = by_model_type(spec.model_type).forward(spec, PAGE_SIZE, context, embeds=checkpoint.embedding is not None)
         check_tensors(checkpoint, graph.parameters)
         plan = make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank))
-        lowered = target.lower_plan(
-            plan, spec, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total)
-        )
+        lowered = target.lower_plan(plan, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total))
         check_tuning(tuning, lowered.variants)
         kernels = write_kernels(lowered, folder)
         weights, shards = write_weights(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from nearfar.compiler.bundle.manifest import ActivationEntry, VariantEntry
 from nearfar.compiler.ir.plan import Plan
-from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
 from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
@@ -27,7 +26,6 @@ LAYOUT: Layout = "tiles16"
 
 def lower_plan(
     plan: Plan,
-    spec: ModelSpec,
     quantization: Quantization,
     activations: tuple[str, ...],
     arch: str | None,
@@ -38,7 +36,7 @@ def lower_plan(
     Raises ToolError where there is no linker.
     """
     chosen = by_name(arch)
-    context = CpuContext(plan, spec, quantization, activations, chosen.levels)
+    context = CpuContext(plan, quantization, activations, chosen.levels)
     rows = [variants_of(step, context) for step in plan.steps]
     wanted = {each.kernel_name: each for row in rows for variant in row for each in variant.kernels}
     kernels: dict[Level, list[Kernel]] = {}

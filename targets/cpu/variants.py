@@ -179,7 +179,7 @@ def rms_norm_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
 
 def sampling_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
     template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
-    return plain(context, step.op, partial(template, columns=context.spec.vocab_size))
+    return plain(context, step.op, partial(template, columns=context.rows_and_columns(step.inputs["logits"])[1]))
 
 
 OPS: dict[str, Callable[[Step, CpuContext], Sequence[Variant]]] = {

@@ -50,7 +50,7 @@ def prepare_rows(name: str, isa: Isa, facts: Projection, layout: RowLayout) -> K
 def prepared_name(facts: Projection, layout: RowLayout) -> str:
     """A name that all projections share whose input is prepared alike."""
     kind = facts.weight.kind + layout.name if facts.weight.scale_dtype else "float"
-    return f"rows_{kind}_{facts.columns}_{facts.batch.lower()}" + ("_norm" if facts.norm_eps is not None else "") + f"_{facts.x_dtype}"
+    return f"rows_{kind}_{facts.columns}_{str(facts.batch).lower()}" + ("_norm" if facts.norm_eps is not None else "") + f"_{facts.x_dtype}"
 
 
 def num_scales(columns: int, layout: RowLayout) -> int:

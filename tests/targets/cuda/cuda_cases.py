@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 # Makes numpy know "bfloat16".
 import ml_dtypes  # noqa: F401
-from kernel_cases import EPS, FORMATS, all_cases, attention_case, attention_run, projection_run
+from attention_cases import attention_case, attention_run
+from case_arrays import EPS, FORMATS
+from kernel_cases import all_cases
 from kernel_harness import Case
+from projection_cases import projection_name, projection_run
 
 from nearfar.compiler.kernels.attention_decode import DecodeOptions
 from nearfar.compiler.kernels.attention_tile import TileOptions
+from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cuda.attention_mma import attention_mma
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
@@ -35,7 +39,7 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("one_warp", "q4f16", "float16", 1, 1, {"bias": True}),
     ("many_columns", "q4f16", "float16", 300, 70, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 97}),
     ("many_columns", "q4f16", "bfloat16", 256, 45, {"gated": True, "norm_eps": EPS}),
-    ("many_columns", "q8f16", "float16", 160, 37, {"gated": True, "bias": True}),
+    ("many_columns", "q8f16", "float16", 160, 37, {"gated": True, "bias": True, "activation": "gelu"}),
     ("many_depths", "q8f16", "bfloat16", 700, 19, {"norm_eps": EPS, "x_dtype": "bfloat16"}),
     ("many_depths", "f16", "float16", 1030, 16, {"x_dtype": "float16", "residual": True}),
     ("many_depths", "q4f16", "float16", 1100, 33, {"gated": True, "norm_eps": EPS}),
@@ -68,6 +72,10 @@ def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: i
     defaults = Projection("S", columns, outputs, FORMATS[quantization], "float32", "float32")
     facts = replace(defaults, **options)  # type: ignore[arg-type]
     mma = MmaShape(*SHAPES[shape], dtype)
-    name = f"{facts.name}_{mma.name}_{quantization}"
-    build: Callable[[], list[object]] = lambda: [rows16(facts, dtype), linear_mma(facts, mma)]  # noqa: E731
-    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in BATCHES], dtype)  # type: ignore[arg-type]
+    name = projection_name(f"mma_{shape}_{dtype}", quantization, columns, outputs, options)
+
+    def build() -> list[Kernel]:
+        before = rows16(f"{name}_rows16", facts.batch, columns, facts.x_dtype, facts.norm_eps, dtype)
+        return [before, linear_mma(name, facts, mma)]
+
+    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in BATCHES], dtype)
