@@ -34,9 +34,10 @@ class Context:
         return WeightFormat(self.quantization.kind, scales[0] if scales else "")
 
     def dtype_of(self, name: str, activation: str) -> str:
-        """The dtype of a buffer or an input of the plan."""
-        dtype = (self.plan.buffers[name] if name in self.plan.buffers else self.plan.inputs[name]).dtype
-        return stored_dtype(activation) if dtype == "activation" else dtype
+        """The dtype of a buffer, an input or a state of the plan; of weights and constants that kernels read as numbers, float32."""
+        plan = self.plan
+        found = next((table[name].dtype for table in (plan.buffers, plan.inputs, plan.states) if name in table), "float32")
+        return stored_dtype(activation) if found == "activation" else found
 
     def dtypes(self, step: Step, activation: str) -> dict[str, str]:
         """The dtypes of x and y, as templates take them."""

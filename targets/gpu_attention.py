@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.attention import attention
@@ -42,7 +43,9 @@ class AttentionNumbers:
 
 
 def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
-    """The rows of a rope_attention."""
+    """The rows of a rope_attention. Raises UnsupportedModel for another op."""
+    if step.op != "rope_attention":
+        raise UnsupportedModel(f"{step.op} has no kernel")
     return tuple(row for facts in context.heads(step) for row in (*decode_rows(facts, numbers), *prefill_rows(facts, numbers)))
 
 

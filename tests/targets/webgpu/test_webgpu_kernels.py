@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kernel_cases import all_cases, nothing, sample_run
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
+from step_cases import step_cases
 
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
@@ -15,8 +16,10 @@ from nearfar.compiler.ir.sampling import Sampler, Settings
 from nearfar.compiler.kernels.elementwise import gate
 from nearfar.compiler.kernels.rows import take_rows
 from nearfar.compiler.kernels.sample import sample
+from nearfar.targets.webgpu.variants import variants_of
 
 CASES = {case.name: case for case in all_cases()}
+STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16", "float32"))}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,13 @@ def dawn_outputs(
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_computes_its_op_on_wgpu(name: str, lowered: Mapping[str, LoweredCase], gpu: Gpu) -> None:
     case = lowered[name]
+    for run in case.runs:
+        case.check(run, gpu.run(case, run))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_row_of_a_step_computes_its_op(name: str, gpu: Gpu) -> None:
+    case = STEPS[name].lowered()
     for run in case.runs:
         case.check(run, gpu.run(case, run))
 
