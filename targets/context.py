@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.attention import scale_of
 from nearfar.compiler.ir.ops.kv_pages import head_dim_of
 from nearfar.compiler.ir.plan import Plan, Step
-from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.kernels.heads import Heads as AttentionHeads
 from nearfar.compiler.kernels.heads import Preparation, Scores
 from nearfar.compiler.kernels.packed import WeightFormat
@@ -25,7 +25,6 @@ class Context:
     """What the kernels of a plan's steps depend on beside the step."""
 
     plan: Plan
-    spec: ModelSpec
     quantization: Quantization
     activations: tuple[str, ...]
 
@@ -35,45 +34,67 @@ class Context:
         return WeightFormat(self.quantization.kind, scales[0] if scales else "")
 
     def dtype_of(self, name: str, activation: str) -> str:
-        """The dtype of a buffer or an input of the plan."""
-        dtype = (self.plan.buffers[name] if name in self.plan.buffers else self.plan.inputs[name]).dtype
-        return stored_dtype(activation) if dtype == "activation" else dtype
+        """The dtype of a buffer, an input or a state of the plan; of weights and constants that kernels read as numbers, float32."""
+        plan = self.plan
+        found = next((table[name].dtype for table in (plan.buffers, plan.inputs, plan.states) if name in table), "float32")
+        return stored_dtype(activation) if found == "activation" else found
+
+    def dtypes(self, step: Step, activation: str) -> dict[str, str]:
+        """The dtypes of x and y, as templates take them."""
+        return {"x_dtype": self.dtype_of(step.inputs["x"], activation), "y_dtype": self.dtype_of(step.outputs["y"], activation)}
+
+    def rows_and_columns(self, name: str) -> tuple[Expr, int]:
+        """The shape of an array whose columns the model fixes."""
+        rows, columns = self.plan.shape_of(name)
+        assert isinstance(columns, int), (name, columns)
+        return rows, columns
+
+    def sizes(self, name: str, *, start: int = 0) -> tuple[int, ...]:
+        """The shape of an array from the dimension ``start`` on, all of which the model fixes."""
+        return sizes(self.plan.shape_of(name)[start:])
 
     def projections(self, step: Step) -> dict[str, Projection]:
         """A linear or gated_linear, by activation dtype."""
+        return {activation: self.projection(step, activation) for activation in self.activations}
+
+    def projection(self, step: Step, activation: str) -> Projection:
+        """A linear or gated_linear."""
         gated = step.op == "gated_linear"
-        rows, columns = sizes(self.plan.shape_of(step.inputs["weight"]))
-        return {
-            activation: Projection(
-                batch=str(self.plan.shape_of(step.inputs["x"])[0]),
-                columns=columns,
-                outputs=rows // 2 if gated else rows,
-                weight=self.weight_format,
-                x_dtype=self.dtype_of(step.inputs["x"], activation),
-                y_dtype=self.dtype_of(step.outputs["y"], activation),
-                norm_eps=step.attrs["eps"] if "norm" in step.inputs else None,
-                bias="bias" in step.inputs,
-                residual="residual" in step.inputs,
-                gated=gated,
-                offset=step.attrs.get("offset", 0),
-                width=step.attrs.get("columns", 0),
-                activation=attr(step, "activation") if gated else "silu",
-            )
-            for activation in self.activations
-        }
+        rows, columns = self.sizes(step.inputs["weight"])
+        return Projection(
+            batch=self.plan.shape_of(step.inputs["x"])[0],
+            columns=columns,
+            outputs=rows // 2 if gated else rows,
+            weight=self.weight_format,
+            **self.dtypes(step, activation),
+            norm_eps=attr(step, "eps"),
+            bias="bias" in step.inputs,
+            residual="residual" in step.inputs,
+            gated=gated,
+            offset=attr(step, "offset"),
+            width=attr(step, "columns") or 0,
+            activation=attr(step, "activation") if gated else "silu",
+        )
 
     def heads(self, step: Step) -> list[Heads]:
         """A rope_attention, for each activation dtype."""
         known = {"eps", "kv"}
         unknown = [name for name in step.attrs if name not in known]
-        if unknown or "table" not in step.inputs or 2 * self.plan.shape_of(step.inputs["table"])[1] != self.spec.head_dim:
+        facts, prepared = [self.heads_of(step, activation) for activation in self.activations], self.preparation(step)
+        if unknown or prepared.rotary_dim != facts[0].head_dim:
             raise UnsupportedModel(f"{step.op} with {', '.join(unknown) or 'a partial rotation'} has no kernel")
-        kv_heads, page_size = sizes(self.plan.shape_of(step.inputs["kv"])[2:4])
-        (positions,) = sizes(self.plan.shape_of(step.inputs["table"])[:1])
-        kv, eps = step.attrs.get("kv", "activation"), step.attrs.get("eps")
         return [
-            Heads(self.spec.num_heads, kv_heads, self.spec.head_dim, page_size, positions, stored_dtype(activation), eps, kv)
-            for activation in self.activations
+            Heads(
+                each.num_heads,
+                each.num_kv_heads,
+                each.head_dim,
+                each.page_size,
+                prepared.positions,
+                each.activation,
+                prepared.norm_eps,
+                each.kv,
+            )
+            for each in facts
         ]
 
     def heads_of(self, step: Step, activation: str) -> AttentionHeads:

@@ -10,7 +10,6 @@ import pytest
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
-from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
@@ -26,7 +25,6 @@ class PlainTarget:
     def lower_plan(
         self,
         plan: Plan,
-        spec: ModelSpec,  # noqa: ARG002
         quantization: Quantization,  # noqa: ARG002
         activations: tuple[str, ...],  # noqa: ARG002
         arch: str | None,  # noqa: ARG002

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from .builder import Kernel, KernelBuilder, cast, maximum, number, rsqrt, select
+from .builder import Kernel, KernelBuilder, cast, maximum, select
+from .maths import rms_factor
 
 THREADS = 128
 LANES = 32
@@ -19,17 +20,8 @@ COLUMNS = 512
 RANKS_AT_ONCE = 32
 
 
-def add_lora(
-    name: str,
-    columns: int,
-    widths: Sequence[int],
-    rank: int,
-    *,
-    x_dtype: str = "float32",
-    y_dtype: str = "float32",
-    eps: float | None = None,
-) -> Kernel:
-    """``widths`` as in `ops.add_lora`; ``eps`` is that of the norm, None where x is read as it is."""
+def add_lora(name: str, columns: int, widths: Sequence[int], rank: int, x_dtype: str, y_dtype: str, eps: float | None) -> Kernel:
+    """``widths`` as in `ops.add_lora`; ``eps`` is that of the norm, None if x is read as it is."""
     outputs, ranks = sum(widths), rank * len(widths)
     kernel = KernelBuilder(name, scalars=("G",))
     x = kernel.buffer("x", ("S", columns), x_dtype)
@@ -56,14 +48,8 @@ def add_lora(
             with kernel.when(column < columns):
                 each = kernel.let("each", cast(x[row, column], "float32"))
                 total[0] = total[0] + each * each
-        squares = kernel.shared("squares", (THREADS,), "float32")
-        squares[thread] = total[0]
-
-        def add(mine: object, other: object) -> None:
-            squares[mine] = squares[mine] + squares[other]
-
-        kernel.fold(thread, thread, THREADS, add)
-        scale[0] = rsqrt(squares[0] / number(columns, "float32") + number(eps, "float32"))
+        squares = kernel.folded("squares", thread, THREADS, total[0], lambda one, other: one + other)
+        scale[0] = rms_factor(squares, columns, eps)
 
     for first in range(0, ranks, RANKS_AT_ONCE):
         count = min(RANKS_AT_ONCE, ranks - first)

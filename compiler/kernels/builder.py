@@ -240,6 +240,17 @@ class KernelBuilder:
             self.barrier()
             stride //= 2
 
+    def folded(self, name: str, thread: Scalar, threads: int, value: Scalar, combine: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
+        """One float32 value of each of the workgroup's ``threads`` (a power of two), combined, for all of them. Barriers are included."""
+        places = self.shared(name, (threads,), "float32")
+        places[thread] = value
+
+        def into(mine: Scalar, other: Scalar) -> None:
+            places[mine] = combine(places[mine], places[other])
+
+        self.fold(thread, thread, threads, into)
+        return self.let("folded", places[0])
+
     def finish(self) -> Kernel:
         self._frames.close()
         function = self._builder.get()

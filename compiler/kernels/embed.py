@@ -1,33 +1,39 @@
 """embed: rows of a packed table by token id, or by the token last sampled in a slot.
 
-One thread: 8 columns of one row. One workgroup: 64 threads, 512 columns. A part of a split table writes only the rows that it holds.
+One thread: 8 columns of one row. One workgroup: 64 threads, 512 columns.
 """
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, all_of, lane_of, maximum, select
+from .builder import Kernel, KernelBuilder, all_of, lane_of, maximum, minimum, number, select
 from .packed import PackedMatrix, WeightFormat
 
 
-def embed(name: str, rows: int, columns: int, fmt: WeightFormat, first_row: int, *, split: bool) -> Kernel:
-    """``split``: the table is a part, and token ids outside of it are left to the other parts."""
+def embed(name: str, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float, into: bool) -> Kernel:
+    """``first_row`` None: the table is whole and has every token's row. Otherwise tokens may lie outside of it; their rows stay as they are
+    with ``into``, and become zero without.
+    """
+    split = first_row is not None
     kernel = KernelBuilder(name)
-    table = PackedMatrix(kernel, "table", rows, columns, fmt, blocks=False)
+    table = PackedMatrix(kernel, "table", rows, columns, weight, blocks=False)
     token_ids = kernel.buffer("token_ids", ("S",), "int32")
     sampled = kernel.buffer("sampled", ("N",), "int32")
     y = kernel.buffer("y", ("S", columns), "float32", write=True)
     block, row = kernel.grid(["ceildiv", -(-columns // 8), 64], "S")
     octet = block * 64 + kernel.threads(64)
     token_id = kernel.let("token_id", token_ids[row])
-    table_row = kernel.let("table_row", select(token_id < 0, sampled[maximum(-1 - token_id, 0)], token_id) - first_row)
+    table_row = kernel.let("table_row", select(token_id < 0, sampled[maximum(-1 - token_id, 0)], token_id) - (first_row or 0))
     in_table = all_of(table_row >= 0, table_row < rows) if split else True
-    scale = kernel.local("scale", 1, "float32")
-    with kernel.when(all_of(octet * 8 < columns, in_table)):
+    factor = kernel.local("factor", 1, "float32")
+    with kernel.when(all_of(octet * 8 < columns, in_table if into else True)):
         chunk = octet // 4
-        scale[0] = table.scale(table_row, chunk)
-        for half, quad in enumerate(table.octet(table_row, chunk, octet % 4)):
+        found = table_row if into or not split else kernel.let("found", minimum(maximum(table_row, 0), rows - 1))
+        factor[0] = table.scale(found, chunk) * number(scale, "float32")
+        if split and not into:
+            factor[0] = select(in_table, factor[0], number(0, "float32"))
+        for half, quad in enumerate(table.octet(found, chunk, octet % 4)):
             for lane in range(4):
                 column = octet * 8 + half * 4 + lane
                 with kernel.when(True if columns % 8 == 0 else column < columns):
-                    y[row, column] = (lane_of(quad, lane) - float(table.zero)) * scale[0]
+                    y[row, column] = (lane_of(quad, lane) - float(table.zero)) * factor[0]
     return kernel.finish()

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .builder import Kernel, KernelBuilder, all_of, number, rsqrt, truncated_quotient
+from .builder import Kernel, KernelBuilder, all_of, truncated_quotient
+from .maths import rms_factor
 from .projection import Projection, ProjectionArguments, guard_below
 from .vector_parts import InputTile, dot_products, load_blocks
 
@@ -31,13 +32,9 @@ class SubgroupShape:
     rows: int = 2
     columns: int = 2048
 
-    @property
-    def name(self) -> str:
-        return f"subgroup_t{self.threads}_g{self.groups}_r{self.rows}_c{self.columns}"
 
-
-def linear_subgroup(facts: Projection, shape: SubgroupShape) -> Kernel:
-    kernel = KernelBuilder(f"{facts.name}_{shape.name}")
+def linear_subgroup(name: str, facts: Projection, shape: SubgroupShape) -> Kernel:
+    kernel = KernelBuilder(name)
     arguments = ProjectionArguments(kernel, facts, blocks=True)
     weight, rows, blocks = arguments.weight, shape.rows, min(shape.columns // facts.weight.block_columns, arguments.weight.blocks)
     halves = 2 if facts.gated else 1
@@ -78,7 +75,7 @@ def linear_subgroup(facts: Projection, shape: SubgroupShape) -> Kernel:
             inverse[0] = 0
             with kernel.loop("other", subgroup.count) as other:
                 inverse[0] = inverse[0] + squares[other]
-            inverse[0] = rsqrt(inverse[0] * number(1 / facts.columns, "float32") + number(facts.norm_eps, "float32"))
+            inverse[0] = rms_factor(inverse[0], facts.columns, facts.norm_eps)
         with kernel.when(all_of(subgroup.lane == 0, group < shape.groups)):
             for r in range(rows):
                 results = [sums[half * rows + r] for half in range(halves)]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, number, rsqrt, splat, vector
+from .builder import Kernel, KernelBuilder, Scalar, cast, lane_of, minimum, number, splat, vector
+from .maths import rms_factor
 from .projection import Projection, ProjectionArguments, guard_below
 
 
@@ -29,13 +30,9 @@ class TileShape:
     threads: int = 128
     dtype: str = "float32"
 
-    @property
-    def name(self) -> str:
-        return f"tile_{self.rows}x{self.outputs}x{self.depth}_t{self.threads}" + ("_f16" if self.dtype == "float16" else "")
 
-
-def linear_tile(facts: Projection, shape: TileShape) -> Kernel:
-    kernel = KernelBuilder(f"{facts.name}_{shape.name}")
+def linear_tile(name: str, facts: Projection, shape: TileShape) -> Kernel:
+    kernel = KernelBuilder(name)
     arguments = ProjectionArguments(kernel, facts, blocks=False)
     weight, norm, threads = arguments.weight, arguments.norm, shape.threads
     halves = 2 if facts.gated else 1
@@ -118,13 +115,12 @@ def linear_tile(facts: Projection, shape: TileShape) -> Kernel:
     for i in range(quads_per_thread):
         row_quad = thread_row + i * thread_rows
         if facts.norm_eps is not None:
-            total = sum((x_tile[j, row_quad] for j in range(1, threads // row_quads)), x_tile[0, row_quad])
-            column[0] = total * number(1 / facts.columns, "float32x4") + number(facts.norm_eps, "float32x4")
+            column[0] = sum((x_tile[j, row_quad] for j in range(1, threads // row_quads)), x_tile[0, row_quad])
         for r in range(4):
             row = kernel.let("row", row_block * shape.rows + row_quad * 4 + r)
             w[0] = sums[i * 4 + r]
             if facts.norm_eps is not None:
-                w[0] = w[0] * splat(rsqrt(lane_of(column[0], r)))
+                w[0] = w[0] * splat(rms_factor(lane_of(column[0], r), facts.columns, facts.norm_eps))
             with kernel.when(row < batch):
                 for j in range(4 // halves):
                     output = kernel.let("output", column_block * outputs + tile_output(facts, thread_column, j))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .builder import Array, Kernel, KernelBuilder, Scalar, number, rsqrt, sum_lanes, vector
+from .builder import Array, Kernel, KernelBuilder, Scalar, sum_lanes, vector
+from .maths import rms_factor
 from .projection import Projection, ProjectionArguments, guard_below
 from .vector_parts import InputTile, dot_products, load_blocks
 
@@ -24,13 +25,9 @@ class VectorShape:
     rows: int = 4
     unroll: int = 1
 
-    @property
-    def name(self) -> str:
-        return f"vector_t{self.threads}_l{self.lanes}_r{self.rows}_u{self.unroll}"
 
-
-def linear_vector(facts: Projection, shape: VectorShape) -> Kernel:
-    kernel = KernelBuilder(f"{facts.name}_{shape.name}")
+def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
+    kernel = KernelBuilder(name)
     arguments = ProjectionArguments(kernel, facts, blocks=True)
     weight, threads, lanes, rows = arguments.weight, shape.threads, shape.lanes, shape.rows
     groups, halves = threads // lanes, 2 if facts.gated else 1
@@ -62,7 +59,7 @@ def linear_vector(facts: Projection, shape: VectorShape) -> Kernel:
     if facts.norm_eps is not None:
         squares = sum((totals[len(planes) - 1, i] for i in range(1, groups)), totals[len(planes) - 1, 0])
         inverse = kernel.local("inverse", 1, "float32")
-        inverse[0] = rsqrt(squares * number(1 / facts.columns, "float32") + number(facts.norm_eps, "float32"))
+        inverse[0] = rms_factor(squares, facts.columns, facts.norm_eps)
         results = [result * inverse[0] for result in results]
     output = kernel.let("output", column_block * outputs + thread)
     with kernel.when(guard_below(thread, outputs, threads)):

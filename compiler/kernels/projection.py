@@ -1,11 +1,12 @@
-"""What linear and gated_linear kernels have in common: the facts of one projection, how its input is read and its result written."""
+"""What linear and gated_linear kernels share: the facts of one projection, how its input is read and how its result is written."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
-from .builder import Array, KernelBuilder, Scalar, cast, exp, minimum, number, select, vector
+from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select, vector
+from .maths import gated
 from .packed import PackedMatrix, WeightFormat
 
 
@@ -17,7 +18,7 @@ class Projection:
     that the result has these outputs alone.
     """
 
-    batch: str
+    batch: Expr
     columns: int
     outputs: int
     weight: WeightFormat
@@ -38,21 +39,6 @@ class Projection:
     @property
     def total_width(self) -> int:
         return self.width or self.outputs
-
-    @property
-    def name(self) -> str:
-        """A name that no other projection shares."""
-        parts = [
-            "gated_linear" if self.gated else "linear",
-            self.weight.kind,
-            f"{self.weight_rows}x{self.columns}",
-            self.batch.lower(),
-        ]
-        parts += ["norm"] * (self.norm_eps is not None) + ["bias"] * self.bias + ["residual"] * self.residual
-        if self.width:
-            parts.append(f"at{self.offset}of{self.width}")
-        parts += [{"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[dtype] for dtype in (self.x_dtype, self.y_dtype)]
-        return "_".join(parts)
 
 
 class Rows:
@@ -101,7 +87,7 @@ class ProjectionArguments:
                 gate, up = sums
                 if self._bias is not None:
                     gate, up = gate + self._bias[output], up + self._bias[output + facts.outputs]
-                value = gate / (number(1, "float32") + exp(-gate)) * up
+                value = gated(facts.activation, kernel.let("gate", gate), up)
             else:
                 (value,) = sums
                 if self._bias is not None:

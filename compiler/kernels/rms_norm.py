@@ -1,39 +1,38 @@
-"""rms_norm: rows scaled to unit RMS, each column by its weight, where no projection reads the result.
+"""rms_norm: groups of columns scaled to unit root mean square, then each column by its weight.
 
-One workgroup: one row. One thread: every 64th column; then the threads' sums of squares are folded.
+One workgroup: one group of one row. One thread: every 64th column of the group; then the threads' sums of squares are added up.
 """
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, number, rsqrt
+from ..ir.expr import Expr
+from .builder import Kernel, KernelBuilder, cast
+from .maths import rms_factor
 from .projection import guard_below
 
 THREADS = 64
 
 
-def rms_norm(name: str, columns: int, eps: float) -> Kernel:
+def rms_norm(name: str, rows: Expr, columns: int, width: int, eps: float, x_dtype: str, y_dtype: str) -> Kernel:
+    """``width`` columns are a group: all of a row, or one of its heads."""
     kernel = KernelBuilder(name)
-    x = kernel.buffer("x", ("R", columns), "float32")
-    weight = kernel.buffer("weight", (columns,), "float32")
-    y = kernel.buffer("y", ("R", columns), "float32", write=True)
-    row, _ = kernel.grid("R")
+    x = kernel.buffer("x", (rows, columns), x_dtype)
+    weight = kernel.buffer("weight", (width,), "float32")
+    y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
+    group, row = kernel.grid(columns // width, rows)
     thread = kernel.threads(THREADS)
-    squares = kernel.shared("squares", (THREADS,), "float32")
     total = kernel.local("total", 1, "float32", fill=0)
-    steps = -(-columns // THREADS)
+    steps = -(-width // THREADS)
     with kernel.loop("step", steps) as step:
-        column = step * THREADS + thread
-        with kernel.when(guard_below(column, columns, THREADS)):
-            total[0] = total[0] + x[row, column] * x[row, column]
-    squares[thread] = total[0]
-
-    def add(mine: object, other: object) -> None:
-        squares[mine] = squares[mine] + squares[other]
-
-    kernel.fold(thread, thread, THREADS, add)
-    scale = kernel.let("scale", rsqrt(squares[0] / number(columns, "float32") + number(eps, "float32")))
+        place = kernel.let("place", step * THREADS + thread)
+        with kernel.when(guard_below(place, width, THREADS)):
+            each = kernel.let("each", cast(x[row, group * width + place], "float32"))
+            total[0] = total[0] + each * each
+    squares = kernel.folded("squares", thread, THREADS, total[0], lambda one, other: one + other)
+    scale = kernel.let("scale", rms_factor(squares, width, eps))
     with kernel.loop("step", steps) as step:
-        column = step * THREADS + thread
-        with kernel.when(guard_below(column, columns, THREADS)):
-            y[row, column] = x[row, column] * scale * weight[column]
+        place = kernel.let("place", step * THREADS + thread)
+        with kernel.when(guard_below(place, width, THREADS)):
+            value = cast(x[row, group * width + place], "float32") * scale * weight[place]
+            y[row, group * width + place] = cast(value, y_dtype)
     return kernel.finish()

@@ -131,9 +131,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
             for name, graph in graphs.items()
         }
         whole = join_plans(plans.values())
-        lowered = target.lower_plan(
-            whole, spec, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total)
-        )
+        lowered = target.lower_plan(whole, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total))
         check_tuning(tuning, lowered.variants)
         kernels = write_kernels(lowered, folder)
         weights, shards = write_weights(

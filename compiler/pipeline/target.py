@@ -19,7 +19,6 @@ from ..formats import Checkpoint
 from ..ir.expr import Expr
 from ..ir.graph import Graph
 from ..ir.plan import Plan
-from ..ir.spec import ModelSpec
 from ..quant import Quantization
 from ..quant.layout import Layout
 from ..runtime.batch import Limits, Runner
@@ -73,7 +72,6 @@ class Target(Protocol):
     def lower_plan(
         self,
         plan: Plan,
-        spec: ModelSpec,
         quantization: Quantization,
         activations: tuple[str, ...],
         arch: str | None,

@@ -63,7 +63,8 @@ def safetensors_header(path: Path) -> bytes:
 
 
 def compiler_parts(target: str) -> Iterator[bytes]:
-    for folder in (ROOT / "compiler", ROOT / "targets" / target):
-        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".c", ".cuh")):
+    shared = (ROOT / "targets").glob("*")
+    for paths in (shared, *(folder.rglob("*") for folder in (ROOT / "compiler", ROOT / "targets" / target))):
+        for path in sorted(path for path in paths if path.suffix in (".py", ".c", ".cuh")):
             status = path.stat()
             yield f"{path.relative_to(ROOT).as_posix()} {status.st_size} {status.st_mtime_ns}".encode()

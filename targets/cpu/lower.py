@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from nearfar.compiler.bundle.manifest import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
-from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
 from nearfar.compiler.pipeline.target import LoweredPlan
@@ -28,7 +27,6 @@ LAYOUT: Layout = "tiles16"
 
 def lower_plan(
     plan: Plan,
-    spec: ModelSpec,
     quantization: Quantization,
     activations: tuple[str, ...],
     arch: str | None,
@@ -39,7 +37,7 @@ def lower_plan(
     Raises ToolError if there is no linker.
     """
     chosen = by_name(arch)
-    context = CpuContext(plan, spec, quantization, activations, chosen.levels)
+    context = CpuContext(plan, quantization, activations, chosen.levels)
     return lower_steps(
         plan,
         lambda index: variants_of(plan.steps[index], context),

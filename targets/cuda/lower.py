@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from nearfar.compiler.bundle.manifest import ActivationEntry, VariantEntry
+from nearfar.compiler.bundle.manifest import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
-from nearfar.compiler.ir.spec import ModelSpec
-from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
+from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
 from nearfar.targets.context import Context
-from nearfar.targets.lowered import binding, name_lists, scratch_of
-from nearfar.targets.webgpu.variants import Variant
+from nearfar.targets.lowering import Compiled, Progress, lower_steps, source_of
+from nearfar.targets.variant import KernelCall
 
 from .nvrtc import check_arch, compile_cubin
 from .source import CudaKernel, cuda, source_file
@@ -25,13 +26,14 @@ TAKES_LORA = True
 LAYOUT: Layout = "rows"
 # What --activations may name beside the weights' own: every GPU that kernels run on has it.
 EXTRA_ACTIVATIONS = ("bfloat16",)
-# Kernels are compiled in so many files at once, each of which becomes a module.
+# Kernels are compiled in this many files at once, each of which becomes a module.
 PARTS = 2
+# How long compiling a kernel takes, as a multiple of lowering it.
+COMPILE_COST = 10
 
 
 def lower_plan(
     plan: Plan,
-    spec: ModelSpec,
     quantization: Quantization,
     activations: tuple[str, ...],
     arch: str | None,
@@ -39,52 +41,32 @@ def lower_plan(
 ) -> LoweredPlan:
     """CUDA C++ and cubins for every variant of every step; see `nearfar.compiler.pipeline.target`."""
     arch = check_arch(arch)
-    context = Context(plan, spec, quantization, activations)
-    rows = [variants_of(step, context) for step in plan.steps]
-    wanted = {name: build for row in rows for variant in row for name, build in variant.kernels.items()}
-    kernels: dict[str, CudaKernel] = {}
-    # Compiling a kernel takes ten times as long as lowering it.
-    total = len(wanted) * 11
-    for done, (name, build) in enumerate(wanted.items()):
+    context = Context(plan, quantization, activations)
+    offered = tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations)  # type: ignore[arg-type]
+    return lower_steps(plan, lambda index: variants_of(plan.steps[index], context), offered, arch, partial(compile_kernels, arch), progress)
+
+
+def compile_kernels(arch: str, calls: Mapping[str, KernelCall], built: dict[str, Kernel], progress: Progress) -> Compiled:
+    """A few files of kernels, each a cubin beside its source."""
+    total = len(calls) * (1 + COMPILE_COST)
+    lowered: dict[str, CudaKernel] = {}
+    for done, (name, call) in enumerate(calls.items()):
         progress(done, total)
-        kernels[name] = cuda(build(), arch)
-    parts = {f"kernels/{arch}_{part}": list(kernels.values())[part::PARTS] for part in range(min(PARTS, len(kernels)))}
-    sources = {f"{name}.cu": source_file(part) for name, part in parts.items()}
+        built[name] = call.build()
+        lowered[name] = cuda(built[name], arch)
+    parts = {f"kernels/{arch}_{part}": list(lowered)[part::PARTS] for part in range(min(PARTS, len(lowered)))}
+    sources = {part: source_file(lowered[name] for name in names) for part, names in parts.items()}
+    files = {f"{part}.cu": source.encode() for part, source in sources.items()}
+    kernels = {}
+    done = len(calls)
     with ThreadPoolExecutor(PARTS) as pool:
-        compiled = pool.map(lambda source: compile_cubin(source[1], arch, source[0])[0], sources.items())
-        cubins: dict[str, bytes] = {}
-        for name, part in parts.items():
-            progress(len(wanted) + 10 * sum(len(parts[each.removesuffix(".cubin")]) for each in cubins), total)
-            assert part
-            cubins[f"{name}.cubin"] = next(compiled)
-    progress(total, total)
-    file_of = {kernel.kernel.name: f"{name}.cubin" for name, part in parts.items() for kernel in part}
-    lists, step_variants = name_lists([tuple(map(entry, row)) for row in rows])
-    return LoweredPlan(
-        arch=arch,
-        files={**{name: source.encode() for name, source in sources.items()}, **cubins},
-        activations=tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations),  # type: ignore[arg-type]
-        kernels={name: kernel_source(kernel, file_of[name]) for name, kernel in kernels.items()},
-        variants=lists,
-        scratch=scratch_of(kernel.kernel for kernel in kernels.values()),
-        step_variants=step_variants,
-    )
-
-
-def kernel_source(kernel: CudaKernel, file: str) -> KernelSource:
-    access = {binding.role: binding.access for binding in kernel.kernel.bindings}
-    return KernelSource(
-        name=kernel.kernel.name,
-        template="",
-        facts={},
-        file=file,
-        entry=kernel.entry,
-        bindings=tuple(binding(role, access[role]) for role in kernel.buffers),
-        uniforms=kernel.scalars,
-        grid=kernel.kernel.grid,
-        workgroup_size=kernel.kernel.workgroup_size,
-    )
-
-
-def entry(variant: Variant) -> VariantEntry:
-    return VariantEntry(kernels=list(variant.kernels), activation=variant.activation, needs=[], when=variant.when)  # type: ignore[arg-type]
+        cubins = pool.map(lambda part: compile_cubin(sources[part], arch, f"{part}.cu")[0], parts)
+        for (part, names), cubin in zip(parts.items(), cubins, strict=True):
+            file = f"{part}.cubin"
+            files[file] = cubin
+            for name in names:
+                each = lowered[name]
+                kernels[name] = source_of(calls[name], built[name], file, each.entry, each.buffers, each.scalars)
+            done += len(names) * COMPILE_COST
+            progress(done, total)
+    return Compiled(files, kernels)

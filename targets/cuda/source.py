@@ -1,6 +1,6 @@
 """CUDA C++ of kernels: what TVM writes, with what it gets wrong or does not know put right, behind a prelude that needs no header.
 
-A file of kernels is `device.cuh`, `functions.cuh` and then one function a kernel.
+A file of kernels is the `device.cuh` and `functions.cuh` of `compiler/kernels/cuda`, and then one function a kernel.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
+from nearfar.compiler.kernels.cuda.functions import device_source, functions_source
 from nearfar.compiler.pipeline.lower import lower
 
 # What every GPU from sm_80 on has without asking for more (CUDA programming guide, technical specifications).
 MAX_SHARED_BYTES = 48 << 10
 MAX_THREADS = 1024
 WARP = 32
-HERE = Path(__file__).parent
 
 # TVM calls a function that gives a vector once a lane, all with the same arguments: lane x is what "function_x" gives.
 VECTOR_FUNCTIONS = ("unpack2x16float", "unpack4x8snorm")
@@ -111,7 +110,6 @@ def with_fresh_parts(text: str) -> str:
 
 def source_file(kernels: Iterable[CudaKernel]) -> str:
     """One file of CUDA C++ that needs nothing beside it."""
-    device, functions = ((HERE / file).read_text().strip() for file in ("device.cuh", "functions.cuh"))
-    # Where there is no GPU, something else may stand in for the part that needs one.
-    parts = [f"#ifndef NEARFAR_DEVICE\n{device}\n#endif", functions, *(kernel.text for kernel in kernels)]
+    # Tests without a GPU define NEARFAR_DEVICE and put an emulation in the place of the part that needs one.
+    parts = [f"#ifndef NEARFAR_DEVICE\n{device_source()}\n#endif", functions_source(), *(kernel.text for kernel in kernels)]
     return "\n\n".join(parts) + "\n"

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nearfar.compiler.bundle.manifest import ActivationEntry, VariantEntry
+from nearfar.compiler.bundle.manifest import ActivationEntry
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.plan import Plan
-from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
 from nearfar.compiler.pipeline.lower import lower
-from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
+from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
 from nearfar.targets.context import Context
-from nearfar.targets.lowered import binding, name_lists, scratch_of
+from nearfar.targets.lowering import Compiled, Progress, lower_steps, source_of
+from nearfar.targets.variant import KernelCall
 
 from .device import ENABLE_SUBGROUPS
-from .variants import MAX_SHARED_BYTES, Variant, variants_of
+from .variants import MAX_SHARED_BYTES, variants_of
 
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
@@ -39,15 +40,17 @@ NEEDS = {"float16": ["shader-f16"], "float32": []}
 
 @dataclass(frozen=True, slots=True)
 class WgslKernel:
-    """A kernel as a bundle lists it, and its WGSL."""
+    """One shader: its text, its entry point, its buffers by role in the order of their bindings, and the numbers of its uniform."""
 
-    source: KernelSource
+    kernel: Kernel
     text: str
+    entry: str
+    buffers: tuple[str, ...]
+    uniforms: tuple[Expr, ...]
 
 
 def lower_plan(
     plan: Plan,
-    spec: ModelSpec,
     quantization: Quantization,
     activations: tuple[str, ...],
     arch: str | None,
@@ -56,51 +59,34 @@ def lower_plan(
     """WGSL for every variant of every step; see `nearfar.compiler.pipeline.target`."""
     if arch is not None:
         raise RequestError(f"--arch {arch}: WGSL runs on every GPU, so there is nothing to choose; leave it out")
-    context = Context(plan, spec, quantization, activations)
-    rows = [variants_of(step, context) for step in plan.steps]
-    wanted = {name: build for row in rows for variant in row for name, build in variant.kernels.items()}
-    kernels = {}
-    files = {}
-    built = []
-    for done, (name, build) in enumerate(wanted.items()):
-        progress(done, len(wanted))
-        built.append(build())
-        lowered = wgsl(built[-1])
-        kernels[name] = lowered.source
-        files[lowered.source.file] = lowered.text.encode()
-    progress(len(wanted), len(wanted))
-    lists, step_variants = name_lists([tuple(map(entry, row)) for row in rows])
-    return LoweredPlan(
-        arch=None,
-        files=files,
-        activations=tuple(ActivationEntry(dtype=dtype, needs=NEEDS[dtype]) for dtype in activations),  # type: ignore[arg-type]
-        kernels=kernels,
-        variants=lists,
-        scratch=scratch_of(built),
-        step_variants=step_variants,
-    )
+    context = Context(plan, quantization, activations)
+    offered = tuple(ActivationEntry(dtype=dtype, needs=NEEDS[dtype]) for dtype in activations)  # type: ignore[arg-type]
+    return lower_steps(plan, lambda index: variants_of(plan.steps[index], context), offered, None, compile_kernels, progress)
+
+
+def compile_kernels(calls: Mapping[str, KernelCall], built: dict[str, Kernel], progress: Progress) -> Compiled:
+    """One file a kernel."""
+    files, kernels = {}, {}
+    for done, (name, call) in enumerate(calls.items()):
+        progress(done, len(calls))
+        built[name] = call.build()
+        shader = wgsl(built[name])
+        file = f"kernels/{name}.wgsl"
+        files[file] = shader.text.encode()
+        kernels[name] = source_of(call, built[name], file, shader.entry, shader.buffers, shader.uniforms)
+    progress(len(calls), len(calls))
+    return Compiled(files, kernels)
 
 
 def wgsl(kernel: Kernel) -> WgslKernel:
-    """One kernel as WGSL. A kernel beyond the default limits is a bug of its template."""
+    """One kernel as WGSL. A kernel beyond the limits is a bug of its template."""
     lowered = lower(kernel, TVM_TARGET)
     assert len(lowered.buffers) <= MAX_STORAGE_BUFFERS, (kernel.name, lowered.buffers)
     assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
     assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)
-    access = {binding.role: binding.access for binding in kernel.bindings}
-    source = KernelSource(
-        name=kernel.name,
-        template="",
-        facts={},
-        file=f"kernels/{kernel.name}.wgsl",
-        entry=lowered.entry,
-        bindings=tuple(binding(role, access[role]) for role in lowered.buffers),
-        # TVM puts the index of the last workgroup in x behind the dims; the kernel returns beyond it.
-        uniforms=(*lowered.scalars, ["sub", kernel.grid[0], 1]),
-        grid=kernel.grid,
-        workgroup_size=kernel.workgroup_size,
-    )
-    return WgslKernel(source, with_subgroups(lowered.source) if kernel.subgroups else lowered.source)
+    text = with_subgroups(lowered.source) if kernel.subgroups else lowered.source
+    # TVM puts the index of the last workgroup in x behind the dims; the kernel returns beyond it.
+    return WgslKernel(kernel, text, lowered.entry, lowered.buffers, (*lowered.scalars, ["sub", kernel.grid[0], 1]))
 
 
 def with_subgroups(source: str) -> str:
@@ -113,8 +99,3 @@ def with_subgroups(source: str) -> str:
     for call, name in values.items():
         source = source.replace(f"{call}()", name)
     return f"{ENABLE_SUBGROUPS}{source}"
-
-
-def entry(variant: Variant) -> VariantEntry:
-    kernels, needs = list(variant.kernels), list(variant.needs)
-    return VariantEntry(kernels=kernels, activation=variant.activation, needs=needs, when=variant.when)  # type: ignore[arg-type]

@@ -1,218 +1,65 @@
-"""The variants of every op on WebGPU: for each step, the kernels that can run it, best first; the last row runs anywhere.
+"""The variants of every op on WebGPU: its numbers, and the rows of projections.
 
-A row is a kernel template with its parameters (or several, run one after the other), the activation dtype it is for (None: both), and when
-it applies. A row is right for every batch that its structural condition allows, such as S == B, one new token of every sequence; bounds on
-sizes are preferences. To add a faster kernel, write its template in `compiler/kernels/` and put a row above the plain one.
+To add a faster kernel, write its template in `compiler/kernels/` and put a row above the plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TypeAlias
+from dataclasses import replace
 
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
-from nearfar.compiler.kernels.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.attention import attention
-from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
-from nearfar.compiler.kernels.attention_merge import attention_merge
-from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
-from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
-from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
-from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
-from nearfar.compiler.kernels.pages import Heads
+from nearfar.compiler.kernels.linear_tile import TileShape
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.kernels.rms_norm import rms_norm
-from nearfar.compiler.kernels.rope_append import rope_append
-from nearfar.compiler.kernels.sample import sample
-from nearfar.compiler.kernels.take_rows import take_rows
-from nearfar.compiler.kernels.top_logprobs import top_logprobs
-from nearfar.targets.context import Context, sizes
+from nearfar.targets import gpu_variants
+from nearfar.targets.context import Context
+from nearfar.targets.gpu_attention import AttentionNumbers
+from nearfar.targets.gpu_variants import GpuNumbers, few_rows, tile_row, vector_row, vector_shape
+from nearfar.targets.variant import Variant, kernel
 
-# Up to this many rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for 32 or 64 rows.
-MAX_VECTOR_ROWS = 4
-# Large tiles read weights less often, small ones give more workgroups. A matrix of so many rows has enough for most GPUs at few input rows,
-# a smaller one at many.
+# Bytes of workgroup memory that every device has (W3C, WebGPU, 3.6.2).
+MAX_SHARED_BYTES = 16 << 10
+ATTENTION = AttentionNumbers(
+    max_shared_bytes=MAX_SHARED_BYTES,
+    splits=(256, 128),
+    # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more for their values.
+    decode_threads=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
+    tiles=((32, 32), (32, 16), (16, 32), (16, 16), (8, 32)),
+    max_tiles=2,
+    # Sequences of fewer new tokens would leave most rows of a tile to others.
+    min_tile_rows=8,
+)
+NUMBERS = GpuNumbers(
+    max_vector_rows=4,
+    min_tall_rows=8192,
+    attention=ATTENTION,
+)
+# Large tiles read weights less often, small ones give more workgroups. A matrix of WIDE rows has enough for most GPUs at few input rows, a
+# smaller one at many.
 WIDE = 2048
 MIN_WIDE_TILE_ROWS = 16
 MIN_NARROW_TILE_ROWS = 256
-# Every sequence has one new token, for none has none.
-DECODE: Condition = ["==", "S", "B"]
-# Up to this many keys one workgroup a kv head takes less time than ranges in parallel and one dispatch more.
-SHORT_DECODE: Condition = ["and", DECODE, ["<=", "T", 256]]
-# Keys of a range, the default first.
-SPLITS = (256, 128)
-# Sequences of fewer new tokens would leave most rows of a tile to others.
-MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
-# Bytes of workgroup memory that every device has (W3C, WebGPU, 3.6.2).
-MAX_SHARED_BYTES = 16 << 10
-
-Build: TypeAlias = Callable[[], Kernel]
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once. ``before`` are kernels that run first.
-
-    ``needs``: WebGPU features, or language features of WGSL.
-    """
-
-    name: str
-    build: Build
-    activation: str | None
-    when: Condition = None
-    needs: tuple[str, ...] = ()
-    before: Mapping[str, Build] = field(default_factory=dict)
-
-    @property
-    def kernels(self) -> dict[str, Build]:
-        """What makes each kernel, by name, in the order in which they run."""
-        return {**self.before, self.name: self.build}
+LARGE_TILE, SMALL_TILE = TileShape(64, 64, 16, 128), TileShape(32, 32, 32, 64)
 
 
 def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
     """The rows of one step, in the order in which a runtime tries them."""
-    return OPS[step.op](step, context)
+    return gpu_variants.variants_of(step, context, NUMBERS, projection_rows)
 
 
-def embed_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    rows, columns = sizes(context.plan.shape_of(step.inputs["table"]))
-    split, first_row = "first_row" in step.attrs, step.attrs.get("first_row", 0)
-    name = f"embed_{context.quantization.kind}_{rows}x{columns}" + (f"_from{first_row}" if split else "")
-    return (Variant(name, lambda: embed(name, rows, columns, context.weight_format, first_row, split=split), None),)
-
-
-def projection_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    projections = context.projections(step)
-    if len(set(projections.values())) == 1:
-        return tuple(projection_rows(next(iter(projections.values())), None, f16="float16" in context.activations))
-    return tuple(
-        row for activation, facts in projections.items() for row in projection_rows(facts, activation, f16=activation == "float16")
-    )
-
-
-def projection_rows(facts: Projection, activation: str | None, *, f16: bool) -> list[Variant]:
-    """The kernels of one projection. ``f16``: tiles of float16 too, for float16 activations."""
-    few: Condition = ["<=", facts.batch, MAX_VECTOR_ROWS]
+def projection_rows(facts: Projection, activation: str) -> list[Variant]:
+    """The kernels of one projection; with float16 activations tiles of float16 too."""
+    vector = vector_shape(facts, NUMBERS)
+    subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
     rows = [
-        Variant(f"{facts.name}_{vector.name}", partial(linear_vector, facts, vector), activation, few) for vector in vector_shapes(facts)
+        vector_row(facts, vector, NUMBERS),
+        vector_row(facts, replace(vector, threads=64, lanes=vector.lanes // 2, rows=4), NUMBERS),
+        Variant((subgroup,), when=few_rows(facts, NUMBERS), needs=("subgroups", "subgroup_id")),
     ]
-    subgroup = SubgroupShape()
-    kernel = partial(linear_subgroup, facts, subgroup)
-    rows.append(Variant(f"{facts.name}_{subgroup.name}", kernel, activation, few, needs=("subgroups", "subgroup_id")))
     many: Condition = [">", facts.batch, MIN_WIDE_TILE_ROWS if facts.weight_rows >= WIDE else MIN_NARROW_TILE_ROWS]
-    for tile, when in ((TileShape(64, 64, 16, 128), many), (TileShape(32, 32, 32, 64), None)):
-        if f16:
-            half = replace(tile, dtype="float16")
-            rows.append(Variant(f"{facts.name}_{half.name}", partial(linear_tile, facts, half), "float16", when, needs=("shader-f16",)))
-        rows.append(Variant(f"{facts.name}_{tile.name}", partial(linear_tile, facts, tile), activation, when))
+    for tile, when in ((LARGE_TILE, many), (SMALL_TILE, None)):
+        if activation == "float16":
+            rows.append(tile_row(facts, replace(tile, dtype="float16"), when, needs=("shader-f16",)))
+        rows.append(tile_row(facts, tile, when))
     return rows
-
-
-def vector_shapes(facts: Projection) -> tuple[VectorShape, ...]:
-    """Matrix-vector kernels, best first: 32 threads along the columns, more rows a workgroup where there are rows enough for every core."""
-    fmt = facts.weight
-    blocks = -(-facts.columns // fmt.block_columns)
-    lanes = min(32, max(8, power_of_two(blocks)))
-    # The smaller a block's part of a row, the more of them a thread has on their way.
-    unroll = min(32 // fmt.block_columns, 4, -(-blocks // lanes))
-    rows = 4 if facts.weight_rows >= 8192 and not facts.gated else 2
-    return (
-        VectorShape(128, lanes, rows, unroll),
-        VectorShape(64, lanes // 2, 4, unroll),
-    )
-
-
-def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    return tuple(row for facts in context.heads(step) for row in (*decode_variants(facts), *prefill_variants(facts)))
-
-
-def decode_variants(facts: Heads) -> list[Variant]:
-    """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
-    variants = []
-    for split, condition in ((None, SHORT_DECODE), *((split, DECODE) for split in SPLITS)):
-        options = decode_options(facts, split)
-        if options is not None:
-            name = f"attention_decode_{options.threads}x{options.tile}" + (f"_split{split}" if split else "") + suffix(facts)
-            build = partial(attention_decode, name, facts, options)
-            if split is None:
-                variants.append(Variant(name, build, facts.activation, condition))
-            else:
-                merge = f"attention_merge_split{split}_{short(facts.activation)}"
-                last = partial(attention_merge, merge, facts, split)
-                variants.append(Variant(merge, last, facts.activation, condition, before={name: build}))
-    return variants
-
-
-def prefill_variants(facts: Heads) -> list[Variant]:
-    """Any batch: tiles of rows where sequences have many, else row by row."""
-    name = f"rope_append{suffix(facts)}"
-    append = {name: partial(rope_append, name, facts)}
-    variants = []
-    for options in tile_options(facts):
-        name = f"attention_tile_{options.rows}x{options.keys}{suffix(facts, new=False)}"
-        variants.append(Variant(name, partial(attention_tile, name, facts, options), facts.activation, MANY_ROWS, before=append))
-    name = f"attention{suffix(facts, new=False)}"
-    return [*variants, Variant(name, partial(attention, name, facts), facts.activation, before=append)]
-
-
-def suffix(facts: Heads, *, new: bool = True) -> str:
-    """The end of the name of a kernel over pages, which norms the new tokens' heads or does not see them."""
-    norm = "_norm" if new and facts.norm_eps is not None else ""
-    return norm + ("_kv8" if facts.kv == "q8" else "") + f"_{short(facts.activation)}"
-
-
-def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
-    """As many of a kv head's query heads a workgroup as fit, up to eight; of these the largest tile.
-
-    Few threads with several keys each read the queries from workgroup memory less often; wide heads need more threads for their values.
-    """
-    for heads in range(min(facts.group, 8), 0, -1):
-        for threads, tile in ((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)):
-            options = DecodeOptions(heads, threads, tile, split)
-            divides = facts.group % heads == 0 and (split or tile) % tile == 0
-            if divides and options.parts(facts) <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
-                return options
-    return None
-
-
-def tile_options(facts: Heads) -> list[TileOptions]:
-    """The two tiles of most rows that fit."""
-    tiles = [TileOptions(rows, keys) for rows, keys in ((32, 32), (32, 16), (16, 32), (16, 16), (8, 32))]
-    return [tile for tile in tiles if facts.vectors <= tile.threads and tile.shared_bytes(facts) <= MAX_SHARED_BYTES][:2]
-
-
-def take_rows_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
-    return (Variant("take_rows", lambda: take_rows("take_rows", columns), None),)
-
-
-def rms_norm_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
-    return (Variant("rms_norm", lambda: rms_norm("rms_norm", columns, step.attrs["eps"]), None),)
-
-
-def sampling_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
-    return (Variant(step.op, lambda: template(step.op, context.spec.vocab_size), None),)
-
-
-OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
-    "embed": embed_variants,
-    "linear": projection_variants,
-    "gated_linear": projection_variants,
-    "rope_attention": rope_attention_variants,
-    "take_rows": take_rows_variants,
-    "rms_norm": rms_norm_variants,
-    "adjust_logits": sampling_variants,
-    "sample": sampling_variants,
-    "top_logprobs": sampling_variants,
-}
-
-
-def short(dtype: str) -> str:
-    return {"float16": "f16", "float32": "f32"}[dtype]

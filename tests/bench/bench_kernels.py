@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import evaluate, holds
 from nearfar.compiler.kernels.packed import WeightFormat
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.targets.variant import Variant
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.runner import round_up, spread
-from nearfar.targets.webgpu.variants import Variant, projection_rows
+from nearfar.targets.webgpu.variants import projection_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 # The projections of a layer of Qwen3-0.6B, and its head.
@@ -67,24 +69,26 @@ def cases_of(shape: str, size: int, quantization: str) -> list[dict[str, Any]]:
     facts = Projection("S", columns, outputs, weight, "float32", "float32", norm_eps=1e-6)
     sizes = {"x": 4 * size * columns, "norm": 4 * columns, "y": 4 * size * outputs}
     sizes |= {f"weight.{name}": outputs * plane.row_bytes for name, plane in planes.items()}
-    rows = [row for row in projection_rows(facts, None, f16=True) if holds(row.when, {"S": size})]
+    rows = [row for row in projection_rows(facts, "float16") if holds(row.when, {"S": size})]
     return [case_of(row, {"S": size}, sizes, 2 * size * outputs * columns) for row in rows]
 
 
 def case_of(row: Variant, dims: dict[str, int], sizes: dict[str, int], operations: int) -> dict[str, Any]:
-    kernel = wgsl(row.build())
-    roles = [f"{binding.role}.{binding.plane}" if binding.plane else binding.role for binding in kernel.source.bindings]
-    x, y = (evaluate(expr, dims) for expr in kernel.source.grid)
+    (call,) = row.kernels
+    kernel = wgsl(call.build())
+    x, y = (evaluate(expr, dims) for expr in kernel.kernel.grid)
+    facts: Projection = call.facts["facts"]
+    shape = "_".join(map(str, asdict(call.facts["shape"]).values()))
     return {
-        "name": kernel.source.name,
+        "name": f"{call.template.__name__}_{facts.weight_rows}x{facts.columns}_{shape}",
         "rows": dims["S"],
         "code": kernel.text,
-        "entry": kernel.source.entry,
+        "entry": kernel.entry,
         "needs": row.needs,
-        "bindings": [{"size": round_up(sizes[role], 16), "cold": role.startswith("weight.")} for role in roles],
-        "uniforms": [evaluate(expr, dims) for expr in kernel.source.uniforms],
+        "bindings": [{"size": round_up(sizes[role], 16), "cold": role.startswith("weight.")} for role in kernel.buffers],
+        "uniforms": [evaluate(expr, dims) for expr in kernel.uniforms],
         "grid": spread(x, y),
-        "bytes": sum(sizes[role] for role in roles),
+        "bytes": sum(sizes[role] for role in kernel.buffers),
         "operations": operations,
     }
 

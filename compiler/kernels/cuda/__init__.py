@@ -1,1 +1,1 @@
-"""Kernel templates for CUDA alone: what they call is in `targets/cuda/prelude.cuh`."""
+"""Kernel templates for CUDA alone, and the functions that they call."""

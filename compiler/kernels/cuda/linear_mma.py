@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...quant.base import GROUP
-from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, extern, lane_of, minimum, perform, place_of, select
+from ..builder import Array, Kernel, KernelBuilder, Scalar, all_of, lane_of, minimum, place_of, select
 from ..projection import Projection, ProjectionArguments, guard_below
-from .rows16 import BLOCK, OCTETS, SHORT, blocks_of, rows16_buffers
+from .functions import copy_16_bytes, multiply_tiles, scale_pair, unpack_octet, wait_for_copies
+from .rows16 import BLOCK, OCTETS, blocks_of, rows16_buffers
 
 CHUNKS = BLOCK // GROUP
 # Of 16 bytes between rows in shared memory, so that eight threads that read together, of two rows, read all memory banks once.
@@ -27,7 +28,7 @@ CHUNK_LOADS = {"q4": 1, "q8": 2, "f16": 4}
 
 @dataclass(frozen=True, slots=True)
 class MmaShape:
-    """``rows`` input rows (a multiple of 16) a workgroup; the others as told above. ``dtype`` "float16" or "bfloat16"."""
+    """``rows`` input rows (a multiple of 16) a workgroup; see above for the others. ``dtype`` is "float16" or "bfloat16"."""
 
     rows: int
     tiles: int
@@ -42,10 +43,6 @@ class MmaShape:
     @property
     def outputs(self) -> int:
         return 8 * self.tiles * self.column_warps
-
-    @property
-    def name(self) -> str:
-        return f"mma_{self.rows}x{self.outputs}_c{self.column_warps}_d{self.depth_warps}_{SHORT[self.dtype]}"
 
 
 class Weights:
@@ -66,7 +63,7 @@ class Weights:
                 self._next[i * self._loads + j] = self._weight.block(row, chunk * self._loads + j)
             if self._scaled:
                 raw, index = self._weight.raw_scale(row, chunk)
-                self._next_scales[i] = extern("uint32", f"scale_{SHORT[self._dtype]}", raw, index % 2)
+                self._next_scales[i] = scale_pair(self._dtype, raw, index % 2)
 
     def advance(self) -> None:
         """What was loaded is now used."""
@@ -80,16 +77,15 @@ class Weights:
         words = self._loads
         first = octet * words
         codes = [lane_of(self._now[i * self._loads + (first + word) // 4], (first + word) % 4) for word in range(words)]
-        scale = [self._scales[i]] if self._scaled else []
-        perform(f"unpack_{self._kind}_{SHORT[self._dtype]}", place_of(self.octet, 0), *codes, *scale)
+        unpack_octet(self._kind, self._dtype, place_of(self.octet, 0), codes, self._scales[i] if self._scaled else None)
 
 
-def linear_mma(facts: Projection, shape: MmaShape) -> Kernel:
-    kernel = KernelBuilder(f"{facts.name}_{shape.name}")
+def linear_mma(name: str, facts: Projection, shape: MmaShape) -> Kernel:
+    kernel = KernelBuilder(name)
     arguments = ProjectionArguments(kernel, facts, blocks=True)
-    rows16, factors = rows16_buffers(kernel, facts, write=False)
+    rows16, factors = rows16_buffers(kernel, facts.batch, facts.columns, write=False)
     halves, row_tiles, threads = 2 if facts.gated else 1, shape.rows // 16, shape.threads
-    blocks, depth = blocks_of(facts), shape.depth_warps
+    blocks, depth = blocks_of(facts.columns), shape.depth_warps
     steps = -(-blocks // depth)
     width = depth * OCTETS
 
@@ -122,7 +118,7 @@ def linear_mma(facts: Projection, shape: MmaShape) -> Kernel:
                 octet = kernel.let("octet", step * width + place)
                 source = place_of(rows16, minimum(first_row + row, batch - 1), minimum(octet, blocks * OCTETS - 1))
                 present = select(octet < blocks * OCTETS, 1, 0) if steps * depth > blocks else 1
-                perform("copy_16_bytes", place_of(tile, stage, row, place), source, present)
+                copy_16_bytes(place_of(tile, stage, row, place), source, present)
 
     def load_weights(step: Scalar) -> None:
         # Beyond the last chunk a copy of it, which meets zeros of the input.
@@ -131,7 +127,7 @@ def linear_mma(facts: Projection, shape: MmaShape) -> Kernel:
     start_copies(0, 0)
     load_weights(0)
     with kernel.loop("step", steps) as step:
-        perform("wait_for_copies")
+        wait_for_copies()
         # All have their copies, and nobody still reads the other half of the tile.
         kernel.barrier()
         weights.advance()
@@ -149,7 +145,7 @@ def linear_mma(facts: Projection, shape: MmaShape) -> Kernel:
                 for i in range(row_tiles):
                     for part in range(2):
                         operands = place_of(a, i * 8 + part * 4), place_of(weights.octet, part * 2)
-                        perform(f"mma_{SHORT[shape.dtype]}", place_of(sums, (n * row_tiles + i) * 4), *operands)
+                        multiply_tiles(shape.dtype, place_of(sums, (n * row_tiles + i) * 4), *operands)
 
     if depth > 1:
         add_depths(kernel, sums, warp, lane, depth_warp, shape)

@@ -40,7 +40,7 @@ def test_a_library_for_aarch64_is_made_on_any_machine_with_every_kernel_that_the
 
 def test_int8_beside_other_activations_has_rows_of_its_own(compile_tiny: CompileTiny) -> None:
     manifest = open_bundle(compile_tiny("embedding", "q4f16", **FOR_ARM)).manifest
-    for step in manifest.plan("generate").steps:
+    for step in manifest.plan("embed").steps:
         if step.op in ("linear", "gated_linear"):
             rows = manifest.variants[step.variants]
             assert {row.activation for row in rows} == {"int8", "float32"}

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 # Makes numpy know "bfloat16".
 import ml_dtypes  # noqa: F401
-from kernel_cases import EPS, FORMATS, all_cases, attention_case, attention_run, projection_run
+from attention_cases import attention_case, attention_run
+from case_arrays import EPS, FORMATS
+from kernel_cases import all_cases
 from kernel_harness import Case
+from projection_cases import projection_name, projection_run
+from step_cases import step_cases
 
 from nearfar.compiler.kernels.attention_decode import DecodeOptions
 from nearfar.compiler.kernels.attention_tile import TileOptions
+from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cuda.attention_mma import attention_mma
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
 from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
+from nearfar.targets.cuda.variants import variants_of
 
 # Within a tile, one past it, and the ends of tiles.
 BATCHES = (1, 16, 33, 64)
@@ -35,7 +41,7 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("one_warp", "q4f16", "float16", 1, 1, {"bias": True}),
     ("many_columns", "q4f16", "float16", 300, 70, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 97}),
     ("many_columns", "q4f16", "bfloat16", 256, 45, {"gated": True, "norm_eps": EPS}),
-    ("many_columns", "q8f16", "float16", 160, 37, {"gated": True, "bias": True}),
+    ("many_columns", "q8f16", "float16", 160, 37, {"gated": True, "bias": True, "activation": "gelu"}),
     ("many_depths", "q8f16", "bfloat16", 700, 19, {"norm_eps": EPS, "x_dtype": "bfloat16"}),
     ("many_depths", "f16", "float16", 1030, 16, {"x_dtype": "float16", "residual": True}),
     ("many_depths", "q4f16", "float16", 1100, 33, {"gated": True, "norm_eps": EPS}),
@@ -46,6 +52,10 @@ MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
 
 
 def cuda_cases() -> Iterator[Case]:
+    for case in step_cases(variants_of, "q4f16", ("bfloat16", "float32")):
+        # relu2 squares the rounding of 16-bit operands, which then exceeds the bound of one product.
+        if case.dtype is None or "relu2" not in case.name:
+            yield case
     # Here it is about CUDA's code, not about templates' logic, which WebGPU's tests run through in full.
     yield from list(all_cases())[::16]
     yield from (mma_case(*row) for row in MMA)
@@ -68,6 +78,10 @@ def mma_case(shape: str, quantization: str, dtype: str, columns: int, outputs: i
     defaults = Projection("S", columns, outputs, FORMATS[quantization], "float32", "float32")
     facts = replace(defaults, **options)  # type: ignore[arg-type]
     mma = MmaShape(*SHAPES[shape], dtype)
-    name = f"{facts.name}_{mma.name}_{quantization}"
-    build: Callable[[], list[object]] = lambda: [rows16(facts, dtype), linear_mma(facts, mma)]  # noqa: E731
-    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in BATCHES], dtype)  # type: ignore[arg-type]
+    name = projection_name(f"mma_{shape}_{dtype}", quantization, columns, outputs, options)
+
+    def build() -> list[Kernel]:
+        before = rows16(f"{name}_rows16", facts.batch, columns, facts.x_dtype, facts.norm_eps, dtype)
+        return [before, linear_mma(name, facts, mma)]
+
+    return Case(name, build, lambda: [projection_run(name, facts, quantization, size) for size in BATCHES], dtype)

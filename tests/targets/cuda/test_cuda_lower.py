@@ -14,6 +14,7 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
+from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.targets.context import Context
@@ -21,6 +22,7 @@ from nearfar.targets.cuda.lower import MAX_BINDING_BYTES
 from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin
 from nearfar.targets.cuda.source import cuda, source_file
 from nearfar.targets.cuda.variants import variants_of
+from nearfar.targets.variant import KernelCall
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -30,18 +32,26 @@ SPEC = ModelSpec(
     intermediate_size=3072, max_position_embeddings=40960, rms_norm_eps=1e-6, rope=RopeSpec(theta=1e6), tie_word_embeddings=True,
     qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True,
 )  # fmt: skip
-# The largest kernel of each kind; the whole list takes NVRTC five seconds.
-LARGEST = re.compile(
-    r"^(gated_linear_.*_mma_.*|linear_q4_4096x.*_mma_64x.*|linear_q4_4096x.*_vector_.*|attention_(decode|mma|tile)_.*_f16)$"
-)
+LARGE_TEMPLATES = ("attention_decode", "attention_mma", "attention_tile")
+
+
+def is_large(call: KernelCall) -> bool:
+    """Whether a kernel is one of the largest of its kind; the whole list takes NVRTC five seconds."""
+    template = call.template.__name__
+    if template not in ("linear_mma", "linear_vector"):
+        return template in LARGE_TEMPLATES
+    facts: Projection = call.facts["facts"]
+    if template == "linear_mma" and (facts.gated or call.facts["shape"].rows < 64):
+        return facts.gated
+    return facts.weight_rows == 4096
 
 
 def test_the_largest_kernels_of_a_real_model_spill_no_register_and_keep_to_the_limits() -> None:
     fmt = quant.by_name("q4f16")
     plan = make_plan(run_passes(by_model_type("qwen3").forward(SPEC, 16, 4096), fmt, MAX_BINDING_BYTES))
-    context = Context(plan, SPEC, fmt, ("float16",))
-    wanted = {name: build for step in plan.steps for variant in variants_of(step, context) for name, build in variant.kernels.items()}
-    kernels = [cuda(build(), "sm_90") for name, build in wanted.items() if LARGEST.match(name)]
+    context = Context(plan, fmt, ("float16",))
+    calls = {call.name: call for step in plan.steps for variant in variants_of(step, context) for call in variant.kernels}
+    kernels = [cuda(call.build(), "sm_90") for call in calls.values() if is_large(call)]
     assert len(kernels) >= 6
     cubin, log = compile_cubin(source_file(kernels), "sm_90", "largest")
     assert cubin.startswith(b"\x7fELF")

@@ -1,4 +1,4 @@
-"""Running a variant's kernels: a case names templates and an op, and holds arrays for every binding and what the op makes of them.
+"""Run a variant's kernels: a case holds them, the arrays of every binding, and what the op makes of these.
 
 A case is lowered once and run at several sizes: on wgpu here, and on Dawn in Node by `run_kernels.mjs`, which takes all cases in one file.
 """
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from tolerances import OF_KERNEL, Q8_KERNEL, Q8_ROUNDED, Q8_ROUNDING, relative_error
 
-from nearfar.compiler.bundle.manifest import BindingEntry
 from nearfar.compiler.ir.expr import Expr, evaluate
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.ops.kv_pages import dequantize_pages, page_rows
@@ -80,12 +79,12 @@ class LoweredCase:
     @property
     def roles(self) -> tuple[str, ...]:
         """What the kernels bind, each buffer once."""
-        return tuple(dict.fromkeys(role_of(binding) for kernel in self.kernels for binding in kernel.source.bindings))
+        return tuple(dict.fromkeys(role for kernel in self.kernels for role in kernel.buffers))
 
     @property
     def written(self) -> tuple[str, ...]:
-        bindings = [binding for kernel in self.kernels for binding in kernel.source.bindings]
-        return tuple(dict.fromkeys(role_of(binding) for binding in bindings if binding.access == "write"))
+        written = {binding.role for kernel in self.kernels for binding in kernel.kernel.bindings if binding.access == "write"}
+        return tuple(role for role in self.roles if role in written)
 
     def contents(self, run: Run) -> list[bytes]:
         """What the buffers of `roles` hold before: scratch NaN."""
@@ -96,9 +95,9 @@ class LoweredCase:
     def launches(self, run: Run) -> list[Launch]:
         launches = []
         for kernel in self.kernels:
-            bindings = tuple(self.roles.index(role_of(binding)) for binding in kernel.source.bindings)
-            uniforms = np.array([evaluate(expr, run.dims) for expr in kernel.source.uniforms], np.int32).tobytes()
-            x, y = (evaluate(expr, run.dims) for expr in kernel.source.grid)
+            bindings = tuple(map(self.roles.index, kernel.buffers))
+            uniforms = np.array([evaluate(expr, run.dims) for expr in kernel.uniforms], np.int32).tobytes()
+            x, y = (evaluate(expr, run.dims) for expr in kernel.kernel.grid)
             launches.append(Launch(bindings, uniforms + bytes(-len(uniforms) % 16), spread(x, y)))
         return launches
 
@@ -162,7 +161,7 @@ class Gpu:
         if kernel.text not in self._pipelines:
             module = self._device.create_shader_module(code=for_naga(kernel.text))
             self._pipelines[kernel.text] = self._device.create_compute_pipeline(
-                layout="auto", compute={"module": module, "entry_point": kernel.source.entry}
+                layout="auto", compute={"module": module, "entry_point": kernel.entry}
             )
         return self._pipelines[kernel.text]
 
@@ -175,7 +174,7 @@ def run_on_dawn(cases: Sequence[LoweredCase], node: str, environment: Mapping[st
         for run in case.runs:
             launches = [{"bindings": each.bindings, "uniforms": encode(each.uniforms), "grid": each.grid} for each in case.launches(run)]
             runs.append({"contents": [encode(data) for data in case.contents(run)], "launches": launches})
-        kernels = [{"code": kernel.text, "entry": kernel.source.entry} for kernel in case.kernels]
+        kernels = [{"code": kernel.text, "entry": kernel.entry} for kernel in case.kernels]
         written = [case.roles.index(role) for role in case.written]
         requests.append({"name": case.name, "kernels": kernels, "written": written, "runs": runs})
     answers = call_node("run_kernels.mjs", requests, node, environment, folder)
@@ -206,10 +205,6 @@ def call_node(script: str, requests: Any, node: str, environment: Mapping[str, s
         )
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(answer_file.read_text())
-
-
-def role_of(binding: BindingEntry) -> str:
-    return f"{binding.role}.{binding.plane}" if binding.plane else binding.role
 
 
 def encode(data: bytes) -> str:

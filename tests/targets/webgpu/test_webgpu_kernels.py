@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 from kernel_cases import all_cases, nothing, sample_run
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
+from step_cases import step_cases
 
+from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.ir.sampling import Sampler, Settings
+from nearfar.compiler.kernels.elementwise import gate
+from nearfar.compiler.kernels.rows import take_rows
 from nearfar.compiler.kernels.sample import sample
-from nearfar.compiler.kernels.take_rows import take_rows
+from nearfar.targets.webgpu.variants import variants_of
 
 CASES = {case.name: case for case in all_cases()}
+STEPS = {case.name: case for case in step_cases(variants_of, "q4f16", ("float16", "float32"))}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +49,13 @@ def test_a_kernel_computes_its_op_on_wgpu(name: str, lowered: Mapping[str, Lower
         case.check(run, gpu.run(case, run))
 
 
+@pytest.mark.parametrize("name", STEPS)
+def test_every_row_of_a_step_computes_its_op(name: str, gpu: Gpu) -> None:
+    case = STEPS[name].lowered()
+    for run in case.runs:
+        case.check(run, gpu.run(case, run))
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.on_dawn])
 def test_a_kernel_computes_its_op_on_dawn(
     name: str, lowered: Mapping[str, LoweredCase], dawn_outputs: Mapping[str, list[dict[str, bytes]]]
@@ -55,9 +68,33 @@ def test_a_grid_wider_than_65535_workgroups_reaches_every_column(gpu: Gpu) -> No
     columns = 65_536 * 64 + 1
     x = np.arange(columns, dtype=np.float32).reshape(1, columns)
     run = Run({"S": 1, "R": 1}, {"x": x, "rows": np.zeros(1, np.int32), "y": nothing(x.shape, "float32")}, {"y": x})
-    case = Case("take_rows_wide", lambda: take_rows("take_rows", columns), lambda: [run]).lowered()
+    case = Case("take_rows_wide", lambda: take_rows("take_rows", "S", "R", columns), lambda: [run]).lowered()
     assert case.launches(run)[0].grid == (65_535, 1, 2)
     case.check(run, gpu.run(case, run))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_is_within_a_millionth_of_its_definition(activation: str, gpu: Gpu) -> None:
+    x = np.linspace(-12, 12, 24_001, dtype=np.float32)[None]
+    inputs = {"gate": x, "up": np.ones_like(x)}
+    y = OPS["gate"].run(inputs, {"activation": activation})
+    assert y is not None
+    run = Run({"S": 1}, {**inputs, "y": nothing(x.shape, "float32")}, {"y": y})
+    case = Case(f"gate_{activation}", lambda: gate("gate", "S", x.shape[1], activation), lambda: [run]).lowered()
+    found = np.frombuffer(gpu.run(case, run)["y"], np.float32, x.size)
+    assert (np.abs(found - y[0]) <= 1e-6 * np.maximum(np.abs(y[0]), 1)).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_of_a_huge_value_is_its_limit(activation: str, gpu: Gpu) -> None:
+    x = np.array([[-1e12, -1e4, 1e4, 1e12]], np.float32)
+    inputs = {"gate": x, "up": np.ones_like(x)}
+    y = OPS["gate"].run(inputs, {"activation": activation})
+    assert y is not None
+    run = Run({"S": 1}, {**inputs, "y": nothing(x.shape, "float32")}, {"y": y})
+    case = Case(f"gate_{activation}", lambda: gate("gate", "S", x.shape[1], activation), lambda: [run]).lowered()
+    found = np.frombuffer(gpu.run(case, run)["y"], np.float32, x.size)
+    np.testing.assert_allclose(found, y[0], rtol=1e-6, atol=1e-6)
 
 
 def test_drawn_tokens_have_the_frequencies_of_their_probabilities(gpu: Gpu) -> None:

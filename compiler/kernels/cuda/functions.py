@@ -1,0 +1,81 @@
+"""The CUDA functions that kernels call, each declared here once; `device.cuh` and `functions.cuh` beside this file define them.
+
+``place`` and ``words`` are pointers (`builder.place_of`); the others are values. A pair is a word that holds two 16-bit floats.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..builder import Scalar, extern, perform, result_of
+
+# The 16-bit floats, as functions' names have them.
+SHORT = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def device_source() -> str:
+    """What needs a GPU: 16-bit floats, asynchronous copies and tensor cores, as PTX."""
+    return source("device.cuh")
+
+
+def functions_source() -> str:
+    """What is plain CUDA C++ in terms of `device_source`."""
+    return source("functions.cuh")
+
+
+def source(file: str) -> str:
+    return (Path(__file__).parent / file).read_text().strip()
+
+
+# --- 16-bit floats -----------------------------------------------------------------------------------------------------------------
+
+
+def pair(dtype: str, low: Scalar, high: Scalar) -> Scalar:
+    """Two floats as a pair."""
+    return extern("uint32", f"pair_{SHORT[dtype]}", low, high)
+
+
+def scale_pair(dtype: str, word: Scalar, odd: Scalar) -> Scalar:
+    """One of the two float16 scales of a word, twice; ``odd`` 1 takes the high one."""
+    return extern("uint32", f"scale_{SHORT[dtype]}", word, odd)
+
+
+def unpack_octet(kind: str, dtype: str, place: Scalar, codes: list[Scalar], scale: Scalar | None) -> None:
+    """Write eight weights as four pairs: weights 0 and 2, 1 and 3, 4 and 6, 5 and 7. ``codes`` are the words that hold them."""
+    perform(f"unpack_{kind}_{SHORT[dtype]}", place, *codes, *([] if scale is None else [scale]))
+
+
+# --- copies ------------------------------------------------------------------------------------------------------------------------
+
+
+def copy_16_bytes(shared: Scalar, place: Scalar, present: Scalar | int) -> None:
+    """Start a copy to shared memory, or of zeros if ``present`` is 0; it has happened after `wait_for_copies`."""
+    perform("copy_16_bytes", shared, place, present)
+
+
+def wait_for_copies() -> None:
+    """Wait for the copies that this thread started."""
+    perform("wait_for_copies")
+
+
+# --- warps: all threads of a warp together -----------------------------------------------------------------------------------------
+
+
+def load_transposed(words: Scalar, place: Scalar) -> None:
+    """Four 8 by 8 matrices of 16-bit elements from shared memory, transposed, in four words of each thread."""
+    perform("load_transposed", words, place)
+
+
+def multiply_tiles(dtype: str, sums: Scalar, a: Scalar, b: Scalar) -> None:
+    """sums (16, 8) += a (16, 16) @ b (16, 8) on tensor cores, spread over a warp (PTX ISA, matrix fragments for mma.m16n8k16)."""
+    perform(f"mma_{SHORT[dtype]}", sums, a, b)
+
+
+def quad_max(value: Scalar) -> Scalar:
+    """The largest float32 of the four threads that hold a row of a tile. Store it at once."""
+    return result_of("float32", "quad_max", value)
+
+
+def quad_sum(value: Scalar) -> Scalar:
+    """As `quad_max`, the sum."""
+    return result_of("float32", "quad_sum", value)

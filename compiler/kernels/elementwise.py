@@ -1,0 +1,50 @@
+"""add, gate and gate_halves: one result from one element of each operand.
+
+One thread: one column of one row. One workgroup: 128 columns of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..ir.expr import Expr
+from .builder import Kernel, KernelBuilder, Scalar
+from .maths import gated
+from .projection import guard_below
+
+THREADS = 128
+
+
+def add(name: str, rows: Expr, columns: int) -> Kernel:
+    kernel = KernelBuilder(name)
+    a = kernel.buffer("a", (rows, columns), "float32")
+    b = kernel.buffer("b", (rows, columns), "float32")
+    return each_column(kernel, rows, columns, lambda row, column: a[row, column] + b[row, column])
+
+
+def gate(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
+    kernel = KernelBuilder(name)
+    gates = kernel.buffer("gate", (rows, columns), "float32")
+    up = kernel.buffer("up", (rows, columns), "float32")
+    return each_column(
+        kernel, rows, columns, lambda row, column: gated(activation, kernel.let("each", gates[row, column]), up[row, column])
+    )
+
+
+def gate_halves(name: str, rows: Expr, columns: int, activation: str) -> Kernel:
+    """``columns`` are those of the result."""
+    kernel = KernelBuilder(name)
+    x = kernel.buffer("x", (rows, 2 * columns), "float32")
+    return each_column(
+        kernel, rows, columns, lambda row, column: gated(activation, kernel.let("each", x[row, column]), x[row, columns + column])
+    )
+
+
+def each_column(kernel: KernelBuilder, rows: Expr, columns: int, value: Callable[[Scalar, Scalar], Scalar]) -> Kernel:
+    """y[row, column] = value(row, column) for all rows and columns."""
+    y = kernel.buffer("y", (rows, columns), "float32", write=True)
+    block, row = kernel.grid(["ceildiv", columns, THREADS], rows)
+    column = kernel.let("column", block * THREADS + kernel.threads(THREADS))
+    with kernel.when(guard_below(column, columns, THREADS)):
+        y[row, column] = value(row, column)
+    return kernel.finish()

@@ -1,0 +1,74 @@
+"""Lines of maths that several GPU kernels share, on float32 scalars: the activations of gates and the factor of an RMS norm.
+
+`ir/ops/elementwise.py` defines them. Here no intermediate value overflows, because WGSL may treat an infinity as any number. An argument
+that is used more than once should be a name (`KernelBuilder.let`), or its expression is written out each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from .builder import Scalar, exp, magnitude, maximum, minimum, number, rsqrt
+
+# exp of this is finite, and 1 + exp of it makes a quotient that float32 cannot tell from its limit.
+LARGEST_EXPONENT = 88.0
+# Beyond this many standard deviations the tail of the normal distribution is 0 in float32.
+LARGEST_DEVIATION = 13.0
+# erfc(x) = t (a1 + t (a2 + ..)) exp(-x^2) with t = 1 / (1 + P x), for x >= 0, within 1.5e-7. Abramowitz & Stegun 1964, 7.1.26.
+ERFC_P = 0.3275911
+ERFC_TERMS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+
+def activate(kind: str, x: Scalar) -> Scalar:
+    """An activation of `ops.elementwise.ACTIVATION_FUNCTIONS`."""
+    return ACTIVATION_FUNCTIONS[kind](x)
+
+
+def gated(kind: str, gate: Scalar, up: Scalar) -> Scalar:
+    return activate(kind, gate) * up
+
+
+def silu(x: Scalar) -> Scalar:
+    return x / one_plus_exp(-x)
+
+
+def gelu(x: Scalar) -> Scalar:
+    """max(x, 0) - |x| / 2 * erfc(|x| / sqrt(2)): the same as x / 2 * (1 + erf(x / sqrt(2))), without its cancellation."""
+    size = minimum(magnitude(x), float32(LARGEST_DEVIATION))
+    t = float32(1) / (float32(1) + float32(ERFC_P / math.sqrt(2)) * size)
+    series = float32(ERFC_TERMS[-1])
+    for term in reversed(ERFC_TERMS[:-1]):
+        series = series * t + float32(term)
+    return maximum(x, float32(0)) - float32(0.5) * size * t * series * exp(float32(-0.5) * size * size)
+
+
+def gelu_tanh(x: Scalar) -> Scalar:
+    """x / (1 + exp(-2 u)): the same as x / 2 * (1 + tanh(u))."""
+    # Beyond this the quotient is x or 0, and the cube stays far from overflow.
+    limited = maximum(minimum(x, float32(LARGEST_DEVIATION)), float32(-LARGEST_DEVIATION))
+    u = float32(math.sqrt(2 / math.pi)) * (limited + float32(0.044715) * limited * limited * limited)
+    return x / one_plus_exp(float32(-2) * u)
+
+
+def relu2(x: Scalar) -> Scalar:
+    return maximum(x, float32(0)) * maximum(x, float32(0))
+
+
+def one_plus_exp(x: Scalar) -> Scalar:
+    return float32(1) + exp(minimum(x, float32(LARGEST_EXPONENT)))
+
+
+def rms_factor(sum_of_squares: Scalar, width: int, eps: float) -> Scalar:
+    """The factor that brings ``width`` elements to unit root mean square."""
+    return rsqrt(sum_of_squares * float32(1 / width) + float32(eps))
+
+
+def float32(value: float) -> Scalar:
+    return number(value, "float32")
+
+
+ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyType(
+    {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2, "none": lambda x: x}
+)

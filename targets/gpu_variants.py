@@ -1,0 +1,187 @@
+"""The variants that the GPU targets share: for each step, the kernels that can run it, best first.
+
+A target gives its numbers as data, and the rows of projections, which differ in more than numbers. A row is right for every batch that its
+structural condition allows, such as one new token of every sequence; bounds on sizes are preferences. The last row of every list runs on
+every device of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.plan import Step
+from nearfar.compiler.kernels.add_lora import add_lora
+from nearfar.compiler.kernels.adjust_logits import adjust_logits
+from nearfar.compiler.kernels.elementwise import add, gate, gate_halves
+from nearfar.compiler.kernels.embed import embed
+from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
+from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
+from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.rms_norm import rms_norm
+from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
+from nearfar.compiler.kernels.sample import sample
+from nearfar.compiler.kernels.top_logprobs import top_logprobs
+
+from .context import Context, attr
+from .gpu_attention import AttentionNumbers, attention_rows
+from .variant import KernelCall, Variant, kernel
+
+ATTENTION_OPS = ("attention", "rope_append", "rope_attention", "rope", "append_kv")
+# The threads of a matrix-vector workgroup.
+VECTOR_THREADS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNumbers:
+    """What differs between targets in the rows that they share.
+
+    Up to ``max_vector_rows`` input rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for all
+    rows of a tile. A matrix of ``min_tall_rows`` rows has enough of them for every core with four a thread; a smaller one has two.
+    """
+
+    max_vector_rows: int
+    min_tall_rows: int
+    attention: AttentionNumbers
+
+
+# The rows of a projection for one activation dtype.
+ProjectionRows: TypeAlias = Callable[[Projection, str], Sequence[Variant]]
+
+
+def variants_of(step: Step, context: Context, numbers: GpuNumbers, projection_rows: ProjectionRows) -> tuple[Variant, ...]:
+    """The rows of one step, in the order in which a runtime tries them."""
+    if step.op in ATTENTION_OPS:
+        return attention_rows(step, context, numbers.attention)
+    lists = [rows_of(step, context, activation, projection_rows) for activation in context.activations]
+    if all(rows == lists[0] for rows in lists):
+        return tuple(lists[0])
+    return tuple(replace(row, activation=activation) for activation, rows in zip(context.activations, lists, strict=True) for row in rows)
+
+
+def rows_of(step: Step, context: Context, activation: str, projection_rows: ProjectionRows) -> Sequence[Variant]:
+    if step.op in KERNELS:
+        return (Variant((KERNELS[step.op](step, context, activation),)),)
+    facts = context.projection(step, activation)
+    rows = projection_rows(facts, activation)
+    if not leaves_columns(step, context, facts):
+        return rows
+    before = kernel(zeros, rows=facts.batch, columns=facts.total_width, dtype=facts.y_dtype)
+    return [replace(row, kernels=(before, *row.kernels)) for row in rows]
+
+
+# --- projections -------------------------------------------------------------------------------------------------------------------
+
+
+def few_rows(facts: Projection, numbers: GpuNumbers) -> Condition:
+    return ["<=", facts.batch, numbers.max_vector_rows]
+
+
+def vector_row(facts: Projection, shape: VectorShape, numbers: GpuNumbers) -> Variant:
+    return Variant((kernel(linear_vector, facts=facts, shape=shape),), when=few_rows(facts, numbers))
+
+
+def vector_shape(facts: Projection, numbers: GpuNumbers) -> VectorShape:
+    """Up to 32 threads along the columns, so that small matrices still have enough workgroups."""
+    blocks = -(-facts.columns // facts.weight.block_columns)
+    lanes = min(32, max(8, power_of_two(blocks)))
+    # The smaller a block's part of a row, the more of them a thread loads before it uses any.
+    unroll = min(32 // facts.weight.block_columns, 4, -(-blocks // lanes))
+    rows = 4 if facts.weight_rows >= numbers.min_tall_rows and not facts.gated else 2
+    return VectorShape(VECTOR_THREADS, lanes, rows, unroll)
+
+
+def tile_row(facts: Projection, shape: TileShape, when: Condition = None, needs: tuple[str, ...] = ()) -> Variant:
+    return Variant((kernel(linear_tile, facts=facts, shape=shape),), when=when, needs=needs)
+
+
+def leaves_columns(step: Step, context: Context, facts: Projection) -> bool:
+    """Whether a projection starts a wider result of which the steps behind it do not write all columns. What remains must be zero."""
+    if "into" in step.inputs or facts.total_width == facts.outputs:
+        return False
+    index = next(i for i, each in enumerate(context.plan.steps) if each is step)
+    ranges = [(facts.offset, facts.offset + facts.outputs)]
+    for later in context.plan.steps[index + 1 :]:
+        if later.inputs.get("into") != step.outputs["y"]:
+            break
+        part = context.projection(later, context.activations[0])
+        ranges.append((part.offset, part.offset + part.outputs))
+    end = 0
+    for start, stop in sorted(ranges):
+        if start > end:
+            return True
+        end = max(end, stop)
+    return end < facts.total_width
+
+
+# --- ops with one kernel -----------------------------------------------------------------------------------------------------------
+
+
+def embed_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    rows, columns = context.sizes(step.inputs["table"])
+    return kernel(
+        embed,
+        rows=rows,
+        columns=columns,
+        weight=context.weight_format,
+        first_row=attr(step, "first_row"),
+        scale=float(attr(step, "scale")),
+        into="into" in step.inputs,
+    )
+
+
+def take_rows_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    rows, columns = context.rows_and_columns(step.inputs["x"])
+    return kernel(take_rows, rows=rows, taken=context.plan.shape_of(step.inputs["rows"])[0], columns=columns)
+
+
+def slice_columns_kernel(step: Step, context: Context, activation: str) -> KernelCall:
+    rows, columns = context.rows_and_columns(step.inputs["x"])
+    dtypes = context.dtypes(step, activation)
+    return kernel(slice_columns, rows=rows, columns=columns, start=attr(step, "start"), stop=attr(step, "stop"), **dtypes)
+
+
+def rms_norm_kernel(step: Step, context: Context, activation: str) -> KernelCall:
+    rows, columns = context.rows_and_columns(step.inputs["x"])
+    (width,) = context.sizes(step.inputs["weight"])
+    return kernel(rms_norm, rows=rows, columns=columns, width=width, eps=attr(step, "eps"), **context.dtypes(step, activation))
+
+
+def add_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    rows, columns = context.rows_and_columns(step.outputs["y"])
+    return kernel(add, rows=rows, columns=columns)
+
+
+def gate_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    rows, columns = context.rows_and_columns(step.outputs["y"])
+    template = {"gate": gate, "gate_halves": gate_halves}[step.op]
+    return kernel(template, rows=rows, columns=columns, activation=attr(step, "activation"))
+
+
+def add_lora_kernel(step: Step, context: Context, activation: str) -> KernelCall:
+    _, columns = context.rows_and_columns(step.inputs["x"])
+    _, rank = context.sizes(step.inputs["b"], start=1)
+    dtypes = context.dtypes(step, activation)
+    return kernel(add_lora, columns=columns, widths=tuple(attr(step, "widths")), rank=rank, eps=attr(step, "eps"), **dtypes)
+
+
+def logits_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
+    return kernel(template, columns=context.rows_and_columns(step.inputs["logits"])[1])
+
+
+KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
+    "embed": embed_kernel,
+    "take_rows": take_rows_kernel,
+    "slice_columns": slice_columns_kernel,
+    "rms_norm": rms_norm_kernel,
+    "add": add_kernel,
+    "gate": gate_kernel,
+    "gate_halves": gate_kernel,
+    "add_lora": add_lora_kernel,
+    "adjust_logits": logits_kernel,
+    "sample": logits_kernel,
+    "top_logprobs": logits_kernel,
+}

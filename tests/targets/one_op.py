@@ -1,0 +1,254 @@
+"""Small graphs around one op each: every op with its optional inputs and attributes, at sizes that fill no tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
+from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops.op import ACTIVATIONS, DType
+from nearfar.compiler.ir.sampling import Settings
+
+# Columns of x, outputs of a projection, tokens, pages' sizes.
+COLUMNS, OUTPUTS, VOCAB = 37, 45, 51
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 4, 2, 24, 16
+DTYPES: tuple[DType, ...] = ("float32", "activation")
+
+Build = Callable[[], Graph]
+
+
+class Builder(Graph):
+    """A graph whose inputs, states and parameters are declared as they are used; each returns its name."""
+
+    def value(self, name: str, shape: tuple[Any, ...], dtype: DType = "float32") -> str:
+        self.inputs[name] = Value(name, shape, dtype)
+        return name
+
+    def state(self, name: str, shape: tuple[Any, ...], dtype: DType) -> str:
+        self.states[name] = Value(name, shape, dtype)
+        return name
+
+    def matrix(self, name: str, rows: int, columns: int) -> str:
+        self.parameters[name] = Parameter(name, (Source(name, 0, rows),), columns)
+        return name
+
+    def vector(self, name: str, length: int) -> str:
+        self.parameters[name] = Parameter(name, (Source(name, 0, length),), None)
+        return name
+
+    def ends(self, name: str) -> Graph:
+        self.outputs["y"] = name
+        return self
+
+
+def graphs() -> Iterator[tuple[str, str, Build]]:
+    """(op, a name for tests, what makes the graph); the op is that of the graph's last node."""
+    yield "embed", "whole", embed
+    yield "embed", "first_part", partial(embed, first_row=3)
+    yield "embed", "later_part", partial(embed, first_row=0, later=20)
+    yield "take_rows", "plain", take_rows
+    for x_dtype, dtype in product(DTYPES, DTYPES):
+        yield "slice_columns", f"{x_dtype}_{dtype}", partial(slice_columns, x_dtype, dtype)
+        yield "rms_norm", f"{x_dtype}_{dtype}", partial(rms_norm, x_dtype, dtype)
+        for norm in (False, True):
+            name = f"{x_dtype}_{dtype}" + "_norm" * norm
+            yield "linear", name, partial(linear, x_dtype, dtype, norm=norm)
+            yield "add_lora", name, partial(add_lora, x_dtype, dtype, norm=norm)
+    for bias, residual in ((True, False), (False, True), (True, True)):
+        yield "linear", "bias" * bias + "residual" * residual, partial(linear, bias=bias, residual=residual, norm=True)
+    part: dict[str, Any] = {"columns": OUTPUTS + 20, "offset": 7, "bias": True}
+    later: dict[str, Any] = {"columns": OUTPUTS + 20, "offset": 20, "later": True}
+    yield "linear", "first_part", partial(linear, **part)
+    yield "linear", "later_part", partial(linear, "float32", "activation", residual=True, **later)
+    yield "add", "plain", add
+    for activation in ACTIVATIONS:
+        yield "gate", activation, partial(gate, activation)
+        yield "gate_halves", activation, partial(gate_halves, activation)
+        yield "gated_linear", activation, partial(gated_linear, activation)
+    yield "gated_linear", "norm_bias", partial(gated_linear, "gelu", x_dtype="activation", norm=True, bias=True)
+    yield "gated_linear", "first_part", partial(gated_linear, "silu", **part)
+    yield "gated_linear", "later_part", partial(gated_linear, "relu2", **later)
+    for op in ("rope", "append_kv", "attention", "rope_append", "rope_attention"):
+        yield op, "plain", partial(over_pages, op)
+    scores: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2, "causal": False}
+    yield "attention", "sinks", partial(over_pages, "attention", sinks=True, **scores)
+    yield "append_kv", "q8", partial(over_pages, "append_kv", kv="q8")
+    yield "rope_append", "partial", partial(over_pages, "rope_append", rotary_dim=8, qk_norm=True, eps=1e-5)
+    yield "rope_append", "not_rotated", partial(over_pages, "rope_append", rotary_dim=0)
+    yield "rope_attention", "window", partial(over_pages, "rope_attention", window=5, rotary_dim=8)
+    for op in ("adjust_logits", "sample", "top_logprobs"):
+        yield op, "plain", partial(sampling, op)
+
+
+def embed(first_row: int | None = None, later: int | None = None) -> Graph:
+    graph = Builder()
+    where = {"token_ids": graph.value("token_ids", ("S",), "int32"), "sampled": graph.state("sampled", ("N",), "int32")}
+    table = graph.matrix("table", 20 if later else VOCAB, COLUMNS)
+    graph.add("embed", {"table": table, **where}, name="y", first_row=first_row, scale=2.5)
+    if later is None:
+        return graph.ends("y")
+    second = graph.matrix("second_table", VOCAB - 20, COLUMNS)
+    return graph.ends(graph.add("embed", {"table": second, **where, "into": "y"}, name="z", first_row=later, scale=2.5))
+
+
+def take_rows() -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS)), "rows": graph.value("rows", ("R",), "int32")}
+    return graph.ends(graph.add("take_rows", inputs, name="y"))
+
+
+def slice_columns(x_dtype: DType, dtype: DType) -> Graph:
+    graph = Builder()
+    return graph.ends(graph.add("slice_columns", {"x": graph.value("x", ("S", COLUMNS), x_dtype)}, name="y", start=5, stop=30, dtype=dtype))
+
+
+def rms_norm(x_dtype: DType, dtype: DType) -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", 3 * HEAD_DIM), x_dtype), "weight": graph.vector("weight", HEAD_DIM)}
+    return graph.ends(graph.add("rms_norm", inputs, name="y", eps=1e-3, dtype=dtype))
+
+
+def add() -> Graph:
+    graph = Builder()
+    return graph.ends(graph.add("add", {"a": graph.value("a", ("S", COLUMNS)), "b": graph.value("b", ("S", COLUMNS))}, name="y"))
+
+
+def gate(activation: str) -> Graph:
+    graph = Builder()
+    inputs = {"gate": graph.value("gate", ("S", COLUMNS)), "up": graph.value("up", ("S", COLUMNS))}
+    return graph.ends(graph.add("gate", inputs, name="y", activation=activation))
+
+
+def gate_halves(activation: str) -> Graph:
+    graph = Builder()
+    return graph.ends(graph.add("gate_halves", {"x": graph.value("x", ("S", 2 * COLUMNS))}, name="y", activation=activation))
+
+
+def linear(
+    x_dtype: DType = "float32",
+    dtype: DType = "float32",
+    *,
+    norm: bool = False,
+    bias: bool = False,
+    residual: bool = False,
+    columns: int | None = None,
+    offset: int = 0,
+    later: bool = False,
+) -> Graph:
+    """``later``: behind a part of the ``offset`` columns before it."""
+    graph = Builder()
+    x, width, into = graph.value("x", ("S", COLUMNS), x_dtype), columns or OUTPUTS, None
+    if later:
+        first = graph.matrix("first", offset, COLUMNS)
+        into = graph.add("linear", {"x": x, "weight": first}, name="z", dtype=dtype, columns=columns)
+    inputs = {
+        "x": x,
+        "weight": graph.matrix("weight", OUTPUTS, COLUMNS),
+        "norm": graph.vector("norm", COLUMNS) if norm else None,
+        "bias": graph.vector("bias", width) if bias else None,
+        "residual": graph.value("residual", ("S", width)) if residual else None,
+        "into": into,
+    }
+    eps = 1e-3 if norm else None
+    return graph.ends(graph.add("linear", inputs, name="y", dtype=dtype, eps=eps, columns=columns, offset=offset))
+
+
+def gated_linear(
+    activation: str,
+    *,
+    x_dtype: DType = "float32",
+    norm: bool = False,
+    bias: bool = False,
+    columns: int | None = None,
+    offset: int = 0,
+    later: bool = False,
+) -> Graph:
+    graph = Builder()
+    x = graph.value("x", ("S", COLUMNS), x_dtype)
+    into = None
+    if later:
+        first = graph.matrix("first", 2 * offset, COLUMNS)
+        into = graph.add("gated_linear", {"x": x, "weight": first}, name="z", activation=activation, columns=columns)
+    inputs = {
+        "x": x,
+        "weight": graph.matrix("weight", 2 * OUTPUTS, COLUMNS),
+        "norm": graph.vector("norm", COLUMNS) if norm else None,
+        "bias": graph.vector("bias", 2 * OUTPUTS) if bias else None,
+        "into": into,
+    }
+    attrs = {"activation": activation, "eps": 1e-3 if norm else None, "columns": columns, "offset": offset}
+    return graph.ends(graph.add("gated_linear", inputs, name="y", **attrs))
+
+
+def add_lora(x_dtype: DType, dtype: DType, *, norm: bool) -> Graph:
+    graph, rank, widths = Builder(), 2, [OUTPUTS - 9, 9]
+    x = graph.value("x", ("S", COLUMNS), x_dtype)
+    into = graph.add("linear", {"x": x, "weight": graph.matrix("weight", OUTPUTS, COLUMNS)}, name="z", dtype=dtype)
+    inputs = {
+        "x": x,
+        "adapters": graph.value("adapters", ("S",), "int32"),
+        "a": graph.state("a", ("M", rank * len(widths), COLUMNS), "float32"),
+        "b": graph.state("b", ("M", OUTPUTS, rank), "float32"),
+        "norm": graph.vector("norm", COLUMNS) if norm else None,
+        "into": into,
+    }
+    return graph.ends(graph.add("add_lora", inputs, name="y", widths=widths, dtype=dtype, eps=1e-3 if norm else None))
+
+
+def over_pages(op: str, *, rotary_dim: int = HEAD_DIM, qk_norm: bool = False, sinks: bool = False, **attrs: Any) -> Graph:
+    """An op of the attention family; ``attrs`` are its own."""
+    graph = Builder()
+    q8, each = attrs.get("kv") == "q8", ("S", KV_HEADS * HEAD_DIM)
+    row = HEAD_DIM // 4 + 1 if q8 else HEAD_DIM
+    declare: dict[str, Callable[[], str]] = {
+        **{name: partial(graph.value, name, shape, "int32") for name, shape in INTEGER_SHAPES.items()},
+        "x": partial(graph.value, "x", ("S", 3 * HEAD_DIM), "activation"),
+        "q": partial(graph.value, "q", ("S", HEADS * HEAD_DIM), "activation"),
+        "k": partial(graph.value, "k", each, "activation"),
+        "v": partial(graph.value, "v", each, "activation"),
+        "qkv": partial(graph.value, "qkv", ("S", (HEADS + 2 * KV_HEADS) * HEAD_DIM), "activation"),
+        "kv": partial(graph.state, "kv", ("P", 2, KV_HEADS, PAGE, row), "uint32" if q8 else "activation"),
+        "table": partial(rope_table, graph, rotary_dim),
+        "qk_norm": partial(graph.vector, "qk_norm", 2 * HEAD_DIM),
+        "sinks": partial(graph.vector, "sinks", HEADS),
+    }
+    given = {"table": rotary_dim > 0, "qk_norm": qk_norm, "sinks": sinks}
+    roles = [*OPS[op].inputs, *(role for role in OPS[op].optional if given[role])]
+    own = {"head_dim": HEAD_DIM, "dtype": "activation"} if op == "rope" else attrs
+    result = graph.add(op, {role: declare[role]() for role in roles}, name="y", **own)
+    return graph.ends(result) if OPS[op].result else graph
+
+
+INTEGER_SHAPES: dict[str, tuple[Any, ...]] = {
+    "positions": ("S",),
+    "slots": ("S",),
+    "seq_starts": (["add", "B", 1],),
+    "page_indptr": (["add", "B", 1],),
+    "page_ids": ("L",),
+}
+
+
+def rope_table(graph: Graph, rotary_dim: int) -> str:
+    attrs = {"inverse_frequencies": [0.5**i for i in range(rotary_dim // 2)], "scale": 1.0}
+    graph.constants["table"] = Constant("table", "rope", (64, rotary_dim // 2, 2), attrs)
+    return "table"
+
+
+def sampling(op: str) -> Graph:
+    graph = Builder()
+    inputs = {"logits": graph.value("logits", ("R", VOCAB))}
+    if op != "top_logprobs":
+        inputs["settings"] = graph.value("settings", ("R", len(Settings._fields)))
+        inputs["slots"] = graph.value("sample_slots", ("R", 2), "int32")
+        inputs["counts"] = graph.state("counts", ("N", VOCAB), "int32")
+    if op == "adjust_logits":
+        inputs["bias"] = graph.state("bias", ("N", VOCAB), "float32")
+        inputs["mask"] = graph.state("mask", ("N", -(-VOCAB // 32)), "int32")
+    if op == "sample":
+        inputs["adjusted"] = graph.value("adjusted", ("A", VOCAB))
+        inputs["sampled"] = graph.state("sampled", ("N",), "int32")
+    graph.add(op, inputs, name="y")
+    return graph

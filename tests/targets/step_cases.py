@@ -1,0 +1,83 @@
+"""Cases of whole rows: each row of each step of the graphs of `one_op.py` against the op, with the facts that a target derives itself.
+
+Attention and sampling have cases of their own; their batches are more than arrays of random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from case_arrays import nothing, random
+from kernel_harness import Case, Run
+from one_op import graphs
+
+from nearfar.compiler import quant
+from nearfar.compiler.ir.expr import evaluate
+from nearfar.compiler.ir.ops import OPS, Array
+from nearfar.compiler.ir.plan import Step, make_plan
+from nearfar.targets.context import Context
+from nearfar.targets.variant import Variant
+
+OWN_CASES = ("rope", "append_kv", "attention", "rope_append", "rope_attention", "adjust_logits", "sample", "top_logprobs")
+# More values than their names' own: token ids, rows to take, adapters.
+LIMITS = {"token_ids": (0, 40), "sampled": (0, 40), "rows": (0, 3), "adapters": (-1, 2)}
+DIMS = {"N": 4, "M": 2, "R": 5}
+SIZES = (3, 33)
+
+VariantsOf = Callable[[Step, Context], Sequence[Variant]]
+
+
+def step_cases(variants_of: VariantsOf, quantization: str, activations: tuple[str, ...]) -> Iterator[Case]:
+    """A case for each row of the last step of each graph that has other kernels than the rows before."""
+    seen: set[tuple[str, ...]] = set()
+    for op, name, build in graphs():
+        if op in OWN_CASES:
+            continue
+        plan = make_plan(build())
+        context = Context(plan, quant.by_name(quantization), activations)
+        rows = variants_of(plan.steps[-1], context)
+        for activation in activations:
+            for number, row in enumerate(row for row in rows if row.activation in (None, activation)):
+                names = tuple(call.name for call in row.kernels)
+                if names in seen:
+                    continue
+                seen.add(names)
+                yield case_of(f"{op}_{name}_{activation}_{number}", row, plan.steps[-1], context, activation)
+
+
+def case_of(name: str, row: Variant, step: Step, context: Context, activation: str) -> Case:
+    runs = lambda: [run_of(name, step, context, activation, size) for size in SIZES]  # noqa: E731
+    build = lambda: [call.build() for call in row.kernels]  # noqa: E731
+    rounds = [call.facts["shape"].dtype for call in row.kernels if hasattr(call.facts.get("shape"), "dtype")]
+    return Case(name, build, runs, dtype=next((dtype for dtype in rounds if dtype != "float32"), None))
+
+
+def run_of(name: str, step: Step, context: Context, activation: str, size: int) -> Run:
+    plan, rng = context.plan, random(f"{name}{size}")
+    dims = {**DIMS, "S": size, "G": size}
+    inputs: dict[str, Array] = {}
+    bound: dict[str, Array] = {}
+    for role, array in step.inputs.items():
+        if array in plan.weights and plan.weights[array].columns is not None:
+            rows, columns = context.sizes(array)
+            planes = context.quantization.pack(rng.normal(size=(rows, columns)).astype(np.float32) / np.float32(columns**0.5))
+            inputs[role] = context.quantization.unpack(planes, columns)
+            bound |= {f"{role}.{plane}": codes for plane, codes in planes.items()}
+            continue
+        shape, dtype = [evaluate(extent, dims) for extent in plan.shape_of(array)], context.dtype_of(array, activation)
+        if dtype == "int32":
+            inputs[role] = rng.integers(*LIMITS[role], shape).astype(np.int32)
+        else:
+            inputs[role] = rng.normal(size=shape).astype(dtype)
+        bound[role] = inputs[role]
+    if "into" in inputs:
+        before = bound.pop("into")
+        inputs["into"] = before.astype(np.float32)
+    else:
+        y = step.outputs["y"]
+        shape = [evaluate(extent, dims) for extent in plan.shape_of(y)]
+        before = nothing(tuple(shape), context.dtype_of(y, activation))
+    result = OPS[step.op].run(inputs, step.attrs)
+    assert result is not None
+    return Run(dims, {**bound, "y": before}, {"y": result.astype(before.dtype)})

@@ -1,0 +1,46 @@
+"""Every op has a plain kernel on every kernel target: a row that needs nothing of the batch or the device."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from one_op import Build, graphs
+
+from nearfar.compiler import quant
+from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.plan import make_plan
+from nearfar.targets.context import Context
+
+TARGETS = ("webgpu", "cuda")
+# The kernels of these are not ready yet.
+MISSING = ("rope", "append_kv", "attention", "rope_append")
+NOT_READY = pytest.mark.xfail(strict=True, raises=UnsupportedModel)
+GRAPHS = [
+    pytest.param(target, build, id=f"{target}-{op}-{name}", marks=[NOT_READY] * (op in MISSING or name == "window"))
+    for target in TARGETS
+    for op, name, build in graphs()
+]
+
+
+def test_every_op_has_a_graph() -> None:
+    assert {op for op, _, _ in graphs()} == OPS.keys()
+    for op, _, build in graphs():
+        assert build().nodes[-1].op == op
+
+
+@pytest.mark.parametrize(("target", "build"), GRAPHS)
+def test_the_last_row_of_every_op_runs_anywhere(target: str, build: Build) -> None:
+    variants = importlib.import_module(f"nearfar.targets.{target}.variants")
+    plan = make_plan(build())
+    for activations in (("float16", "float32"), ("float32",)):
+        context = Context(plan, quant.by_name("q4f16"), activations)
+        for step in plan.steps:
+            rows = variants.variants_of(step, context)
+            for activation in activations:
+                last = [row for row in rows if row.activation in (None, activation)][-1]
+                assert last.when is None
+                assert last.needs == ()
+                for call in last.kernels:
+                    assert call.build().name == call.name

@@ -1,0 +1,31 @@
+"""What the cases of all kernels share: sizes, weight formats, and arrays that show what a kernel forgets."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import numpy as np
+
+from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.kernels.packed import WeightFormat
+
+EPS = 1e-6
+# One row, a few, and one past a tile of 32.
+BATCHES = (1, 3, 33)
+# Weight formats by the quantization that packs them.
+FORMATS = {
+    "q4f16": WeightFormat("q4", "float16"),
+    "q4f32": WeightFormat("q4", "float32"),
+    "q8f16": WeightFormat("q8", "float16"),
+    "f16": WeightFormat("f16", ""),
+    "f32": WeightFormat("f32", ""),
+}
+
+
+def random(name: str) -> np.random.Generator:
+    return np.random.default_rng(crc32(name.encode()))
+
+
+def nothing(shape: tuple[int, ...], dtype: str) -> Array:
+    """Where a result goes: NaN, so that a place which a kernel forgets shows."""
+    return np.full(shape, np.nan, dtype)

@@ -1,0 +1,134 @@
+"""The cases of linear and gated_linear: every template in every weight format, with each optional input on and off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from case_arrays import BATCHES, EPS, FORMATS, nothing, random
+from kernel_harness import Case, Run
+
+from nearfar.compiler import quant
+from nearfar.compiler.ir.ops import OPS, Array
+from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
+from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
+from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector
+from nearfar.compiler.kernels.projection import Projection
+
+TILE_BATCHES = (1, 2, 5, 33, 64, 100)
+# Templates with their shapes, by a name for tests.
+Templates = dict[str, Callable[[str, Projection], Kernel]]
+VECTORS: Templates = {
+    f"vector_{shape.threads}_{shape.lanes}_{shape.rows}_{shape.unroll}": partial(linear_vector, shape=shape)
+    for shape in (
+        VectorShape(),
+        VectorShape(64, 16, 2, 2),
+        VectorShape(128, 64, 4),
+        VectorShape(256, 8, 1, 4),
+        VectorShape(64, 8, 8),
+        VectorShape(64, 4, 4),
+    )
+}
+# The second has more groups of rows than subgroups of 4 or 8, so that they take turns, as subgroups of 64 do with the first.
+SUBGROUPS: Templates = {
+    f"subgroup_{shape.threads}_{shape.groups}": partial(linear_subgroup, shape=shape)
+    for shape in (SubgroupShape(), SubgroupShape(32, 12, 4, 64))
+}
+TILES: Templates = {
+    f"tile_{shape.rows}_{shape.outputs}_{shape.depth}_{shape.threads}_{shape.dtype}": partial(linear_tile, shape=shape)
+    for shape in (
+        TileShape(),
+        TileShape(32, 32, 32, 64),
+        TileShape(64, 64, 16, 256),
+        TileShape(32, 64, 32, 64),
+        TileShape(dtype="float16"),
+        TileShape(32, 32, 32, 64, "float16"),
+    )
+}
+TEMPLATES = {**VECTORS, **SUBGROUPS, **TILES}
+
+# (columns, outputs, what the projection has). Each of these with every template and format.
+PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
+    (96, 32, {}),
+    (72, 37, {"norm_eps": EPS, "bias": True}),
+    (37, 61, {"residual": True}),
+    (72, 35, {"gated": True, "norm_eps": EPS, "activation": "gelu_tanh"}),
+    (37, 16, {"gated": True, "bias": True}),
+    (70, 20, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
+)
+# Each of these with some templates and one format: long rows, for more than one step a thread; one row; the dtypes and dims of real steps;
+# every activation of a gate.
+RARE_PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
+    ("q4f16", 2144, 5, {"norm_eps": EPS}),
+    ("f16", 2080, 3, {"gated": True}),
+    ("q8f16", 128, 64, {"gated": True, "norm_eps": EPS}),
+    ("q4f16", 1, 1, {"bias": True, "norm_eps": EPS}),
+    ("q4f16", 72, 45, {"batch": "R", "norm_eps": 0.1}),
+    ("q8f16", 40, 12, {"gated": True, "bias": True, "offset": 8, "width": 30, "activation": "gelu"}),
+    ("q4f16", 72, 50, {"y_dtype": "float16", "norm_eps": EPS, "bias": True}),
+    ("q4f32", 66, 50, {"y_dtype": "float16", "norm_eps": EPS}),
+    ("q4f16", 144, 33, {"x_dtype": "float16", "bias": True, "residual": True}),
+    ("q8f16", 66, 33, {"x_dtype": "float16", "residual": True}),
+    ("f16", 37, 33, {"x_dtype": "float16", "y_dtype": "float16"}),
+    ("f32", 40, 9, {"gated": True, "activation": "relu2"}),
+    ("f32", 40, 9, {"gated": True, "activation": "none", "x_dtype": "float16"}),
+)
+
+
+def projection_cases() -> Iterator[Case]:
+    """Every projection with the first template of each kind in every format, and with the others in one; rare ones with some templates."""
+    for templates in (VECTORS, SUBGROUPS, TILES):
+        for number, template in enumerate(templates):
+            for turn, (columns, outputs, options) in enumerate(PROJECTIONS):
+                for place, quantization in enumerate(FORMATS):
+                    in_turn = (number + turn + place) % len(FORMATS) == 0
+                    if number == 0 or in_turn:
+                        case = projection_case(template, quantization, columns, outputs, options)
+                        # SwiftShader takes a second or two to compile a kernel with workgroup memory: each template once.
+                        yield replace(case, on_dawn=in_turn and number == turn and case.dtype is None)
+            for turn, (quantization, columns, outputs, options) in enumerate(RARE_PROJECTIONS):
+                if number == 0 or (number + turn) % 4 == 0:
+                    yield projection_case(template, quantization, columns, outputs, options)
+
+
+def projection_case(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
+    defaults = Projection("S", columns, outputs, FORMATS[quantization], "float32", "float32")
+    facts = replace(defaults, **options)  # type: ignore[arg-type]
+    name = projection_name(template, quantization, columns, outputs, options)
+    batches = TILE_BATCHES if template in TILES else BATCHES
+    dtype = "float16" if template.endswith("float16") else None
+    runs = lambda: [projection_run(name, facts, quantization, size) for size in batches]  # noqa: E731
+    return Case(name, lambda: TEMPLATES[template](name, facts), runs, dtype)
+
+
+def projection_name(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> str:
+    """A name for tests, which may also be that of a function."""
+    parts = [f"{option}_{value}" for option, value in options.items()]
+    return "_".join(["linear", template, quantization, f"{outputs}x{columns}", *parts]).replace(".", "p").replace("-", "m")
+
+
+def projection_run(name: str, facts: Projection, quantization: str, size: int) -> Run:
+    rng = random(name)
+    fmt = quant.by_name(quantization)
+    planes = fmt.pack((rng.normal(size=(facts.weight_rows, facts.columns)) / np.sqrt(facts.columns)).astype(np.float32))
+    arrays: dict[str, Array] = {"x": rng.normal(size=(size, facts.columns)).astype(facts.x_dtype)}
+    attrs: dict[str, object] = {"activation": facts.activation} if facts.gated else {"dtype": "float32"}
+    if facts.norm_eps is not None:
+        arrays["norm"] = rng.normal(1, 0.3, facts.columns).astype(np.float32)
+        attrs["eps"] = facts.norm_eps
+    if facts.bias:
+        arrays["bias"] = rng.normal(size=facts.weight_rows if facts.gated else facts.total_width).astype(np.float32)
+    if facts.residual:
+        arrays["residual"] = rng.normal(size=(size, facts.total_width)).astype(np.float32)
+    before = nothing((size, facts.total_width), facts.y_dtype)
+    inputs = {**arrays, "weight": fmt.unpack(planes, facts.columns)}
+    if facts.width:
+        attrs |= {"offset": facts.offset, "columns": facts.width}
+        inputs["into"] = before.copy()
+    expected = OPS["gated_linear" if facts.gated else "linear"].run(inputs, attrs)
+    assert expected is not None
+    bound = {**arrays, "y": before, **{f"weight.{plane}": array for plane, array in planes.items()}}
+    return Run({str(facts.batch): size}, bound, {"y": expected.astype(facts.y_dtype)})

@@ -1,0 +1,127 @@
+"""The cases of embed, take_rows, slice_columns, rms_norm and the zeros of a partial result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from case_arrays import BATCHES, EPS, FORMATS, nothing, random
+from kernel_harness import Case, Run
+
+from nearfar.compiler import quant
+from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.kernels.embed import embed
+from nearfar.compiler.kernels.rms_norm import rms_norm
+from nearfar.compiler.kernels.rows import slice_columns, take_rows, zeros
+
+
+def row_cases() -> Iterator[Case]:
+    for quantization in FORMATS:
+        for columns in (96, 72, 37):
+            yield embed_case(quantization, 51, columns)
+        yield replace(embed_case(quantization, 17, 72, first_row=20), on_dawn=True)
+        yield embed_case(quantization, 18, 37, first_row=0)
+    yield embed_case("q4f16", 9, 1030)
+    yield embed_case("q4f16", 9, 72, scale=8.5)
+    yield replace(embed_case("q8f16", 9, 72, first_row=3, scale=0.25, into=False), on_dawn=True)
+    for columns in (37, 64, 72):
+        yield replace(take_rows_case(columns), on_dawn=True)
+        yield replace(rms_norm_case(columns), on_dawn=True)
+    # Heads within a row, narrower and wider than a workgroup, of either dtype.
+    for columns, width, x_dtype, y_dtype in (
+        (72, 24, "float32", "float32"),
+        (195, 65, "float16", "float32"),
+        (64, 64, "float32", "float16"),
+        (6, 1, "float16", "float16"),
+    ):
+        yield rms_norm_case(columns, width, 0.1, x_dtype, y_dtype)
+    for columns, start, stop, x_dtype, y_dtype in (
+        (72, 0, 72, "float32", "float32"),
+        (200, 135, 200, "float32", "float16"),
+        (200, 3, 67, "float16", "float32"),
+        (37, 36, 37, "float16", "float16"),
+    ):
+        yield slice_columns_case(columns, start, stop, x_dtype, y_dtype)
+    for columns, dtype in ((37, "float32"), (64, "float16")):
+        yield zeros_case(columns, dtype)
+
+
+def embed_case(quantization: str, rows: int, columns: int, first_row: int | None = None, scale: float = 1.0, *, into: bool = True) -> Case:
+    split = first_row is not None
+    name = f"embed_{quantization}_{rows}x{columns}" + (f"_from{first_row}" if split else "") + ("" if into else "_zeros")
+    name += f"_times_{scale}".replace(".", "p") if scale != 1 else ""
+
+    def run(size: int) -> Run:
+        rng = random(name)
+        fmt = quant.by_name(quantization)
+        planes = fmt.pack(rng.normal(size=(rows, columns)).astype(np.float32))
+        # Of a part, half of the ids are in other parts, before it and behind.
+        token_ids = rng.integers(0, 2 * rows + (first_row or 0) if split else rows, size).astype(np.int32)
+        token_ids[0] = rows - 1 + (first_row or 0)
+        sampled = rng.integers(0, rows, 3).astype(np.int32) + (first_row or 0)
+        # From the third on, every third token is the one last sampled in a slot.
+        token_ids[2::3] = -1 - rng.integers(0, 3, len(token_ids[2::3]))
+        before = nothing((size, columns), "float32")
+        inputs = {"table": fmt.unpack(planes, columns), "token_ids": token_ids, "sampled": sampled}
+        inputs |= {"into": before.copy()} if into else {}
+        expected = OPS["embed"].run(inputs, {"first_row": first_row, "scale": scale})
+        assert expected is not None
+        bound = {"token_ids": token_ids, "sampled": sampled, "y": before, **{f"table.{plane}": array for plane, array in planes.items()}}
+        return Run({"S": size, "N": len(sampled)}, bound, {"y": expected})
+
+    return Case(
+        name,
+        lambda: embed(name, rows, columns, FORMATS[quantization], first_row, scale, into),
+        lambda: [run(size) for size in BATCHES],
+    )
+
+
+def take_rows_case(columns: int) -> Case:
+    name = f"take_rows_{columns}"
+
+    def run(size: int) -> Run:
+        rng = random(name)
+        x = rng.normal(size=(size + 4, columns)).astype(np.float32)
+        rows = rng.integers(0, size + 4, size).astype(np.int32)
+        return Run({"S": size + 4, "R": size}, {"x": x, "rows": rows, "y": nothing((size, columns), "float32")}, {"y": x[rows]})
+
+    return Case(name, lambda: take_rows(name, "S", "R", columns), lambda: [run(size) for size in BATCHES])
+
+
+def rms_norm_case(columns: int, width: int = 0, eps: float = EPS, x_dtype: str = "float32", y_dtype: str = "float32") -> Case:
+    width = width or columns
+    name = f"rms_norm_{columns}_{width}_{x_dtype}_{y_dtype}"
+
+    def run(size: int) -> Run:
+        rng = random(name)
+        x = rng.normal(size=(size, columns)).astype(x_dtype)
+        # So small that eps counts.
+        x[size // 2] *= 1e-3
+        weight = rng.normal(1, 0.3, width).astype(np.float32)
+        y = OPS["rms_norm"].run({"x": x, "weight": weight}, {"eps": eps})
+        assert y is not None
+        return Run({"R": size}, {"x": x, "weight": weight, "y": nothing((size, columns), y_dtype)}, {"y": y.astype(y_dtype)})
+
+    return Case(name, lambda: rms_norm(name, "R", columns, width, eps, x_dtype, y_dtype), lambda: [run(size) for size in BATCHES])
+
+
+def slice_columns_case(columns: int, start: int, stop: int, x_dtype: str, y_dtype: str) -> Case:
+    name = f"slice_columns_{columns}_{start}_{stop}_{x_dtype}_{y_dtype}"
+
+    def run(size: int) -> Run:
+        x = random(name).normal(size=(size, columns)).astype(x_dtype)
+        y = OPS["slice_columns"].run({"x": x}, {"start": start, "stop": stop})
+        assert y is not None
+        return Run({"S": size}, {"x": x, "y": nothing(y.shape, y_dtype)}, {"y": y.astype(y_dtype)})
+
+    build = lambda: slice_columns(name, "S", columns, start, stop, x_dtype, y_dtype)  # noqa: E731
+    return Case(name, build, lambda: [run(size) for size in BATCHES])
+
+
+def zeros_case(columns: int, dtype: str) -> Case:
+    name = f"zeros_{columns}_{dtype}"
+    runs = lambda: [  # noqa: E731
+        Run({"S": size}, {"y": nothing((size, columns), dtype)}, {"y": np.zeros((size, columns), dtype)}) for size in BATCHES
+    ]
+    return Case(name, lambda: zeros(name, "S", columns, dtype), runs)

@@ -1,0 +1,166 @@
+"""The cases of adjust_logits, sample and top_logprobs: ties, every filter at its narrowest and wider, rows that are not numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from case_arrays import nothing, random
+from kernel_harness import Case, Run
+from sampling_rows import rows_of
+
+from nearfar.compiler.ir.ops import OPS, Array
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
+from nearfar.compiler.kernels.adjust_logits import adjust_logits
+from nearfar.compiler.kernels.sample import sample
+from nearfar.compiler.kernels.top_logprobs import top_logprobs
+
+# Greedy; all tokens; the first and the last of them; each filter alone, at its narrowest and wider; all three.
+SETTINGS = (
+    Settings(),
+    Settings(temperature=1.0),
+    Settings(temperature=0.5, draw=0.0),
+    Settings(temperature=2.0, draw=1 - 2.0**-24),
+    Settings(temperature=2.0, draw=1.0),
+    Settings(temperature=1.0, top_k=1),
+    Settings(temperature=1.5, top_k=7),
+    Settings(temperature=1.0, top_p=1e-20),
+    Settings(temperature=1.0, top_p=0.0),
+    Settings(temperature=1.0, top_p=0.4),
+    Settings(temperature=1.0, min_p=1.0),
+    Settings(temperature=3.0, min_p=0.3),
+    Settings(),
+    Settings(temperature=1.0, top_p=0.95),
+    Settings(temperature=1.0, top_k=40),
+    Settings(temperature=1.5, top_k=50, top_p=0.9, min_p=0.02),
+)
+
+
+def sampling_cases() -> Iterator[Case]:
+    yield from conformance_cases()
+    for columns in (1, 100, 256, 509):
+        yield sample_case(columns, SETTINGS)
+        # SwiftShader takes long for kernels of this size.
+        yield replace(top_logprobs_case(columns), on_dawn=columns in (1, 509))
+    # Blocks of more columns than a workgroup has threads.
+    yield replace(sample_case(66_000, SETTINGS[-4:]), on_dawn=True)
+    for columns in (37, 256, 515):
+        yield replace(adjust_logits_case(columns), on_dawn=True)
+
+
+def sample_run(inputs: dict[str, Array]) -> Run:
+    """One run of `sample`, on what the op reads and writes."""
+    after = {role: inputs[role].copy() for role in ("sampled", "counts", "logprobs")}
+    y = OPS["sample"].run({**inputs, **after}, {})
+    assert y is not None
+    rows, dims = len(y), {"R": len(y), "A": len(inputs["adjusted"]), "N": len(after["sampled"])}
+    return Run(dims, {**inputs, "logprobs": nothing((rows,), "float32"), "y": np.full(rows, -7, np.int32)}, {**after, "y": y})
+
+
+def adjust_run(inputs: dict[str, Array]) -> Run:
+    y = OPS["adjust_logits"].run(inputs, {})
+    assert y is not None
+    return Run(
+        {"R": len(inputs["logits"]), "A": len(y), "N": len(inputs["counts"])}, {**inputs, "y": nothing(y.shape, "float32")}, {"y": y}
+    )
+
+
+def conformance_cases() -> Iterator[Case]:
+    """The vectors of all runtimes, filled up with tokens that weigh nothing to one vocabulary, which is one kernel."""
+    vectors = json.loads((Path(__file__).parents[2] / "conformance/sampling.json").read_text())["cases"]
+    columns = max(len(case["logits"]) for case in vectors)
+
+    def inputs_of(case: dict[str, Any]) -> dict[str, Array]:
+        inputs = rows_of({**case, "logits": case["logits"] + [-2e4] * (columns - len(case["logits"]))})
+        adjusted = OPS["adjust_logits"].run(inputs, {})
+        assert adjusted is not None
+        return {**inputs, "adjusted": adjusted}
+
+    def sample_runs() -> list[Run]:
+        runs = [sample_run(inputs_of(case)) for case in vectors]
+        for case, run in zip(vectors, runs, strict=True):
+            assert run.expected["y"].tolist() == case["tokens"], case["name"]
+        return runs
+
+    def adjust_runs() -> list[Run]:
+        inputs = [inputs_of(case) for case in vectors]
+        return [adjust_run(each) for each in inputs if len(each["adjusted"])]
+
+    yield Case("sample_conformance", lambda: sample("sample", columns), sample_runs, on_dawn=True)
+    yield Case("adjust_logits_conformance", lambda: adjust_logits("adjust_logits", columns), adjust_runs, on_dawn=True)
+
+
+def sample_case(columns: int, each_settings: Sequence[Settings]) -> Case:
+    """Every row has a slot of its own, in no order, but the first row, which keeps no token. The last row holds what is not a number."""
+    name = f"sample_{columns}"
+
+    def run(kind: str) -> Run:
+        rng = random(name + kind)
+        rows = len(each_settings) + 2
+        # Few distinct numbers make ties everywhere.
+        integers = rng.integers(-3, 3, (rows, columns)).astype(np.float32)
+        logits = integers if kind == "ties" else (rng.normal(size=(rows, columns)) * 3).astype(np.float32)
+        logits[-2] = -2e30
+        logits[-1, columns // 2] = np.nan
+        settings = [each._replace(draw=each.draw or rng.random()) for each in each_settings] + [Settings(temperature=1.0, draw=0.5)] * 2
+        slots = np.stack([rng.permutation(rows) - 1, rng.integers(0, 2, rows) * COUNTS], 1)
+        slots[slots[:, 0] < 0, 1] = 0
+        return sample_run(
+            {
+                "logits": logits,
+                "adjusted": np.roll(logits, 1, axis=1) if kind == "adjusted" else np.zeros((0, columns), np.float32),
+                "settings": np.array(settings, np.float32),
+                "slots": slots.astype(np.int32),
+                "sampled": np.full(rows, -5, np.int32),
+                "counts": rng.integers(0, 5, (rows, columns)).astype(np.int32),
+                "logprobs": np.zeros(rows, np.float32),
+            }
+        )
+
+    return Case(name, lambda: sample("sample", columns), lambda: [run(kind) for kind in ("ties", "normal", "adjusted")])
+
+
+def adjust_logits_case(columns: int) -> Case:
+    name = f"adjust_logits_{columns}"
+
+    def run(flags: Sequence[int]) -> Run:
+        rng = random(name + str(flags))
+        rows = len(flags)
+        words = -(-columns // 32)
+        counts = rng.integers(0, 3, (rows, columns)) + rng.integers(0, 2, (rows, columns)) * IN_PROMPT
+        settings = [
+            Settings(repetition_penalty=1 + row / 4, frequency_penalty=row / 3, presence_penalty=1 - row / 2) for row in range(rows)
+        ]
+        return adjust_run(
+            {
+                "logits": rng.normal(size=(rows, columns)).astype(np.float32),
+                "settings": np.array(settings, np.float32),
+                "slots": np.stack([rng.permutation(rows), flags], 1).astype(np.int32),
+                "counts": counts.astype(np.int32),
+                "bias": rng.normal(size=(rows, columns)).astype(np.float32),
+                "mask": rng.integers(-(2**31), 2**31, (rows, words)).astype(np.int32),
+            }
+        )
+
+    batches = ((COUNTS,), (0, BIAS, COUNTS), (MASK,), (MASK | BIAS, 0, COUNTS | MASK, COUNTS | BIAS | MASK))
+    return Case(name, lambda: adjust_logits("adjust_logits", columns), lambda: [run(flags) for flags in batches])
+
+
+def top_logprobs_case(columns: int) -> Case:
+    name = f"top_logprobs_{columns}"
+
+    def run(size: int) -> Run:
+        rng = random(name)
+        logits = (rng.normal(size=(size, columns)) * 2).astype(np.float32)
+        logits[size // 2] = rng.integers(-3, 3, columns)
+        width = min(20, columns)
+        after = {"ids": np.zeros((size, width), np.int32), "logprobs": np.zeros((size, width), np.float32)}
+        OPS["top_logprobs"].run({"logits": logits, **after}, {})
+        before = {"ids": np.full((size, width), -1, np.int32), "logprobs": nothing((size, width), "float32")}
+        return Run({"R": size, "W": size}, {"logits": logits, **before}, after)
+
+    return Case(name, lambda: top_logprobs("top_logprobs", columns), lambda: [run(size) for size in (1, 3)])

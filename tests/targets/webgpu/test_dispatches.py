@@ -1,0 +1,39 @@
+"""The number of dispatches of a decoded token, which sets the time a token takes on small models."""
+
+from __future__ import annotations
+
+import pytest
+from checkpoints import QWEN2_0_5B, QWEN3_0_6B, Shapes
+
+from nearfar.compiler import quant
+from nearfar.compiler.arch import by_model_type
+from nearfar.compiler.formats.config import ConfigReader
+from nearfar.compiler.ir.expr import Expr, evaluate, holds
+from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.passes import run_passes
+from nearfar.targets.context import Context
+from nearfar.targets.webgpu.lower import MAX_BINDING_BYTES
+from nearfar.targets.webgpu.variants import variants_of
+
+PAGE_SIZE, CONTEXT = 16, 4096
+ONE_TOKEN = {"S": 1, "B": 1, "R": 1, "N": 1, "A": 0, "W": 0, "G": 0, "P": 8, "L": 8}
+
+
+@pytest.mark.parametrize(("shapes", "short", "long"), [(QWEN2_0_5B, 124, 148), (QWEN3_0_6B, 144, 172)])
+def test_a_token_takes_as_many_dispatches_as_ever(shapes: Shapes, short: int, long: int) -> None:
+    architecture, fmt = by_model_type(shapes.config["model_type"]), quant.by_name("q4f16")
+    spec = architecture.read_config(ConfigReader(shapes.config))
+    plan = make_plan(run_passes(architecture.forward(spec, PAGE_SIZE, CONTEXT), fmt, MAX_BINDING_BYTES))
+    context = Context(plan, fmt, fmt.activations)
+    grids: dict[str, tuple[Expr, Expr]] = {}
+    counts = {"short": 0, "long": 0}
+    for step in plan.steps:
+        rows = [row for row in variants_of(step, context) if row.activation in (None, "float16") and not row.needs]
+        for name, keys in (("short", 1), ("long", CONTEXT)):
+            dims = {**ONE_TOKEN, "T": keys}
+            row = next(row for row in rows if holds(row.when, dims))
+            for call in row.kernels:
+                if call.name not in grids:
+                    grids[call.name] = call.build().grid
+                counts[name] += all(evaluate(extent, dims) for extent in grids[call.name])
+    assert counts == {"short": short, "long": long}
