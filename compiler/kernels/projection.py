@@ -42,12 +42,7 @@ class Projection:
     @property
     def name(self) -> str:
         """A name that no other projection shares."""
-        parts = [
-            "gated_linear" if self.gated else "linear",
-            self.weight.kind,
-            f"{self.weight_rows}x{self.columns}",
-            self.batch.lower(),
-        ]
+        parts = ["gated_linear" if self.gated else "linear", self.weight.kind, f"{self.weight_rows}x{self.columns}", self.batch.lower()]
         parts += ["norm"] * (self.norm_eps is not None) + ["bias"] * self.bias + ["residual"] * self.residual
         if self.width:
             parts.append(f"at{self.offset}of{self.width}")
