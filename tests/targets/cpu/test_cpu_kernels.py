@@ -93,7 +93,7 @@ def test_the_kernels_of_every_op_compile_for_aarch64() -> None:
 
 def test_equal_facts_make_one_kernel_and_other_facts_another() -> None:
     case = CASES["rms_norm_1x37_float32_float32"]
-    again = replace(case, name="again", attrs=dict(reversed(case.attrs.items())))
+    again = replace(case, name="again", attrs=dict(reversed(list(case.attrs.items()))))
     other_eps, other_width = replace(case, attrs={**case.attrs, "eps": 1e-5}), CASES["rms_norm_1x1_float32_float32"]
     names = [
         {call.name for row in each.variants(ARCHS["x86_64"].levels) for call in row.kernels}
