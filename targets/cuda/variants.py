@@ -12,34 +12,47 @@ from functools import partial
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
-from nearfar.compiler.kernels.attention import attention
-from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
-from nearfar.compiler.kernels.attention_merge import attention_merge
-from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
-from nearfar.compiler.kernels.cuda import attention_mma
+from nearfar.compiler.kernels.attention_tile import TileOptions
+from nearfar.compiler.kernels.cuda.attention_mma import attention_mma
+from nearfar.compiler.kernels.cuda.attention_mma import supports as supports_heads
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
 from nearfar.compiler.kernels.cuda.rows16 import rows16, rows16_name
 from nearfar.compiler.kernels.gate_halves import gate_halves
+from nearfar.compiler.kernels.heads import Heads, Scores
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
-from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.targets.context import Context, sizes
+from nearfar.targets.gpu_attention import AttentionNumbers, attention_rows
+from nearfar.targets.variant import KernelCall, kernel
 from nearfar.targets.webgpu import variants as webgpu
-from nearfar.targets.webgpu.variants import DECODE, SHORT_DECODE, Variant
+from nearfar.targets.webgpu.variants import Variant
 
-from .source import MAX_SHARED_BYTES
+from .source import MAX_SHARED_BYTES, MAX_THREADS
 
 # Up to so many rows, a matrix-vector kernel for each; beyond, tensor cores read the weights once for 16 or 64 rows.
 MAX_VECTOR_ROWS = 2
 # Up to so many rows, workgroups of few outputs whose warps share out the columns: there are enough of them for every multiprocessor.
 MAX_NARROW_ROWS = 32
-# A tile takes its sequences one after the other, so it is for long runs of rows.
-MANY_ROWS: Condition = ["<=", ["mul", "B", 32], "S"]
-# Keys of a range of decode attention.
-SPLIT = 256
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+
+
+def tensor_cores(heads: Heads, scores: Scores, q_in_scratch: bool) -> KernelCall | None:
+    return kernel(attention_mma, heads=heads, scores=scores, q_in_scratch=q_in_scratch) if supports_heads(heads) else None
+
+
+ATTENTION = AttentionNumbers(
+    max_shared_bytes=MAX_SHARED_BYTES,
+    max_threads=MAX_THREADS,
+    # Two keys a thread.
+    decode_sizes=((128, 256), (128, 128), (64, 64), (256, 256)),
+    splits=(256,),
+    tiles=tuple(TileOptions(rows, 32) for rows in (32, 16, 8)),
+    num_tiles=1,
+    # A tile takes its sequences one after the other, so it is for long runs of rows.
+    many_rows=["<=", ["mul", "B", 32], "S"],
+    tensor_cores=tensor_cores,
+)
 
 
 def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
@@ -81,8 +94,8 @@ def mma_shapes(facts: Projection, dtype: str) -> list[tuple[MmaShape, Condition]
     return [(narrow, ["<=", facts.batch, MAX_NARROW_ROWS]), (wide, None)]
 
 
-def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    return tuple(row for facts in context.heads(step) for row in (*decode_variants(facts), *prefill_variants(facts)))
+def attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
+    return webgpu.from_calls(attention_rows(step, context, ATTENTION))
 
 
 def add_lora_variants(step: Step, context: Context) -> tuple[Variant, ...]:
@@ -103,65 +116,10 @@ def gate_halves_variants(step: Step, context: Context) -> tuple[Variant, ...]:
     return (Variant(name, lambda: gate_halves(name, columns), None),)
 
 
-def decode_variants(facts: Heads) -> list[Variant]:
-    """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
-    rows = []
-    for split, condition in ((None, SHORT_DECODE), (SPLIT, DECODE)):
-        options = decode_options(facts, split)
-        if options is None:
-            continue
-        name = f"attention_decode_{options.threads}x{options.tile}" + (f"_split{split}" if split else "") + suffix(facts)
-        build = partial(attention_decode, name, facts, options)
-        if split is None:
-            rows.append(Variant(name, build, facts.activation, condition))
-        else:
-            merge = f"attention_merge_split{split}_{SHORT[facts.activation]}"
-            rows.append(Variant(merge, partial(attention_merge, merge, facts, split), facts.activation, condition, before={name: build}))
-    return rows
-
-
-def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
-    """As many of a kv head's query heads a workgroup as fit, up to eight; of these the largest tile, with two keys a thread."""
-    for heads in range(min(facts.group, 8), 0, -1):
-        for threads, tile in ((128, 256), (128, 128), (64, 64), (256, 256)):
-            options = DecodeOptions(heads, threads, tile, split)
-            divides = facts.group % heads == 0 and (split or tile) % tile == 0
-            if divides and options.parts(facts) <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
-                return options
-    return None
-
-
-def prefill_variants(facts: Heads) -> list[Variant]:
-    """Any batch: tiles of rows where sequences have many, on tensor cores where heads fit them; else row by row."""
-    name = f"rope_append{suffix(facts)}"
-    append = {name: partial(rope_append, name, facts)}
-    rows = []
-    if attention_mma.supports(facts):
-        name = f"attention_mma{suffix(facts, new=False)}"
-        rows.append(Variant(name, partial(attention_mma.attention_mma, name, facts), facts.activation, MANY_ROWS, before=append))
-    for options in tile_options(facts) if not rows else ():
-        name = f"attention_tile_{options.rows}x{options.keys}{suffix(facts, new=False)}"
-        rows.append(Variant(name, partial(attention_tile, name, facts, options), facts.activation, MANY_ROWS, before=append))
-    name = f"attention{suffix(facts, new=False)}"
-    return [*rows, Variant(name, partial(attention, name, facts), facts.activation, before=append)]
-
-
-def tile_options(facts: Heads) -> list[TileOptions]:
-    """The tile of most rows that fits."""
-    tiles = [TileOptions(rows, 32) for rows in (32, 16, 8)]
-    return [tile for tile in tiles if facts.vectors <= tile.threads and tile.shared_bytes(facts) <= MAX_SHARED_BYTES][:1]
-
-
-def suffix(facts: Heads, *, new: bool = True) -> str:
-    """The end of the name of a kernel over pages, which norms the new tokens' heads or does not see them."""
-    norm = "_norm" if new and facts.norm_eps is not None else ""
-    return norm + ("_kv8" if facts.kv == "q8" else "") + f"_{SHORT[facts.activation]}"
-
-
 OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
     "linear": projection_variants,
     "gated_linear": projection_variants,
     "add_lora": add_lora_variants,
     "gate_halves": gate_halves_variants,
-    "rope_attention": rope_attention_variants,
+    **dict.fromkeys(("rope", "append_kv", "rope_append", "attention", "rope_attention"), attention_variants),
 }

@@ -7,7 +7,7 @@ sizes are preferences. To add a faster kernel, write its template in `compiler/k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -15,23 +15,20 @@ from typing import TypeAlias
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.attention import attention
-from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
-from nearfar.compiler.kernels.attention_merge import attention_merge
-from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
+from nearfar.compiler.kernels.attention_tile import TileOptions
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
-from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rms_norm import rms_norm
-from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.take_rows import take_rows
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
 from nearfar.targets.context import Context, sizes
+from nearfar.targets.gpu_attention import AttentionNumbers, attention_rows
+from nearfar.targets.variant import Variant as CallVariant
 
 # Up to this many rows a matrix-vector kernel reads the weights once a row; beyond, a tile kernel reads them once for 32 or 64 rows.
 MAX_VECTOR_ROWS = 4
@@ -40,16 +37,19 @@ MAX_VECTOR_ROWS = 4
 WIDE = 2048
 MIN_WIDE_TILE_ROWS = 16
 MIN_NARROW_TILE_ROWS = 256
-# Every sequence has one new token, for none has none.
-DECODE: Condition = ["==", "S", "B"]
-# Up to this many keys one workgroup a kv head takes less time than ranges in parallel and one dispatch more.
-SHORT_DECODE: Condition = ["and", DECODE, ["<=", "T", 256]]
-# Keys of a range, the default first.
-SPLITS = (256, 128)
-# Sequences of fewer new tokens would leave most rows of a tile to others.
-MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
 # Bytes of workgroup memory that every device has (W3C, WebGPU, 3.6.2).
 MAX_SHARED_BYTES = 16 << 10
+ATTENTION = AttentionNumbers(
+    max_shared_bytes=MAX_SHARED_BYTES,
+    max_threads=256,
+    # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more threads for their values.
+    decode_sizes=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
+    splits=(256, 128),
+    tiles=tuple(TileOptions(rows, keys) for rows, keys in ((32, 32), (32, 16), (16, 32), (16, 16), (8, 32))),
+    num_tiles=2,
+    # Sequences of fewer new tokens would leave most rows of a tile to others.
+    many_rows=["<=", ["mul", "B", 8], "S"],
+)
 
 Build: TypeAlias = Callable[[], Kernel]
 
@@ -127,63 +127,17 @@ def vector_shapes(facts: Projection) -> tuple[VectorShape, ...]:
     )
 
 
-def rope_attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
-    return tuple(row for facts in context.heads(step) for row in (*decode_variants(facts), *prefill_variants(facts)))
+def attention_variants(step: Step, context: Context) -> tuple[Variant, ...]:
+    return from_calls(attention_rows(step, context, ATTENTION))
 
 
-def decode_variants(facts: Heads) -> list[Variant]:
-    """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
-    variants = []
-    for split, condition in ((None, SHORT_DECODE), *((split, DECODE) for split in SPLITS)):
-        options = decode_options(facts, split)
-        if options is not None:
-            name = f"attention_decode_{options.threads}x{options.tile}" + (f"_split{split}" if split else "") + suffix(facts)
-            build = partial(attention_decode, name, facts, options)
-            if split is None:
-                variants.append(Variant(name, build, facts.activation, condition))
-            else:
-                merge = f"attention_merge_split{split}_{short(facts.activation)}"
-                last = partial(attention_merge, merge, facts, split)
-                variants.append(Variant(merge, last, facts.activation, condition, before={name: build}))
-    return variants
-
-
-def prefill_variants(facts: Heads) -> list[Variant]:
-    """Any batch: tiles of rows where sequences have many, else row by row."""
-    name = f"rope_append{suffix(facts)}"
-    append = {name: partial(rope_append, name, facts)}
-    variants = []
-    for options in tile_options(facts):
-        name = f"attention_tile_{options.rows}x{options.keys}{suffix(facts, new=False)}"
-        variants.append(Variant(name, partial(attention_tile, name, facts, options), facts.activation, MANY_ROWS, before=append))
-    name = f"attention{suffix(facts, new=False)}"
-    return [*variants, Variant(name, partial(attention, name, facts), facts.activation, before=append)]
-
-
-def suffix(facts: Heads, *, new: bool = True) -> str:
-    """The end of the name of a kernel over pages, which norms the new tokens' heads or does not see them."""
-    norm = "_norm" if new and facts.norm_eps is not None else ""
-    return norm + ("_kv8" if facts.kv == "q8" else "") + f"_{short(facts.activation)}"
-
-
-def decode_options(facts: Heads, split: int | None) -> DecodeOptions | None:
-    """As many of a kv head's query heads a workgroup as fit, up to eight; of these the largest tile.
-
-    Few threads with several keys each read the queries from workgroup memory less often; wide heads need more threads for their values.
-    """
-    for heads in range(min(facts.group, 8), 0, -1):
-        for threads, tile in ((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)):
-            options = DecodeOptions(heads, threads, tile, split)
-            divides = facts.group % heads == 0 and (split or tile) % tile == 0
-            if divides and options.parts(facts) <= threads and options.shared_bytes(facts) <= MAX_SHARED_BYTES:
-                return options
-    return None
-
-
-def tile_options(facts: Heads) -> list[TileOptions]:
-    """The two tiles of most rows that fit."""
-    tiles = [TileOptions(rows, keys) for rows, keys in ((32, 32), (32, 16), (16, 32), (16, 16), (8, 32))]
-    return [tile for tile in tiles if facts.vectors <= tile.threads and tile.shared_bytes(facts) <= MAX_SHARED_BYTES][:2]
+def from_calls(rows: Iterable[CallVariant]) -> tuple[Variant, ...]:
+    """Variants that name their kernels by facts, as this module's own."""
+    return tuple(
+        Variant(last.name, last.build, row.activation, row.when, row.needs, before={call.name: call.build for call in before})
+        for row in rows
+        for *before, last in (row.kernels,)
+    )
 
 
 def take_rows_variants(step: Step, context: Context) -> tuple[Variant, ...]:
@@ -205,14 +159,10 @@ OPS: dict[str, Callable[[Step, Context], tuple[Variant, ...]]] = {
     "embed": embed_variants,
     "linear": projection_variants,
     "gated_linear": projection_variants,
-    "rope_attention": rope_attention_variants,
+    **dict.fromkeys(("rope", "append_kv", "rope_append", "attention", "rope_attention"), attention_variants),
     "take_rows": take_rows_variants,
     "rms_norm": rms_norm_variants,
     "adjust_logits": sampling_variants,
     "sample": sampling_variants,
     "top_logprobs": sampling_variants,
 }
-
-
-def short(dtype: str) -> str:
-    return {"float16": "f16", "float32": "f32"}[dtype]

@@ -1,0 +1,161 @@
+"""The variants of the attention ops on GPUs: for each step, the kernels that can run it, best first; the last row runs anywhere.
+
+Targets share the rows and differ in numbers. Every row is correct for each batch that its structural condition allows, such as S == B, one
+new token of every sequence; bounds on sizes are preferences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.ir.expr import Condition
+from nearfar.compiler.ir.plan import Step
+from nearfar.compiler.kernels.append_kv import append_kv
+from nearfar.compiler.kernels.attention import attention
+from nearfar.compiler.kernels.attention_decode import attention_decode
+from nearfar.compiler.kernels.attention_merge import attention_merge
+from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
+from nearfar.compiler.kernels.decode_range import DecodeOptions
+from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
+from nearfar.compiler.kernels.page_rows import row_threads
+from nearfar.compiler.kernels.rope import rope
+from nearfar.compiler.kernels.rope_append import rope_append
+
+from .context import Context, attr, sizes
+from .variant import KernelCall, Variant, kernel
+
+# Every sequence has one new token, because none has fewer.
+DECODE: Condition = ["==", "S", "B"]
+# Query heads of a decode workgroup at most.
+MAX_DECODE_HEADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNumbers:
+    """What differs between targets.
+
+    ``decode_sizes`` are threads and keys of a tile of decode kernels, ``tiles`` the sizes of prefill kernels, both best first; a step has
+    rows for the first ``num_tiles`` that fit. ``splits`` are the keys of a range, the default first. Up to ``short_decode`` keys, one
+    workgroup takes all of them, which costs less than ranges in parallel and one more dispatch. ``many_rows``: sequences have so many new
+    tokens that tiles pay off. ``tensor_cores`` returns a prefill kernel that replaces the tiles, None for heads that it cannot run; its
+    arguments are the heads, the scores, and whether q is in scratch.
+    """
+
+    max_shared_bytes: int
+    max_threads: int
+    decode_sizes: tuple[tuple[int, int], ...]
+    splits: tuple[int, ...]
+    tiles: tuple[TileOptions, ...]
+    num_tiles: int
+    many_rows: Condition
+    short_decode: int = 256
+    tensor_cores: Callable[[Heads, Scores, bool], KernelCall | None] = lambda heads, scores, q_in_scratch: None  # noqa: ARG005
+
+
+def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
+    """The rows of a rope, append_kv, rope_append, attention or rope_attention, in the order in which a runtime tries them.
+
+    Raises UnsupportedModel for heads that no kernel can run.
+    """
+    rows = tuple(row for activation in context.activations for row in rows_of(step, context, numbers, activation))
+    # Rows without a value of the activations' dtype are the same for all of these.
+    distinct = {tuple(call.name for call in row.kernels) for row in rows}
+    return (replace(rows[0], activation=None),) if len(distinct) == 1 else rows
+
+
+def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
+    """The rows for activations of one dtype."""
+    if step.op == "rope":
+        return [Variant((rope_call(step, context, activation),), activation)]
+    heads = context.heads_of(step, activation)
+    check_heads(step, heads, numbers)
+    if step.op == "append_kv":
+        return [Variant((kernel(append_kv, heads=replace(heads, num_heads=heads.num_kv_heads)),), activation)]
+    if step.op == "attention":
+        return prefill_rows(activation, heads, context.scores(step), numbers, ())
+    preparation = context.preparation(step)
+    append = kernel(rope_append, heads=heads, preparation=preparation, q_in_scratch=step.op == "rope_attention")
+    if step.op == "rope_append":
+        return [Variant((append,), activation)]
+    assert step.op == "rope_attention", step.op
+    scores = context.scores(step)
+    return [
+        *decode_rows(activation, heads, preparation, scores, numbers),
+        *prefill_rows(activation, heads, scores, numbers, (append,)),
+    ]
+
+
+def decode_rows(activation: str, heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
+    """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
+    # A single new token is the last of its sequence, so it sees the same keys whether attention is causal or not.
+    scores = replace(scores, causal=True)
+    reach = None if scores.window is None else scores.window + heads.page_size - 1
+    always_short = reach is not None and reach <= numbers.short_decode
+    rows = []
+    for split in (None,) if always_short else (None, *numbers.splits):
+        options = decode_options(heads, split, numbers)
+        if options is None:
+            continue
+        decode = kernel(attention_decode, heads=heads, preparation=preparation, scores=scores, options=options)
+        if split is None:
+            short: Condition = DECODE if always_short else ["and", DECODE, ["<=", "T", numbers.short_decode]]
+            rows.append(Variant((decode,), activation, short))
+        else:
+            merge = kernel(attention_merge, heads=replace(heads, kv="activation"), window=scores.window, split=split)
+            rows.append(Variant((decode, merge), activation, DECODE))
+    return rows
+
+
+def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -> DecodeOptions | None:
+    """As many of a kv head's query heads a workgroup as fit; of these the first sizes that fit."""
+    for num_heads in range(min(heads.group, MAX_DECODE_HEADS), 0, -1):
+        for threads, tile in numbers.decode_sizes:
+            options = DecodeOptions(num_heads, threads, tile, split)
+            if options.supports(heads) and options.shared_bytes(heads) <= numbers.max_shared_bytes:
+                return options
+    return None
+
+
+def prefill_rows(activation: str, heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]) -> list[Variant]:
+    """Any batch: tiles of rows if sequences have many, else row by row. ``before``: the kernels that leave q in scratch."""
+    q_in_scratch = bool(before)
+    tensor_cores = numbers.tensor_cores(heads, scores, q_in_scratch)
+    if tensor_cores is not None:
+        many = [tensor_cores]
+    else:
+        many = [
+            kernel(attention_tile, heads=heads, scores=scores, options=options, q_in_scratch=q_in_scratch)
+            for options in tile_options(heads, numbers)
+        ]
+    plain = kernel(attention, heads=heads, scores=scores, q_in_scratch=q_in_scratch)
+    return [*(Variant((*before, call), activation, numbers.many_rows) for call in many), Variant((*before, plain), activation)]
+
+
+def tile_options(heads: Heads, numbers: AttentionNumbers) -> list[TileOptions]:
+    """The first sizes that fit."""
+    fitting = [tile for tile in numbers.tiles if tile.supports(heads) and tile.shared_bytes(heads) <= numbers.max_shared_bytes]
+    return fitting[: numbers.num_tiles]
+
+
+def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
+    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
+    positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
+    return kernel(
+        rope,
+        columns=columns,
+        head_dim=attr(step, "head_dim"),
+        preparation=Preparation(positions, 2 * half, None),
+        x_dtype=context.dtype_of(step.inputs["x"], activation),
+        y_dtype=context.dtype_of(step.outputs["y"], activation),
+    )
+
+
+def check_heads(step: Step, heads: Heads, numbers: AttentionNumbers) -> None:
+    """Raises UnsupportedModel for heads that no kernel can run."""
+    if heads.head_dim % 2:
+        raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; kernels for GPUs read pairs of elements and need an even number")
+    if row_threads(heads) > numbers.max_threads:
+        most = numbers.max_threads * heads.lanes
+        raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; a workgroup of this target holds at most {most} elements")
