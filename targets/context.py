@@ -35,7 +35,7 @@ class Context:
         return WeightFormat(self.quantization.kind, scales[0] if scales else "")
 
     def dtype_of(self, name: str, activation: str) -> str:
-        dtype = self.plan.buffers[name].dtype
+        dtype = next(table[name].dtype for table in (self.plan.buffers, self.plan.inputs) if name in table)
         return stored_dtype(activation) if dtype == "activation" else dtype
 
     def projections(self, step: Step) -> dict[str, Projection]:

@@ -128,6 +128,7 @@ def attention_runs(facts: Heads, batches: Sequence[Sequence[tuple[int, int]]]) -
         norm=facts.norm_eps is not None,
         page_size=facts.page_size,
         kv=facts.kv,
+        positions=facts.positions,
     )
     runs = []
     for sequences in batches:

@@ -67,11 +67,19 @@ class Facts:
 
 
 def plain_facts(
-    num_heads: int, num_kv_heads: int, head_dim: int, activation: str, *, norm: bool, page_size: int = 16, kv: str = "activation"
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    activation: str,
+    *,
+    norm: bool,
+    page_size: int = 16,
+    kv: str = "activation",
+    positions: int = MAX_POSITIONS,
 ) -> Facts:
     """Whole heads are rotated, and nothing limits what a row sees."""
     heads = Heads(num_heads, num_kv_heads, head_dim, page_size, activation, kv)
-    return Facts(heads, Preparation(MAX_POSITIONS, head_dim, EPS if norm else None), Scores(head_dim**-0.5))
+    return Facts(heads, Preparation(positions, head_dim, EPS if norm else None), Scores(head_dim**-0.5))
 
 
 # Each of these with every kernel of rope_attention. The windows are less than a tile and not a multiple of a page, a page, some pages, and
