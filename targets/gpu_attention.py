@@ -6,7 +6,6 @@ new token of every sequence; bounds on sizes are preferences.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nearfar.compiler.errors import UnsupportedModel
@@ -17,6 +16,7 @@ from nearfar.compiler.kernels.attention import attention
 from nearfar.compiler.kernels.attention_decode import attention_decode
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
+from nearfar.compiler.kernels.cuda import attention_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
 from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.page_rows import row_threads
@@ -28,30 +28,31 @@ from .variant import KernelCall, Variant, kernel
 
 # Every sequence has one new token, because none has fewer.
 DECODE: Condition = ["==", "S", "B"]
+# Up to this many keys, one workgroup takes all of them, which costs less than ranges in parallel and one more dispatch.
+SHORT_CONTEXT = 256
+SHORT_DECODE: Condition = ["and", DECODE, ["<=", "T", SHORT_CONTEXT]]
 # Query heads of a decode workgroup at most.
 MAX_DECODE_HEADS = 8
+# Threads that a workgroup of every target may have.
+MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionNumbers:
     """What differs between targets.
 
-    ``decode_sizes`` are threads and keys of a tile of decode kernels, ``tiles`` the sizes of prefill kernels, both best first; a step has
-    rows for the first ``num_tiles`` that fit. ``splits`` are the keys of a range, the default first. Up to ``short_decode`` keys, one
-    workgroup takes all of them, which costs less than ranges in parallel and one more dispatch. ``many_rows``: sequences have so many new
-    tokens that tiles pay off. ``tensor_cores`` returns a prefill kernel that replaces the tiles, None for heads that it cannot run; its
-    arguments are the heads, the scores, and whether q is in scratch.
+    ``splits``: keys of a range of decode attention, the default first. ``decode_threads``: (threads, keys of a tile), best first.
+    ``tiles``: (rows, keys) of prefill tiles, best first, of which ``max_tiles`` that fit are offered to batches of ``min_tile_rows`` rows
+    a sequence. ``tensor_cores``: whether kernels for CUDA's tensor cores may run.
     """
 
     max_shared_bytes: int
-    max_threads: int
-    decode_sizes: tuple[tuple[int, int], ...]
     splits: tuple[int, ...]
-    tiles: tuple[TileOptions, ...]
-    num_tiles: int
-    many_rows: Condition
-    short_decode: int = 256
-    tensor_cores: Callable[[Heads, Scores, bool], KernelCall | None] = lambda heads, scores, q_in_scratch: None  # noqa: ARG005
+    decode_threads: tuple[tuple[int, int], ...]
+    tiles: tuple[tuple[int, int], ...]
+    max_tiles: int
+    min_tile_rows: int
+    tensor_cores: bool = False
 
 
 def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
@@ -70,7 +71,7 @@ def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation:
     if step.op == "rope":
         return [Variant((rope_call(step, context, activation),), activation)]
     heads = context.heads_of(step, activation)
-    check_heads(step, heads, numbers)
+    check_heads(step, heads)
     if step.op == "append_kv":
         return [Variant((kernel(append_kv, heads=replace(heads, num_heads=heads.num_kv_heads)),), activation)]
     if step.op == "attention":
@@ -92,7 +93,7 @@ def decode_rows(activation: str, heads: Heads, preparation: Preparation, scores:
     # A single new token is the last of its sequence, so it sees the same keys whether attention is causal or not.
     scores = replace(scores, causal=True)
     reach = None if scores.window is None else scores.window + heads.page_size - 1
-    always_short = reach is not None and reach <= numbers.short_decode
+    always_short = reach is not None and reach <= SHORT_CONTEXT
     rows = []
     for split in (None,) if always_short else (None, *numbers.splits):
         options = decode_options(heads, split, numbers)
@@ -100,8 +101,7 @@ def decode_rows(activation: str, heads: Heads, preparation: Preparation, scores:
             continue
         decode = kernel(attention_decode, heads=heads, preparation=preparation, scores=scores, options=options)
         if split is None:
-            short: Condition = DECODE if always_short else ["and", DECODE, ["<=", "T", numbers.short_decode]]
-            rows.append(Variant((decode,), activation, short))
+            rows.append(Variant((decode,), activation, DECODE if always_short else SHORT_DECODE))
         else:
             merge = kernel(attention_merge, heads=replace(heads, kv="activation"), window=scores.window, split=split)
             rows.append(Variant((decode, merge), activation, DECODE))
@@ -111,7 +111,7 @@ def decode_rows(activation: str, heads: Heads, preparation: Preparation, scores:
 def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -> DecodeOptions | None:
     """As many of a kv head's query heads a workgroup as fit; of these the first sizes that fit."""
     for num_heads in range(min(heads.group, MAX_DECODE_HEADS), 0, -1):
-        for threads, tile in numbers.decode_sizes:
+        for threads, tile in numbers.decode_threads:
             options = DecodeOptions(num_heads, threads, tile, split)
             if options.supports(heads) and options.shared_bytes(heads) <= numbers.max_shared_bytes:
                 return options
@@ -120,23 +120,23 @@ def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -
 
 def prefill_rows(activation: str, heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]) -> list[Variant]:
     """Any batch: tiles of rows if sequences have many, else row by row. ``before``: the kernels that leave q in scratch."""
-    q_in_scratch = bool(before)
-    tensor_cores = numbers.tensor_cores(heads, scores, q_in_scratch)
-    if tensor_cores is not None:
-        many = [tensor_cores]
+    facts = {"heads": heads, "scores": scores, "q_in_scratch": bool(before)}
+    many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
+    if numbers.tensor_cores and attention_mma.supports(heads):
+        tiles = [kernel(attention_mma.attention_mma, **facts)]
     else:
-        many = [
-            kernel(attention_tile, heads=heads, scores=scores, options=options, q_in_scratch=q_in_scratch)
-            for options in tile_options(heads, numbers)
-        ]
-    plain = kernel(attention, heads=heads, scores=scores, q_in_scratch=q_in_scratch)
-    return [*(Variant((*before, call), activation, numbers.many_rows) for call in many), Variant((*before, plain), activation)]
+        tiles = [kernel(attention_tile, options=options, **facts) for options in tile_options(heads, numbers)]
+    return [
+        *(Variant((*before, call), activation, many) for call in tiles),
+        Variant((*before, kernel(attention, **facts)), activation),
+    ]
 
 
 def tile_options(heads: Heads, numbers: AttentionNumbers) -> list[TileOptions]:
     """The first sizes that fit."""
-    fitting = [tile for tile in numbers.tiles if tile.supports(heads) and tile.shared_bytes(heads) <= numbers.max_shared_bytes]
-    return fitting[: numbers.num_tiles]
+    tiles = [TileOptions(rows, keys) for rows, keys in numbers.tiles]
+    fitting = [tile for tile in tiles if tile.supports(heads) and tile.shared_bytes(heads) <= numbers.max_shared_bytes]
+    return fitting[: numbers.max_tiles]
 
 
 def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
@@ -152,10 +152,10 @@ def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
     )
 
 
-def check_heads(step: Step, heads: Heads, numbers: AttentionNumbers) -> None:
+def check_heads(step: Step, heads: Heads) -> None:
     """Raises UnsupportedModel for heads that no kernel can run."""
     if heads.head_dim % 2:
         raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; kernels for GPUs read pairs of elements and need an even number")
-    if row_threads(heads) > numbers.max_threads:
-        most = numbers.max_threads * heads.lanes
-        raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; a workgroup of this target holds at most {most} elements")
+    if row_threads(heads) > MAX_THREADS:
+        most = MAX_THREADS * heads.lanes
+        raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; a workgroup holds {most} elements at most")

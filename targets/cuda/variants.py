@@ -12,23 +12,18 @@ from functools import partial
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.add_lora import add_lora
-from nearfar.compiler.kernels.attention_tile import TileOptions
-from nearfar.compiler.kernels.cuda.attention_mma import attention_mma
-from nearfar.compiler.kernels.cuda.attention_mma import supports as supports_heads
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
 from nearfar.compiler.kernels.cuda.rows16 import rows16, rows16_name
 from nearfar.compiler.kernels.gate_halves import gate_halves
-from nearfar.compiler.kernels.heads import Heads, Scores
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, sizes
 from nearfar.targets.gpu_attention import AttentionNumbers, attention_rows
-from nearfar.targets.variant import KernelCall, kernel
 from nearfar.targets.webgpu import variants as webgpu
 from nearfar.targets.webgpu.variants import Variant
 
-from .source import MAX_SHARED_BYTES, MAX_THREADS
+from .source import MAX_SHARED_BYTES
 
 # Up to so many rows, a matrix-vector kernel for each; beyond, tensor cores read the weights once for 16 or 64 rows.
 MAX_VECTOR_ROWS = 2
@@ -37,21 +32,15 @@ MAX_NARROW_ROWS = 32
 SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
 
-def tensor_cores(heads: Heads, scores: Scores, q_in_scratch: bool) -> KernelCall | None:
-    return kernel(attention_mma, heads=heads, scores=scores, q_in_scratch=q_in_scratch) if supports_heads(heads) else None
-
-
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
-    max_threads=MAX_THREADS,
-    # Two keys a thread.
-    decode_sizes=((128, 256), (128, 128), (64, 64), (256, 256)),
     splits=(256,),
-    tiles=tuple(TileOptions(rows, 32) for rows in (32, 16, 8)),
-    num_tiles=1,
+    decode_threads=((128, 256), (128, 128), (64, 64), (256, 256)),
+    tiles=((32, 32), (16, 32), (8, 32)),
+    max_tiles=1,
     # A tile takes its sequences one after the other, so it is for long runs of rows.
-    many_rows=["<=", ["mul", "B", 32], "S"],
-    tensor_cores=tensor_cores,
+    min_tile_rows=32,
+    tensor_cores=True,
 )
 
 

@@ -15,7 +15,6 @@ from typing import TypeAlias
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.attention_tile import TileOptions
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
@@ -41,14 +40,13 @@ MIN_NARROW_TILE_ROWS = 256
 MAX_SHARED_BYTES = 16 << 10
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
-    max_threads=256,
-    # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more threads for their values.
-    decode_sizes=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
     splits=(256, 128),
-    tiles=tuple(TileOptions(rows, keys) for rows, keys in ((32, 32), (32, 16), (16, 32), (16, 16), (8, 32))),
-    num_tiles=2,
+    # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more for their values.
+    decode_threads=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
+    tiles=((32, 32), (32, 16), (16, 32), (16, 16), (8, 32)),
+    max_tiles=2,
     # Sequences of fewer new tokens would leave most rows of a tile to others.
-    many_rows=["<=", ["mul", "B", 8], "S"],
+    min_tile_rows=8,
 )
 
 Build: TypeAlias = Callable[[], Kernel]

@@ -170,7 +170,7 @@ def test_every_attention_op_has_kernels_for_heads_of_any_even_size(target: str, 
     ("head_dim", "message"),
     [
         (65, "head_dim is 65; kernels for GPUs read pairs of elements and need an even number"),
-        (1032, "head_dim is 1032; a workgroup of this target holds at most 1024 elements"),
+        (1032, "head_dim is 1032; a workgroup holds 1024 elements at most"),
     ],
 )
 def test_heads_that_no_kernel_can_run_are_refused(head_dim: int, message: str) -> None:
