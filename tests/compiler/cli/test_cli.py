@@ -117,7 +117,7 @@ def test_inspect_counts_8_bit_keys_and_values(compile_tiny: Callable[..., Path],
 def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tiny_bundle), "--verify"]) == 0
     printed = capsys.readouterr().out
-    for word in ("qwen3", "q4f16", "dispatches", "attention_f32", "24 tokens, logits within 0.5%"):
+    for word in ("qwen3", "q4f16", "dispatches", "attention_decode_", "24 tokens, logits within 0.5%"):
         assert word in printed
 
 
