@@ -19,20 +19,21 @@ from nearfar.targets.variant import Variant, kernel
 
 from .source import MAX_SHARED_BYTES
 
+ATTENTION = AttentionNumbers(
+    max_shared_bytes=MAX_SHARED_BYTES,
+    splits=(256,),
+    decode_threads=((128, 256), (128, 128), (64, 64), (256, 256)),
+    tiles=((32, 32), (16, 32), (8, 32)),
+    max_tiles=1,
+    # A tile takes its sequences one after the other, so it is for long runs of rows.
+    min_tile_rows=32,
+    tensor_cores=True,
+)
 NUMBERS = GpuNumbers(
     # Beyond, tensor cores read the weights once for 16 or 64 rows.
     max_vector_rows=2,
     min_tall_rows=32768,
-    attention=AttentionNumbers(
-        max_shared_bytes=MAX_SHARED_BYTES,
-        splits=(256,),
-        decode_threads=((128, 256), (128, 128), (64, 64), (256, 256)),
-        tiles=((32, 32), (16, 32), (8, 32)),
-        max_tiles=1,
-        # A tile takes its sequences one after the other, so it is for long runs of rows.
-        min_tile_rows=32,
-        tensor_cores=True,
-    ),
+    attention=ATTENTION,
 )
 # Up to this many rows, workgroups of few outputs whose warps share the columns: there are enough of them for every multiprocessor.
 MAX_NARROW_ROWS = 32

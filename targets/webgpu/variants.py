@@ -20,19 +20,20 @@ from nearfar.targets.variant import Variant, kernel
 
 # Bytes of workgroup memory that every device has (W3C, WebGPU, 3.6.2).
 MAX_SHARED_BYTES = 16 << 10
+ATTENTION = AttentionNumbers(
+    max_shared_bytes=MAX_SHARED_BYTES,
+    splits=(256, 128),
+    # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more for their values.
+    decode_threads=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
+    tiles=((32, 32), (32, 16), (16, 32), (16, 16), (8, 32)),
+    max_tiles=2,
+    # Sequences of fewer new tokens would leave most rows of a tile to others.
+    min_tile_rows=8,
+)
 NUMBERS = GpuNumbers(
     max_vector_rows=4,
     min_tall_rows=8192,
-    attention=AttentionNumbers(
-        max_shared_bytes=MAX_SHARED_BYTES,
-        splits=(256, 128),
-        # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more for their values.
-        decode_threads=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
-        tiles=((32, 32), (32, 16), (16, 32), (16, 16), (8, 32)),
-        max_tiles=2,
-        # Sequences of fewer new tokens would leave most rows of a tile to others.
-        min_tile_rows=8,
-    ),
+    attention=ATTENTION,
 )
 # Large tiles read weights less often, small ones give more workgroups. A matrix of WIDE rows has enough for most GPUs at few input rows, a
 # smaller one at many.

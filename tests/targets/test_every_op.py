@@ -8,17 +8,17 @@ import pytest
 from one_op import Build, graphs
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.targets.context import Context
 
 TARGETS = ("webgpu", "cuda")
-# The kernels of these are not ready yet.
-MISSING = ("rope", "append_kv", "attention", "rope_append")
-NOT_READY = pytest.mark.xfail(strict=True, raises=UnsupportedModel)
 GRAPHS = [
-    pytest.param(target, build, id=f"{target}-{op}-{name}", marks=[NOT_READY] * (op in MISSING or name == "window"))
+    pytest.param(
+        target,
+        build,
+        id=f"{target}-{op}-{name}",
+    )
     for target in TARGETS
     for op, name, build in graphs()
 ]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import attention_cases as attention
 import kernel_cases as shared
 from cpu_pages import from_cpu, to_cpu
 from kernel_harness import Run
@@ -110,18 +111,28 @@ def attention_cases() -> Iterator[CpuCase]:
     for facts in (small, replace(small, kv="q8"), wide):
         name = f"{facts.num_heads}_{facts.head_dim}_{facts.activation}_{facts.kv}"
         build = partial(rope_attention, heads=facts)
-        batches = (*shared.BATCHES_OF_ANY_KIND, *LONG_BATCHES)
+        batches = (*attention.BATCHES_OF_ANY_KIND, *LONG_BATCHES)
         yield CpuCase(f"rope_attention_{name}", build, partial(attention_runs, facts, batches))
         if facts.activation == "float32":
             yield CpuCase(f"attention_tile_{name}", partial(attention_tile, heads=facts, rows=2), partial(attention_runs, facts, batches))
-        runs = partial(attention_runs, facts, (shared.DECODE_BATCHES[0], LONG_BATCHES[0]))
+        runs = partial(attention_runs, facts, (attention.DECODE_BATCHES[0], LONG_BATCHES[0]))
         yield CpuCase(f"attention_split_{name}", partial(attention_split, heads=facts), runs)
 
 
 def attention_runs(facts: Heads, batches: Sequence[Sequence[tuple[int, int]]]) -> list[Run]:
+    usual = attention.plain_facts(
+        facts.num_heads,
+        facts.num_kv_heads,
+        facts.head_dim,
+        facts.activation,
+        norm=facts.norm_eps is not None,
+        page_size=facts.page_size,
+        kv=facts.kv,
+        positions=facts.positions,
+    )
     runs = []
     for sequences in batches:
-        run = shared.attention_run(facts, sequences)
+        run = attention.attention_run(usual, sequences)
         runs.append(Run(run.dims, {**run.arrays, "kv": to_cpu(run.arrays["kv"])}, run.expected))
     return runs
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attention_cases import BATCHES_OF_ANY_KIND, DECODE_BATCHES, attention_case, attention_cases, attention_run
+from attention_cases import attention_cases
 from case_arrays import EPS, FORMATS, nothing
 from elementwise_cases import elementwise_cases
 from kernel_harness import Case
@@ -18,15 +18,11 @@ from sampling_cases import SETTINGS, adjust_logits_case, conformance_cases, samp
 
 # What the tests of other targets take from here.
 __all__ = [
-    "BATCHES_OF_ANY_KIND",
-    "DECODE_BATCHES",
     "EPS",
     "FORMATS",
     "SETTINGS",
     "adjust_logits_case",
     "all_cases",
-    "attention_case",
-    "attention_run",
     "conformance_cases",
     "embed_case",
     "nothing",
