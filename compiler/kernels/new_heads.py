@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, rsqrt, select, vector
+from .builder import Array, KernelBuilder, Scalar, cast, minimum, select, vector
 from .heads import Heads, Preparation
+from .maths import rms_factor
 
 
 def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: bool = False) -> Array:
@@ -60,7 +61,7 @@ class NewHeads:
         """The factor of a head's elements: 1 / sqrt(mean of squares + eps). Zhang & Sennrich 2019."""
         eps = self._preparation.norm_eps
         assert eps is not None
-        return rsqrt(sum_of_squares * number(1 / self._heads.head_dim, "float32") + number(eps, "float32"))
+        return rms_factor(sum_of_squares, self._heads.head_dim, eps)
 
     def vector(self, row: Scalar, head: Scalar, position: Scalar, index: Scalar, factor: Scalar | None) -> Scalar:
         """Vector ``index`` of a prepared head, float32. ``factor`` is None if heads are not normed. Heads of v stay as projected."""

@@ -7,8 +7,6 @@ integers hold a word for each vector of 4, and behind the words of all rows of a
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from functools import reduce
 
 from .builder import KernelBuilder, Scalar, cast, extern, lane_of, magnitude, maximum, number, reinterpret, select, splat, vector
@@ -141,51 +139,3 @@ def packed_halves(value: Scalar, lane: int) -> Scalar:
 
 def vector_of(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """H query heads and K kv heads of D elements, of ``activation`` dtype, on pages of ``page_size`` tokens.
-
-    ``positions`` is the length of the rotation table; ``norm_eps`` None means that q and k are not normed. ``kv`` is the format of pages,
-    "activation" or "q8".
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    page_size: int
-    positions: int
-    activation: str
-    norm_eps: float | None
-    kv: str = "activation"
-
-    @property
-    def group(self) -> int:
-        """Query heads of one kv head."""
-        return self.num_heads // self.num_kv_heads
-
-    @property
-    def lanes(self) -> int:
-        """Elements of a vector."""
-        return 4 if self.head_dim % 4 == 0 else 2
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of a head."""
-        return self.head_dim // self.lanes
-
-    @property
-    def vector_dtype(self) -> str:
-        return f"float32x{self.lanes}"
-
-    @property
-    def stored_dtype(self) -> str:
-        return f"{self.activation}x{self.lanes}"
-
-    @property
-    def block_vectors(self) -> int:
-        """Vectors in 16 bytes of a page, or in fewer where a head's do not fill so many."""
-        if self.kv == "q8":
-            return math.gcd(self.vectors, 4)
-        return 2 if self.activation == "float16" and self.head_dim % 8 == 0 else 1

@@ -40,21 +40,6 @@ class Projection:
     def total_width(self) -> int:
         return self.width or self.outputs
 
-    @property
-    def name(self) -> str:
-        """A name that no other projection shares."""
-        parts = [
-            "gated_linear" if self.gated else "linear",
-            self.weight.kind,
-            f"{self.weight_rows}x{self.columns}",
-            str(self.batch).lower(),
-        ]
-        parts += ["norm"] * (self.norm_eps is not None) + ["bias"] * self.bias + ["residual"] * self.residual
-        if self.width:
-            parts.append(f"at{self.offset}of{self.width}")
-        parts += [{"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[dtype] for dtype in (self.x_dtype, self.y_dtype)]
-        return "_".join(parts)
-
 
 class Rows:
     """A (rows, columns) float buffer read four columns at a time, zero beyond the last column."""

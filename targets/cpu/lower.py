@@ -1,21 +1,22 @@
-"""From a plan to a shared library: every kernel that a step's variants name, one object file for each level of instruction sets."""
+"""From a plan to a shared library: the kernels of every step's variants, one object file for each level of instruction sets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from nearfar.compiler.bundle.manifest import ActivationEntry, VariantEntry
+from nearfar.compiler.bundle.manifest import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
-from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
+from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
-from nearfar.targets.lowered import binding, name_lists, scratch_of
+from nearfar.targets.lowering import Compiled, Progress, lower_steps, source_of
+from nearfar.targets.variant import KernelCall
 
 from .levels import Arch, Level, by_name
 from .link import link
-from .variants import CpuContext, Variant, variants_of
+from .variants import CpuContext, variants_of
 
 # Indices within a buffer are 32-bit, with a sign.
 MAX_BINDING_BYTES = (2 << 30) - 1
@@ -33,66 +34,45 @@ def lower_plan(
 ) -> LoweredPlan:
     """One library for every variant of every step; see `nearfar.compiler.pipeline.target`. ``arch`` is one of `levels.ARCHS`.
 
-    Raises ToolError where there is no linker.
+    Raises ToolError if there is no linker.
     """
     chosen = by_name(arch)
     context = CpuContext(plan, quantization, activations, chosen.levels)
-    rows = [variants_of(step, context) for step in plan.steps]
-    wanted = {each.kernel_name: each for row in rows for variant in row for each in variant.kernels}
-    kernels: dict[Level, list[Kernel]] = {}
-    # The last step is LLVM's work and the link, which take as long as all the rest.
-    total = 2 * len(wanted)
-    for done, variant in enumerate(wanted.values()):
-        progress(done, total)
-        kernels.setdefault(variant.level, []).append(variant.kernel())
-    library = link(objects(chosen, kernels, lambda done: progress(len(wanted) + done, total)), chosen.triple)
-    progress(total, total)
-    file = f"kernels/{chosen.name}.so"
-    made = [kernel for each in kernels.values() for kernel in each]
-    lists, step_variants = name_lists([tuple(map(entry, row)) for row in rows])
-    return LoweredPlan(
-        arch=chosen.name,
-        files={file: library},
-        activations=tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations),  # type: ignore[arg-type]
-        kernels={kernel.name: source_of(kernel, file) for kernel in made},
-        variants=lists,
-        scratch=scratch_of(made),
-        step_variants=step_variants,
+    return lower_steps(
+        plan,
+        lambda index: variants_of(plan.steps[index], context),
+        tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations),  # type: ignore[arg-type]
+        chosen.name,
+        lambda calls, built, progress: compile_library(chosen, calls, built, progress),
+        progress,
     )
 
 
-def objects(arch: Arch, kernels: dict[Level, list[Kernel]], progress: Callable[[int], None]) -> list[bytes]:
-    """An object file for each level's kernels."""
-    found, done = [], 0
-    for level, of_level in kernels.items():
-        found.append(lower_object(of_level, tvm_target(arch, level)))
-        done += len(of_level)
-        progress(done)
-    return found
+def compile_library(arch: Arch, calls: Mapping[str, KernelCall], built: dict[str, Kernel], progress: Progress) -> Compiled:
+    """Build the kernels into ``built`` and compile them into one library."""
+    # LLVM and the linker take as long as building the kernels does.
+    total = 2 * len(calls)
+    for done, (name, call) in enumerate(calls.items()):
+        progress(done, total)
+        built[name] = call.build()
+    objects, done = [], len(calls)
+    for level in arch.levels:
+        of_level = [built[name] for name, call in calls.items() if call.facts["isa"] == level.isa]
+        if of_level:
+            progress(done, total)
+            objects.append(lower_object(of_level, tvm_target(arch, level)))
+            done += len(of_level)
+    file = f"kernels/{arch.name}.so"
+    library = link(objects, arch.triple)
+    progress(total, total)
+    sources = {
+        name: source_of(
+            call, built[name], file, f"{OBJECT_PREFIX}{name}", [each.role for each in built[name].bindings], built[name].scalars
+        )
+        for name, call in calls.items()
+    }
+    return Compiled({file: library}, sources)
 
 
 def tvm_target(arch: Arch, level: Level) -> dict[str, object]:
     return {"kind": "llvm", "mtriple": arch.triple, "mcpu": level.cpu, "mattr": list(level.attributes), "opt-level": 3}
-
-
-def source_of(kernel: Kernel, file: str) -> KernelSource:
-    return KernelSource(
-        name=kernel.name,
-        template="",
-        facts={},
-        file=file,
-        entry=f"{OBJECT_PREFIX}{kernel.name}",
-        bindings=tuple(binding(each.role, each.access) for each in kernel.bindings),
-        uniforms=kernel.scalars,
-        grid=kernel.grid,
-        workgroup_size=kernel.workgroup_size,
-    )
-
-
-def entry(variant: Variant) -> VariantEntry:
-    return VariantEntry(
-        kernels=[each.kernel_name for each in variant.kernels],
-        activation=variant.activation,  # type: ignore[arg-type]
-        needs=list(variant.level.needs),
-        when=variant.when,
-    )

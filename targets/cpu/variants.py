@@ -1,41 +1,42 @@
 """The variants of every op on CPUs: for each step, the kernels that can run it, best first; the last row runs on every machine.
 
-A row is a kernel template with its parameters, for one level of instruction sets. To add a faster kernel, write its template in
+A row is a kernel template and its facts, among them the instruction set, for one level. To add a faster kernel, write its template in
 `compiler/kernels/cpu/` and put a row above the plain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
-from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
-from nearfar.compiler.kernels.cpu.builder import Isa
+from nearfar.compiler.kernels.cpu.attention import attention, attention_split
+from nearfar.compiler.kernels.cpu.elementwise import add, gate, gate_halves, slice_columns
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
-from nearfar.compiler.kernels.cpu.lora import add_lora, gate_halves
-from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows, prepared_name
+from nearfar.compiler.kernels.cpu.new_heads import append_kv, rope_append
+from nearfar.compiler.kernels.cpu.prepare_rows import InputRows, prepare_rows
+from nearfar.compiler.kernels.cpu.rotation import rope
 from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
 from nearfar.compiler.kernels.cpu.sample import sample
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
-from nearfar.compiler.kernels.pages import Heads
+from nearfar.compiler.kernels.heads import Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.targets.context import Context, sizes
+from nearfar.targets.context import Context, attr, sizes
+from nearfar.targets.variant import KernelCall, Template, Variant, kernel
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
-# What kernels without a use for integer dot products are compiled for.
+# The levels of kernels that multiply no integers.
 PLAIN_LEVELS = (AVX512, AVX2, NEON)
 # Rows of a projection's input for which a weight is unpacked once, as many as registers hold the sums of; fewer for smaller batches.
 BLOCK_ROWS = {VNNI: (4, 8), AVX512: (4,), AVX2: (4,), DOTPROD: (4,), NEON: (2,)}
-# Integer dot products give nothing to the kernel before.
+# The level of the kernel that prepares a projection's input, which multiplies no integers.
 PREPARING = {VNNI: AVX512, DOTPROD: NEON}
 
 # Queries that share a load of a key: the rows of a tile times the query heads of a kv head.
@@ -45,36 +46,6 @@ MANY_ROWS: Condition = ["<=", ["mul", "B", 8], "S"]
 # One new token of every sequence, with too few sequences to give every thread of a large machine a head, and a few blocks of keys.
 LONG = 512
 FEW_LONG: Condition = ["and", ["==", "S", "B"], ["and", ["<=", "S", 8], [">", "T", LONG]]]
-
-# Makes a kernel of a name for an instruction set.
-Build: TypeAlias = Callable[[str, Isa], Kernel]
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """``build`` makes the kernel; equal ``name`` means equal kernel, so each is lowered once. The level adds its name and its needs.
-
-    ``before``: whose kernel runs first.
-    """
-
-    name: str
-    level: Level
-    build: Build
-    activation: str | None = None
-    when: Condition = None
-    before: Variant | None = None
-
-    @property
-    def kernels(self) -> tuple[Variant, ...]:
-        """Those whose kernels run, in their order."""
-        return (self,) if self.before is None else (self.before, self)
-
-    @property
-    def kernel_name(self) -> str:
-        return f"{self.name}_{self.level.name}"
-
-    def kernel(self) -> Kernel:
-        return self.build(self.kernel_name, self.level.isa)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,108 +60,170 @@ class CpuContext(Context):
 
 
 def variants_of(step: Step, context: CpuContext) -> tuple[Variant, ...]:
-    """The rows of one step, in the order in which a runtime tries them."""
-    return tuple(OPS[step.op](step, context))
+    """The rows of one step, in the order in which a runtime tries them. Equal rows for all activation dtypes become one row for any."""
+    rows = {activation: OPS[step.op](step, context, activation) for activation in context.activations}
+    first = rows[context.activations[0]]
+    if all(each == first for each in rows.values()):
+        return tuple(first)
+    return tuple(replace(variant, activation=activation) for activation, each in rows.items() for variant in each)
 
 
-def plain(context: CpuContext, name: str, build: Build, activation: str | None = None, when: Condition = None) -> list[Variant]:
+def plain(context: CpuContext, template: Template, *, when: Condition = None, **facts: Any) -> list[Variant]:
     """One template, for every level."""
-    return [Variant(name, level, build, activation, when) for level in context.plain_levels]
+    return [row(level, instance(template, level, **facts), when=when) for level in context.plain_levels]
 
 
-def embed_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
+def instance(template: Template, level: Level, **facts: Any) -> KernelCall:
+    return kernel(template, isa=level.isa, **facts)
+
+
+def row(level: Level, *kernels: KernelCall, when: Condition = None) -> Variant:
+    return Variant(kernels, when=when, needs=level.needs)
+
+
+# --- rows and elements -------------------------------------------------------------------------------------------------------------
+
+
+def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
     rows, columns = sizes(context.plan.shape_of(step.inputs["table"]))
-    split, first_row, fmt = "first_row" in step.attrs, step.attrs.get("first_row", 0), context.weight_format
-    name = f"embed_{context.quantization.kind}_{rows}x{columns}" + (f"_from{first_row}" if split else "")
-    return plain(context, name, lambda name, isa: embed(name, isa, rows, columns, fmt, first_row, split=split))
+    facts: dict[str, Any] = {"weight": context.weight_format, "first_row": attr(step, "first_row"), "scale": float(attr(step, "scale"))}
+    return plain(context, embed, rows=rows, columns=columns, **facts)
 
 
-def projection_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
-    projections = {activation: (facts, 8 if activation == "int8" else 16) for activation, facts in context.projections(step).items()}
-    if len(set(projections.values())) == 1:
-        return projection_rows(*next(iter(projections.values())), None, context)
-    return [row for activation, (facts, bits) in projections.items() for row in projection_rows(facts, bits, activation, context)]
+def take_rows_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
+    rows, columns = context.plan.shape_of(step.inputs["x"])
+    (batch,) = context.plan.shape_of(step.inputs["rows"])
+    return plain(context, take_rows, rows=rows, batch=batch, columns=columns)
 
 
-def projection_rows(facts: Projection, bits: int, activation: str | None, context: CpuContext) -> list[Variant]:
-    """The kernels of one projection, for a single row and for blocks of rows. Integer dot products are worth a level of their own.
+def slice_columns_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    facts: dict[str, Any] = {"start": attr(step, "start"), "stop": attr(step, "stop"), **dtypes(step, context, activation)}
+    return plain(context, slice_columns, **matrix(step, context, "x"), **facts)
 
-    ``bits`` are those of the integers that quantized weights meet.
+
+def add_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
+    return plain(context, add, **matrix(step, context, "a"))
+
+
+def gate_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
+    template = {"gate": gate, "gate_halves": gate_halves}[step.op]
+    (name,) = step.outputs.values()
+    batch, columns = context.plan.shape_of(name)
+    return plain(context, template, batch=batch, columns=columns, activation=attr(step, "activation"))
+
+
+def rms_norm_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    batch, width = context.plan.shape_of(step.inputs["x"])
+    (columns,) = sizes(context.plan.shape_of(step.inputs["weight"]))
+    (width,) = sizes((width,))
+    facts = {"eps": attr(step, "eps"), **dtypes(step, context, activation)}
+    return plain(context, rms_norm, batch=batch, groups=width // columns, columns=columns, **facts)
+
+
+def sampling_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
+    template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
+    return plain(context, template, columns=matrix(step, context, "logits")["columns"])
+
+
+def matrix(step: Step, context: CpuContext, role: str) -> dict[str, Any]:
+    """The shape of an input as templates take it."""
+    batch, columns = context.plan.shape_of(step.inputs[role])
+    return {"batch": batch, "columns": columns}
+
+
+def dtypes(step: Step, context: CpuContext, activation: str) -> dict[str, str]:
+    return {"x_dtype": context.dtype_of(step.inputs["x"], activation), "y_dtype": context.dtype_of(step.outputs["y"], activation)}
+
+
+# --- projections -------------------------------------------------------------------------------------------------------------------
+
+
+def projection_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    """Kernels for a single row and for blocks of rows, behind one that prepares the rows.
+
+    Integer dot products have levels of their own. The integers of activations have 8 or 16 bits.
     """
+    facts = context.projections(step)[activation]
+    bits = (8 if activation == "int8" else 16) if facts.weight.scale_dtype else None
     rows = []
-    for level in context.levels if facts.weight.scale_dtype else context.plain_levels:
+    for level in context.levels if bits else context.plain_levels:
+        prepare = instance(prepare_rows, PREPARING.get(level, level), rows=input_rows(facts, level, bits))
         for tokens in (1, *BLOCK_ROWS[level]):
             when: Condition = None if tokens == BLOCK_ROWS[level][-1] else ["<=", facts.batch, tokens]
-            build = partial(linear_tiles, facts=facts, tokens=tokens, bits=bits)
-            layout = row_layout(level.name, facts.weight, bits)
-            before = Variant(prepared_name(facts, layout), PREPARING.get(level, level), partial(prepare_rows, facts=facts, layout=layout))
-            name = f"{facts.name}{'_int8' * (bits == 8)}_tiles{tokens}"
-            rows.append(Variant(name, level, build, activation, when, before))
+            rows.append(row(level, prepare, instance(linear_tiles, level, facts=facts, tokens=tokens, bits=bits), when=when))
     return rows
 
 
-def add_lora_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
+def input_rows(facts: Projection, level: Level, bits: int | None) -> InputRows:
+    """What a projection's input becomes. Projections of equal inputs share it, and so the kernel."""
+    if bits is None:
+        return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps)
+    layout = row_layout(level.name, facts.weight, bits)
+    return InputRows(facts.batch, facts.columns, facts.x_dtype, facts.norm_eps, layout, facts.weight.zero)
+
+
+def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     ranks, columns = sizes(context.plan.shape_of(step.inputs["a"])[1:])
-    widths, eps = step.attrs["widths"], step.attrs.get("eps")
-    rank = ranks // len(widths)
-    variants: list[Variant] = []
-    for activation in context.activations:
-        x, y = (context.dtype_of(name, activation) for name in (step.inputs["x"], step.outputs["y"]))
-        name = f"add_lora_{sum(widths)}x{columns}_r{rank}_{x}_{y}" + ("_norm" if eps is not None else "")
-        build = partial(add_lora, columns=columns, widths=widths, rank=rank, x_dtype=x, y_dtype=y, eps=eps)
-        variants += plain(context, name, build, activation)
-    return variants
+    widths = attr(step, "widths")
+    facts: dict[str, Any] = {"rank": ranks // len(widths), "norm_eps": attr(step, "eps"), **dtypes(step, context, activation)}
+    return plain(context, add_lora, columns=columns, widths=widths, **facts)
 
 
-def gate_halves_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
-    (columns,) = sizes(context.plan.shape_of(step.outputs["y"])[1:])
-    return plain(context, f"gate_halves_{columns}", partial(gate_halves, columns=columns))
+# --- attention ---------------------------------------------------------------------------------------------------------------------
 
 
-def rope_attention_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
-    variants: list[Variant] = []
-    for activation, facts in zip(context.activations, context.heads(step), strict=True):
-        if facts.positions > LONG:
-            variants += plain(context, f"attention_split{suffix(facts)}", partial(attention_split, heads=facts), activation, FEW_LONG)
-        for level in context.plain_levels:
-            rows = TILE_QUERIES[level] // facts.group
-            if rows > 1:
-                build = partial(attention_tile, heads=facts, rows=rows)
-                variants.append(Variant(f"attention_tile{rows}{suffix(facts)}", level, build, activation, MANY_ROWS))
-        variants += plain(context, f"rope_attention{suffix(facts)}", partial(rope_attention, heads=facts), activation)
-    return variants
+def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    batch, width = context.plan.shape_of(step.inputs["x"])
+    positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
+    (width,), head_dim = sizes((width,)), attr(step, "head_dim")
+    facts: dict[str, Any] = {"positions": positions, "rotary_dim": 2 * half, **dtypes(step, context, activation)}
+    return plain(context, rope, batch=batch, num_heads=width // head_dim, head_dim=head_dim, **facts)
 
 
-def suffix(facts: Heads) -> str:
-    """The end of an attention kernel's name."""
-    norm = "_norm" if facts.norm_eps is not None else ""
-    return norm + ("_kv8" if facts.kv == "q8" else "") + {"float16": "_f16", "float32": "_f32"}[facts.activation]
+def append_kv_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    return plain(context, append_kv, heads=context.heads_of(step, activation))
 
 
-def take_rows_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
-    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
-    return plain(context, "take_rows", partial(take_rows, columns=columns))
+def rope_append_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    return plain(context, rope_append, heads=context.heads_of(step, activation), preparation=context.preparation(step))
 
 
-def rms_norm_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
-    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
-    return plain(context, "rms_norm", partial(rms_norm, columns=columns, eps=step.attrs["eps"]))
+def attention_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
+    """The plain form last, for any batch."""
+    heads, scores = context.heads_of(step, activation), context.scores(step)
+    preparation = context.preparation(step) if step.op == "rope_attention" else None
+    facts: dict[str, Any] = {"heads": heads, "preparation": preparation, "scores": scores}
+    rows = plain(context, attention_split, when=FEW_LONG, **facts) if may_see_more_than(LONG, preparation, scores) else []
+    for level in context.plain_levels:
+        tile = TILE_QUERIES[level] // heads.group
+        if tile > 1:
+            rows.append(row(level, instance(attention, level, **facts, tile_rows=tile), when=MANY_ROWS))
+    return rows + plain(context, attention, **facts, tile_rows=1)
 
 
-def sampling_variants(step: Step, context: CpuContext) -> Sequence[Variant]:
-    template = {"adjust_logits": adjust_logits, "sample": sample, "top_logprobs": top_logprobs}[step.op]
-    return plain(context, step.op, partial(template, columns=context.rows_and_columns(step.inputs["logits"])[1]))
+def may_see_more_than(keys: int, preparation: Preparation | None, scores: Scores) -> bool:
+    """Whether a row may see more keys than that: the window limits them, and the length of the rotation table, which is the context's."""
+    limits = [] if scores.window is None else [scores.window]
+    limits += [preparation.positions] if preparation is not None and preparation.rotary_dim else []
+    return all(limit > keys for limit in limits)
 
 
-OPS: dict[str, Callable[[Step, CpuContext], Sequence[Variant]]] = {
+OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "embed": embed_variants,
+    "take_rows": take_rows_variants,
+    "slice_columns": slice_columns_variants,
     "linear": projection_variants,
     "gated_linear": projection_variants,
     "add_lora": add_lora_variants,
-    "gate_halves": gate_halves_variants,
-    "rope_attention": rope_attention_variants,
-    "take_rows": take_rows_variants,
     "rms_norm": rms_norm_variants,
+    "add": add_variants,
+    "gate": gate_variants,
+    "gate_halves": gate_variants,
+    "rope": rope_variants,
+    "append_kv": append_kv_variants,
+    "attention": attention_variants,
+    "rope_append": rope_append_variants,
+    "rope_attention": attention_variants,
     "adjust_logits": sampling_variants,
     "sample": sampling_variants,
     "top_logprobs": sampling_variants,

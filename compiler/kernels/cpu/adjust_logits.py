@@ -13,7 +13,7 @@ from .logits import chunk_of, num_chunks
 WORD = 32
 
 
-def adjust_logits(name: str, isa: Isa, columns: int) -> Kernel:
+def adjust_logits(name: str, *, isa: Isa, columns: int) -> Kernel:
     setting = {field: index for index, field in enumerate(Settings._fields)}
     kernel = CpuKernelBuilder(name)
     logits = kernel.buffer("logits", ("R", columns), "float32")

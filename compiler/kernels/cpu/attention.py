@@ -1,127 +1,79 @@
-"""rope_attention on CPUs, three ways to divide the work; all compute a row alike, to the last bit.
+"""attention and rope_attention: three ways to divide the work, which all compute the same bits for a row.
 
-First tasks: one head of one new token each (`new_heads.py`). Then keys, block after block (`key_block.py`):
+The first phase prepares queries in scratch, times the scale: for rope_attention from the joint projection (`new_heads.py`), whose keys and
+values it also appends to the pages; for attention from q. Then come the keys, block after block (`key_block.py`):
 
-rope_attention  one task: all query heads of one kv head of one new token. For any batch.
-attention_tile  one task: the same of several neighbouring new tokens, which share each load of a key. For prompts.
-attention_split one task: the same of one new token and one block; last tasks merge the blocks. For few sequences of many keys; S == B.
+attention        one task: all query heads of one kv head, for ``tile_rows`` neighbouring new tokens, which share each load of a key. One
+                 row is the plain form; more are for prompts. Both are right for any batch.
+attention_split  one task: the same for one new token and one block of keys; last tasks merge the blocks. For few sequences of many keys,
+                 each with one new token (S == B).
 """
 
 from __future__ import annotations
 
-from ..builder import Array, Kernel, Scalar, cast, minimum, select
-from ..pages import Heads
-from .builder import CpuKernelBuilder, Isa, of, pieces, ramp, round_up_quotient
-from .key_block import BLOCK, KeyBlock, Running
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..builder import Array, Kernel, Scalar, cast, maximum, minimum, number, select
+from ..heads import Heads, Preparation, Scores
+from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, round_up_quotient
+from .key_block import BLOCK, KeyBlock, Range, Running
 from .new_heads import NewHeads
 from .pages import Pages
 
-
-class Arguments:
-    """The arguments of an attention kernel, and the tasks that come first."""
-
-    def __init__(self, name: str, isa: Isa, heads: Heads, *, scalars: tuple[str, ...] = ()) -> None:
-        self.kernel = kernel = CpuKernelBuilder(name, scalars=scalars)
-        self.isa, self.heads = isa, heads
-        self.new = NewHeads(kernel, isa, heads)
-        self.pages = Pages(kernel, heads, write=True)
-        self.seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
-        self.page_indptr = kernel.buffer("page_indptr", (["add", "B", 1],), "int32")
-        self.page_ids = kernel.buffer("page_ids", ("L",), "int32")
-        self.y: Array = kernel.buffer("y", ("S", heads.num_heads, heads.head_dim), heads.activation, write=True)
-
-    def add_new_heads(self) -> None:
-        with self.kernel.tasks("task", "S", self.heads.num_heads + 2 * self.heads.num_kv_heads) as task:
-            self.new.process(self.pages, task)
-
-    def sequence_of(self, row: Scalar) -> Scalar:
-        """The row's sequence: the number of sequences that end at or before it."""
-        sequence = self.kernel.local("sequence", 1, "int32", fill=0)
-        with self.kernel.loop("other", self.kernel.size("B")) as other:
-            sequence[0] = sequence[0] + select(self.seq_starts[other + 1] <= row, 1, 0)
-        return sequence[0]
-
-    def key_block(self, count: int) -> KeyBlock:
-        return KeyBlock(self.kernel, self.isa, self.heads, self.pages, self.new.q, self.page_ids, count)
-
-    def store(self, running: Running, i: int, row: Scalar, head: Scalar) -> None:
-        for start, lanes in pieces(self.heads.head_dim, self.isa.lanes):
-            self.y[row, head, ramp(start, lanes)] = cast(running.result(i, start, lanes), of(self.heads.activation, lanes))
+# A window beyond this is longer than any context; positions and a window below it add up within 32 bits.
+LONGEST_WINDOW = 1 << 30
 
 
-def rope_attention(name: str, isa: Isa, heads: Heads) -> Kernel:
-    return tiles(Arguments(name, isa, heads), 1)
-
-
-def attention_tile(name: str, isa: Isa, heads: Heads, rows: int) -> Kernel:
-    return tiles(Arguments(name, isa, heads), rows)
-
-
-def tiles(arguments: Arguments, rows: int) -> Kernel:
-    """Tasks of ``rows`` new tokens; those of several sequences one sequence after the other."""
-    kernel, heads = arguments.kernel, arguments.heads
-    arguments.add_new_heads()
-    with kernel.tasks("task", ["ceildiv", "S", rows], heads.num_kv_heads) as task:
+def attention(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, tile_rows: int) -> Kernel:
+    """Tasks of ``tile_rows`` new tokens; rows of several sequences are computed one sequence after the other."""
+    arguments = Arguments(name, isa, heads, preparation, scores)
+    kernel = arguments.kernel
+    arguments.prepare_queries()
+    with kernel.tasks("task", ["ceildiv", "S", tile_rows], heads.num_kv_heads) as task:
         place, kv_head = kernel.split(task, heads.num_kv_heads, ("place", "kv_head"))
         # Later tiles of a prompt see more keys. A thread's tasks are neighbours, so first and last tiles take turns: all get as much work.
         turn, odd = kernel.split(place, 2, ("turn", "odd"))
-        tile = kernel.let("tile", select(odd > 0, round_up_quotient(kernel.size("S"), rows) - 1 - turn, turn))
+        tile = kernel.let("tile", select(odd > 0, round_up_quotient(kernel.size("S"), tile_rows) - 1 - turn, turn))
         row = kernel.local("row", 1, "int32")
-        row[0] = tile * rows
-        end = kernel.let("end", minimum(tile * rows + rows, kernel.size("S")))
-        with kernel.loop("part", rows) as part, kernel.when(row[0] < end if rows > 1 else True):
+        row[0] = tile * tile_rows
+        end = kernel.let("end", minimum(tile * tile_rows + tile_rows, kernel.size("S")))
+        with kernel.loop("part", tile_rows) as part, kernel.when(row[0] < end if tile_rows > 1 else True):
             del part
-            sequence = kernel.let("sequence", arguments.sequence_of(row[0]))
+            sequence = arguments.sequence_of(row[0])
             stop = kernel.let("stop", minimum(end, arguments.seq_starts[sequence + 1]))
-            first_page = kernel.let("first_page", arguments.page_indptr[sequence])
             # A sequence that decodes beside prompts has one row here, which would be computed as often as a tile has rows.
             alone = stop - row[0] == 1
-            with kernel.when(alone if rows > 1 else True):
-                attend(arguments, [row[0]], stop, kv_head, first_page)
-            if rows > 1:
+            with kernel.when(alone if tile_rows > 1 else True):
+                attend(arguments, [row[0]], stop, kv_head, sequence)
+            if tile_rows > 1:
                 # Rows beyond the last are copies of it, and are not stored.
                 with kernel.when(stop - row[0] > 1):
-                    attend(arguments, [kernel.let("mine", minimum(row[0] + i, stop - 1)) for i in range(rows)], stop, kv_head, first_page)
+                    attend(
+                        arguments, [kernel.let("mine", minimum(row[0] + i, stop - 1)) for i in range(tile_rows)], stop, kv_head, sequence
+                    )
             row[0] = stop
     return kernel.finish()
 
 
-def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scalar, first_page: Scalar) -> None:
-    """The query heads of a kv head of neighbouring rows of one sequence, whose rows end before ``stop``."""
-    kernel, heads = arguments.kernel, arguments.heads
-    first_head = kernel.let("first_head", kv_head * heads.group)
-    queries = [(each, first_head + i) for each in rows for i in range(heads.group)]
-    lengths = [kernel.let("length", arguments.new.positions[each] + 1) for each in rows]
-    block_keys = arguments.key_block(len(queries))
-    running = Running(kernel, arguments.isa, heads, len(queries))
-    with kernel.loop("block", round_up_quotient(lengths[-1], BLOCK)) as block:
-        # Of the last block earlier rows see fewer keys, or none: such a block changes nothing of what they have.
-        for i in range(len(queries)):
-            block_keys.lengths[i] = minimum(lengths[i // heads.group] - block * BLOCK, BLOCK)
-        block_keys.compute(queries, kv_head, first_page, block, block_keys.lengths[len(queries) - 1])
-        with kernel.loop("query", len(queries)) as i:
-            running.merge(i, block_keys.largest[i], block_keys.total[i], block_keys.sums_of(i))
-    for i, (each, head) in enumerate(queries):
-        with kernel.when(rows[0] + i // heads.group < stop if len(rows) > 1 else True):
-            arguments.store(running, i, each, head)
-
-
-def attention_split(name: str, isa: Isa, heads: Heads) -> Kernel:
-    arguments = Arguments(name, isa, heads, scalars=("T",))
+def attention_split(name: str, *, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores) -> Kernel:
+    arguments = Arguments(name, isa, heads, preparation, scores, scalars=("T",))
     kernel, group, head_dim = arguments.kernel, heads.group, heads.head_dim
     # Of each block and head the weighted values, then the largest score and the sum of weights.
     partials = kernel.scratch("partials", ("B", ["ceildiv", "T", BLOCK], heads.num_heads, head_dim + 2), "float32", write=True)
-    arguments.add_new_heads()
+    arguments.prepare_queries()
     with kernel.tasks("task", ["ceildiv", "T", BLOCK], "S", heads.num_kv_heads) as task:
         rest, kv_head = kernel.split(task, heads.num_kv_heads, ("rest", "kv_head"))
         block, row = kernel.split(rest, kernel.size("S"), ("block", "row"))
         first_head = kernel.let("first_head", kv_head * group)
-        keys = kernel.let("keys", minimum(arguments.new.positions[row] + 1 - block * BLOCK, BLOCK))
-        with kernel.when(keys > 0):
+        keys = arguments.in_block(arguments.visible(row, row), block)
+        with kernel.when(keys.start < keys.stop):
             block_keys = arguments.key_block(group)
             queries = [(row, first_head + i) for i in range(group)]
             for i in range(group):
-                block_keys.lengths[i] = keys
+                block_keys.lengths[i] = keys.stop
+                if block_keys.starts is not None:
+                    block_keys.starts[i] = keys.start
             block_keys.compute(queries, kv_head, arguments.page_indptr[row], block, keys)
             for i, (_, head) in enumerate(queries):
                 for start, lanes in pieces(head_dim, isa.lanes):
@@ -130,9 +82,113 @@ def attention_split(name: str, isa: Isa, heads: Heads) -> Kernel:
                 partials[row, block, head, head_dim + 1] = block_keys.total[i]
     with kernel.tasks("task", "S", heads.num_heads) as task:
         row, head = kernel.split(task, heads.num_heads, ("row", "head"))
-        running = Running(kernel, isa, heads, 1)
-        with kernel.loop("block", round_up_quotient(arguments.new.positions[row] + 1, BLOCK)) as block:
+        running = arguments.running([head])
+        with arguments.each_block(arguments.visible(row, row)) as block:
             kept = partials[row, block, head, head_dim], partials[row, block, head, head_dim + 1]
             running.merge(0, *kept, lambda start, lanes: partials[row, block, head, ramp(start, lanes)])
         arguments.store(running, 0, row, head)
     return kernel.finish()
+
+
+class Arguments:
+    """The arguments of an attention kernel, and the phases and phrases that all of its forms share."""
+
+    def __init__(
+        self, name: str, isa: Isa, heads: Heads, preparation: Preparation | None, scores: Scores, *, scalars: tuple[str, ...] = ()
+    ) -> None:
+        self.kernel = kernel = CpuKernelBuilder(name, scalars=scalars)
+        self.isa, self.heads, self._scores = isa, heads, scores
+        rows = ("S", heads.num_heads, heads.head_dim)
+        self._new = None if preparation is None else NewHeads(kernel, isa, heads, preparation)
+        self._given = kernel.buffer("q", rows, heads.activation) if self._new is None else None
+        self._positions = kernel.buffer("positions", ("S",), "int32") if self._new is None else self._new.positions
+        self._q = kernel.scratch("q", rows, "float32", write=True)
+        self._pages = Pages(kernel, heads, write=self._new is not None)
+        self.seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
+        self.page_indptr = kernel.buffer("page_indptr", (["add", "B", 1],), "int32")
+        self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
+        self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
+        self._y: Array = kernel.buffer("y", rows, heads.activation, write=True)
+
+    def prepare_queries(self) -> None:
+        """The first phase."""
+        kernel, heads, scale = self.kernel, self.heads, self._scores.scale
+        if self._new is not None:
+            self._new.process(self._pages, self._q, scale)
+            return
+        assert self._given is not None
+        with kernel.tasks("task", "S", heads.num_heads) as task:
+            row, head = kernel.split(task, heads.num_heads, ("row", "head"))
+            for start, lanes in pieces(heads.head_dim, self.isa.lanes):
+                here = row, head, ramp(start, lanes)
+                self._q[here] = cast(self._given[here], floats(lanes)) * number(scale, floats(lanes))
+
+    def sequence_of(self, row: Scalar) -> Scalar:
+        """The row's sequence: the number of sequences that end at or before it."""
+        sequence = self.kernel.local("sequence", 1, "int32", fill=0)
+        with self.kernel.loop("other", self.kernel.size("B")) as other:
+            sequence[0] = sequence[0] + select(self.seq_starts[other + 1] <= row, 1, 0)
+        return self.kernel.let("sequence", sequence[0])
+
+    def visible(self, row: Scalar, last_row: Scalar) -> Range:
+        """The keys of its sequence that a row sees; ``last_row`` is the last row of the sequence."""
+        kernel, scores = self.kernel, self._scores
+        position = kernel.let("position", self._positions[row])
+        stop = kernel.let("stop", position + 1 if scores.causal else self._positions[last_row] + 1)
+        if scores.window is None:
+            return Range(0, stop)
+        window = min(scores.window, LONGEST_WINDOW)
+        if not scores.causal:
+            stop = kernel.let("stop", minimum(stop, position + window))
+        return Range(kernel.let("start", maximum(position - (window - 1), 0)), stop)
+
+    @contextmanager
+    def each_block(self, keys: Range) -> Iterator[Scalar]:
+        """The blocks that hold ``keys``; a block outside a window is skipped."""
+        start = keys.start_in(BLOCK)
+        with self.kernel.loop("block", round_up_quotient(keys.stop, BLOCK) - start) as block:
+            yield start + block
+
+    def in_block(self, keys: Range, block: Scalar) -> Range:
+        """``keys`` relative to a block, without those before and after it; with none, its stop is not above its start."""
+        kernel, first = self.kernel, block * BLOCK
+        start = 0 if isinstance(keys.start, int) else kernel.let("start", maximum(keys.start - first, 0))
+        return Range(start, kernel.let("stop", minimum(keys.stop - first, BLOCK)))
+
+    def key_block(self, count: int) -> KeyBlock:
+        return KeyBlock(self.kernel, self.isa, self.heads, self._scores, self._pages, self._q, self._page_ids, count)
+
+    def running(self, query_heads: list[Scalar]) -> Running:
+        """The state of a query of each of these heads, before all blocks."""
+        sinks = [] if self._sinks is None else [self._sinks[head] for head in query_heads]
+        return Running(self.kernel, self.isa, self.heads, len(query_heads), sinks)
+
+    def store(self, running: Running, i: int, row: Scalar, head: Scalar) -> None:
+        for start, lanes in pieces(self.heads.head_dim, self.isa.lanes):
+            self._y[row, head, ramp(start, lanes)] = cast(running.result(i, start, lanes), of(self.heads.activation, lanes))
+
+
+def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scalar, sequence: Scalar) -> None:
+    """The query heads of a kv head for neighbouring rows of one sequence; only rows before ``stop`` are stored."""
+    kernel, group = arguments.kernel, arguments.heads.group
+    first_page = kernel.let("first_page", arguments.page_indptr[sequence])
+    first_head = kernel.let("first_head", kv_head * group)
+    queries = [(each, first_head + i) for each in rows for i in range(group)]
+    visible = [arguments.visible(each, arguments.seq_starts[sequence + 1] - 1) for each in rows]
+    # Positions ascend, so the first row sees the first key and the last row the last one.
+    keys = Range(visible[0].start, visible[-1].stop)
+    block_keys = arguments.key_block(len(queries))
+    running = arguments.running([head for _, head in queries])
+    with arguments.each_block(keys) as block:
+        # Of the last block earlier rows see fewer keys, or none: such a block does not change their state.
+        for i in range(len(queries)):
+            mine = visible[i // group]
+            block_keys.lengths[i] = minimum(mine.stop - block * BLOCK, BLOCK)
+            if block_keys.starts is not None:
+                block_keys.starts[i] = mine.start - block * BLOCK
+        block_keys.compute(queries, kv_head, first_page, block, arguments.in_block(keys, block))
+        with kernel.loop("query", len(queries)) as i, kernel.when(block_keys.sees(i)):
+            running.merge(i, block_keys.largest[i], block_keys.total[i], block_keys.sums_of(i))
+    for i, (each, head) in enumerate(queries):
+        with kernel.when(rows[0] + i // group < stop if len(rows) > 1 else True):
+            arguments.store(running, i, each, head)

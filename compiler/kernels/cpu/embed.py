@@ -6,17 +6,17 @@ One task: one row. A part of a split table writes only the rows that it holds.
 from __future__ import annotations
 
 from ...quant.base import GROUP
-from ..builder import Kernel, all_of, maximum
+from ..builder import Kernel, Scalar, all_of, maximum
 from ..packed import WeightFormat
 from .builder import CpuKernelBuilder, Isa, pieces, ramp
-from .math import take_lanes
+from .math import like, take_lanes
 from .packed import PackedRows
 
 
-def embed(name: str, isa: Isa, rows: int, columns: int, fmt: WeightFormat, first_row: int, *, split: bool) -> Kernel:
-    """``split``: the table is a part, and token ids outside of it are left to the other parts."""
+def embed(name: str, *, isa: Isa, rows: int, columns: int, weight: WeightFormat, first_row: int | None, scale: float) -> Kernel:
+    """``first_row`` None: the table has all rows that token ids name. Else it is a part, which leaves other rows to the other parts."""
     kernel = CpuKernelBuilder(name)
-    table = PackedRows(kernel, "table", rows, columns, fmt, isa.lanes)
+    table = PackedRows(kernel, "table", rows, columns, weight, isa.lanes)
     token_ids = kernel.buffer("token_ids", ("S",), "int32")
     sampled = kernel.buffer("sampled", ("N",), "int32")
     y = kernel.buffer("y", ("S", columns), "float32", write=True)
@@ -26,15 +26,19 @@ def embed(name: str, isa: Isa, rows: int, columns: int, fmt: WeightFormat, first
         source[0] = token_id
         with kernel.when(token_id < 0):
             source[0] = sampled[maximum(-1 - token_id, 0)]
-        table_row = kernel.let("table_row", source[0] - first_row)
-        with kernel.when(all_of(table_row >= 0, table_row < rows) if split else True):
+        table_row = kernel.let("table_row", source[0] - (first_row or 0))
+        with kernel.when(all_of(table_row >= 0, table_row < rows) if first_row is not None else True):
             with kernel.loop("group", columns // GROUP) as group:
-                for place, weights in enumerate(table.group(table_row, group)):
+                for place, weights in enumerate(scaled(table.group(table_row, group), scale)):
                     y[row, ramp(group * GROUP + place * isa.lanes, isa.lanes)] = weights
             if columns % GROUP:
                 last = columns // GROUP
-                for place, weights in enumerate(table.group(table_row, last)):
+                for place, weights in enumerate(scaled(table.group(table_row, last), scale)):
                     first = place * isa.lanes
                     for start, lanes in pieces(min(isa.lanes, columns % GROUP - first), isa.lanes):
                         y[row, ramp(last * GROUP + first + start, lanes)] = take_lanes(weights, range(start, start + lanes))
     return kernel.finish()
+
+
+def scaled(vectors: list[Scalar], scale: float) -> list[Scalar]:
+    return vectors if scale == 1 else [each * like(each, scale) for each in vectors]

@@ -30,10 +30,6 @@ class RowLayout:
     as_bytes: bool
 
     @property
-    def name(self) -> str:
-        return "_int8" * (self.bits == 8) + "_bytes" * self.as_bytes
-
-    @property
     def parts(self) -> int:
         """How many words of activations meet an operand: one, or a high and a low one."""
         return 2 if self.as_bytes and self.bits == 16 else 1

@@ -1,35 +1,55 @@
-"""One block of keys of an attention: the part that decoding and prefill share, so that both compute the same to the last bit.
+"""One block of keys of an attention: the part that decoding and prefill share, so that both compute the same bits.
 
-Keys of a sequence are taken in blocks of BLOCK from its first on. Of a block and a query there are scores, each one chain of products
-over the head's elements; their largest; weights exp(score - largest); the sum of weights, a vector over the keys; and the weighted
-values, one chain over the keys. Blocks are then merged in their order (Milakov & Gimelshein 2018). Keys that a query may not see weigh 0
-in all of this, which changes no sum.
+The keys of a sequence form blocks of BLOCK, counted from position 0. A block gives each query its scores, each one chain of products over
+the head's elements; the largest score; the weights exp(score - largest); the sum of weights, a vector over the keys; and the weighted
+values, one chain over the keys. Blocks are then merged in their order (Milakov & Gimelshein 2018). A key that a query does not see weighs
+0, which changes no sum, and a block of which it sees no key is not merged. Keys before the first one that any query sees are not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ..builder import Array, Scalar, maximum, minimum, number, select, splat
-from ..pages import LOWEST, Heads
+from ..builder import Array, Scalar, maximum, minimum, number, select, splat, truncated_quotient
+from ..heads import Heads, Scores
 from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, round_up_quotient, wide
-from .math import exp, fused, largest_of_lanes, sum_of_lanes
+from .math import exp, fused, largest_of_lanes, like, sum_of_lanes, tanh
 from .pages import Pages
+from .rows import LANES
 
 # Keys of a block, a multiple of the page.
 BLOCK = 256
 LINE_BYTES = 64
+# Stands for minus infinity: exp(LOWEST - x) is 0 for every x that a score can have.
+LOWEST = -3.0e38
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Keys [start, stop) of a block. ``start`` is the number 0 if there is no window."""
+
+    start: Scalar | int
+    stop: Scalar
+
+    def start_in(self, size: int) -> Scalar | int:
+        """The index of the piece of ``size`` keys that holds the first one."""
+        return 0 if isinstance(self.start, int) else truncated_quotient(self.start, size)
 
 
 class KeyBlock:
     """Scores and weighted values of ``count`` queries with a block's keys.
 
-    ``lengths`` (count,), to be set before `compute`, is how many of the block's keys each query sees. It leaves ``largest`` and ``total``
-    (count,), and ``sums`` (count, D).
+    Before `compute`, set which of the block's keys each query sees: those before ``lengths`` (count,), and with a window those from
+    ``starts`` (count,) on; neither needs to lie within the block. `compute` leaves ``largest`` and ``total`` (count,), and ``sums``
+    (count, D).
     """
 
-    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, pages: Pages, q: Array, page_ids: Array, count: int) -> None:
-        self._kernel, self._isa, self._heads, self._pages, self._q, self._page_ids = kernel, isa, heads, pages, q, page_ids
+    def __init__(
+        self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, scores: Scores, pages: Pages, q: Array, page_ids: Array, count: int
+    ) -> None:
+        self._kernel, self._isa, self._heads, self._softcap = kernel, isa, heads, scores.softcap
+        self._pages, self._q, self._page_ids = pages, q, page_ids
         self.count = count
         # A page's keys or values of one head are a piece of 2 or 4 KB, which ends before the processor has seen where it leads; so the next
         # ones are asked for. Over 8,192 keys 8-bit pages took 0.84 ms a layer with this and 1.6 without, float16 1.2 and 1.6; float32
@@ -37,17 +57,22 @@ class KeyBlock:
         self._asks_ahead = heads.kv == "q8" or heads.activation == "float16"
         self._lanes = min(isa.lanes, heads.page_size)
         self.lengths = kernel.local("lengths", count, "int32")
+        self.starts = kernel.local("starts", count, "int32") if scores.window is not None else None
         self._scores = kernel.local("scores", count * BLOCK, "float32")
         self.sums = kernel.local("sums", count * heads.head_dim, "float32")
         self.largest = kernel.local("largest", count, "float32")
         self.total = kernel.local("total", count, "float32")
 
-    def compute(self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Scalar) -> None:
-        """``queries`` give (row, head) of each in scratch "q"; ``keys`` is the largest of ``lengths``, at least 1."""
+    def compute(self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
+        """``queries`` give the (row, head) of each in scratch "q"; ``keys`` are all that any query sees, at least one."""
         self._score(queries, kv_head, first_page, block, keys)
         with self._kernel.loop("query", self.count) as query:
             self._weigh(query, keys)
         self._add_values(kv_head, first_page, block, keys)
+
+    def sees(self, i: Scalar) -> Scalar | bool:
+        """Whether a query sees any of the block's keys; with no window, `Running.merge` needs no condition."""
+        return True if self.starts is None else self.starts[i] < self.lengths[i]
 
     def sums_of(self, i: Scalar) -> Callable[[int, int], Scalar]:
         """Vectors of a query's weighted values, by start and lanes."""
@@ -56,14 +81,15 @@ class KeyBlock:
     def _page(self, first_page: Scalar, block: Scalar, index: Scalar) -> Scalar:
         return self._kernel.let("page", self._page_ids[first_page + block * (BLOCK // self._heads.page_size) + index])
 
-    def _score(self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Scalar) -> None:
+    def _score(self, queries: list[tuple[Scalar, Scalar]], kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
         kernel, heads, lanes, page_size = self._kernel, self._heads, self._lanes, self._heads.page_size
         parts = page_size // lanes
         at_once = max(1, min(4, self._chains() // parts))
-        num_pages = kernel.let("num_pages", round_up_quotient(keys, page_size))
-        with kernel.loop("pages", round_up_quotient(num_pages, at_once)) as some:
-            # Pages beyond the last are copies of it; nobody looks at their scores.
-            indices = [kernel.let("index", some * at_once + i) for i in range(at_once)]
+        num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))
+        start = keys.start_in(page_size)
+        with kernel.loop("pages", round_up_quotient(num_pages - start, at_once)) as some:
+            # Indices beyond the last page repeat it, and their scores are not stored.
+            indices = [kernel.let("index", start + some * at_once + i) for i in range(at_once)]
             pages = [self._page(first_page, block, minimum(index, num_pages - 1)) for index in indices]
             chains = kernel.local("chains", at_once * parts * self.count, f"float32x{lanes}", fill=0)
             following = [self._page(first_page, block, minimum(index + at_once, num_pages - 1)) for index in indices]
@@ -88,45 +114,57 @@ class KeyBlock:
                             score = chains[(p * parts + part) * self.count + i]
                             if self._pages.quantized:
                                 score = score * self._pages.scales(page, 0, kv_head, part * lanes, lanes)
+                            if self._softcap is not None:
+                                score = kernel.let("score", score / like(score, self._softcap))
+                                score = like(score, self._softcap) * tanh(score)
                             self._scores[ramp(i * BLOCK + indices[p] * page_size + part * lanes, lanes)] = score
 
     def _chains(self) -> int:
         """Vectors of sums that registers hold for each query, beside a vector for each query's factor and what is loaded."""
         return max(1, (self._isa.registers - self.count - 2) // self.count)
 
-    def _weigh(self, i: Scalar, keys: Scalar) -> None:
+    def _weigh(self, i: Scalar, keys: Range) -> None:
         """Turn the scores of a query into weights."""
-        kernel, lanes = self._kernel, self._lanes
-        vectors = kernel.let("vectors", round_up_quotient(keys, lanes))
+        kernel, lanes = self._kernel, min(LANES, self._heads.page_size)
+        start = keys.start_in(lanes)
+        vectors = kernel.let("vectors", round_up_quotient(keys.stop, lanes) - start)
         largest = kernel.local("largest_lanes", 1, f"float32x{lanes}", fill=LOWEST)
         with kernel.loop("part", vectors) as part:
-            index = ramp(i * BLOCK + part * lanes, lanes)
-            seen = ramp(part * lanes, lanes) < splat(self.lengths[i], lanes)
+            first = (start + part) * lanes
+            seen = ramp(first, lanes) < splat(self.lengths[i], lanes)
+            if self.starts is not None:
+                seen = seen & (ramp(first, lanes) >= splat(self.starts[i], lanes))
+            index = ramp(i * BLOCK + first, lanes)
             score = kernel.let("score", select(seen, self._scores[index], number(LOWEST, f"float32x{lanes}")))
             self._scores[index] = score
             largest[0] = maximum(largest[0], score)
         self.largest[i] = largest_of_lanes(largest[0])
         total = kernel.local("total_lanes", 1, f"float32x{lanes}", fill=0)
         with kernel.loop("part", vectors) as part:
-            index = ramp(i * BLOCK + part * lanes, lanes)
+            index = ramp(i * BLOCK + (start + part) * lanes, lanes)
             weight = kernel.let("weight", exp(self._scores[index] - splat(self.largest[i], lanes)))
             self._scores[index] = weight
             total[0] = total[0] + weight
         self.total[i] = sum_of_lanes(total[0])
 
-    def _add_values(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Scalar) -> None:
+    def _add_values(self, kv_head: Scalar, first_page: Scalar, block: Scalar, keys: Range) -> None:
         """sums = weights @ values, as many elements of all queries at a time as registers hold."""
         kernel, heads, page_size = self._kernel, self._heads, self._heads.page_size
         vectors = pieces(heads.head_dim, self._isa.lanes)
         at_once = self._chains()
+        start_page = keys.start_in(page_size)
         for first in range(0, len(vectors), at_once):
             some = vectors[first : first + at_once]
             sums = [kernel.local("sum", self.count, floats(lanes), fill=0) for _, lanes in some]
-            num_pages = kernel.let("num_pages", round_up_quotient(keys, page_size))
-            with kernel.loop("page_index", num_pages) as page_index:
+            num_pages = kernel.let("num_pages", round_up_quotient(keys.stop, page_size))
+            with kernel.loop("page_offset", num_pages - start_page) as page_offset:
+                page_index = start_page + page_offset
                 page = self._page(first_page, block, page_index)
                 next_page = self._page(first_page, block, minimum(page_index + 1, num_pages - 1))
-                with kernel.loop("place", minimum(keys - page_index * page_size, page_size)) as place:
+                stop = minimum(keys.stop - page_index * page_size, page_size)
+                start = 0 if self.starts is None else kernel.let("start", maximum(keys.start - page_index * page_size, 0))
+                with kernel.loop("offset", stop - start) as offset:
+                    place = start + offset
                     if self._asks_ahead and not self._pages.quantized:
                         for start in range(0, heads.head_dim, LINE_BYTES // 2):
                             self._pages.prefetch(next_page, 1, kv_head, place * heads.head_dim + start)
@@ -145,9 +183,12 @@ class KeyBlock:
 
 
 class Running:
-    """What is kept of each query over the blocks so far: the largest score, the sum of weights, the weighted values."""
+    """The state of each query after some blocks: the largest score, the sum of weights, the weighted values.
 
-    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, count: int) -> None:
+    ``sinks`` are scores of a key without a value, one for each query.
+    """
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, count: int, sinks: Sequence[Scalar] = ()) -> None:
         self._kernel, self._isa, self._heads = kernel, isa, heads
         self._largest = kernel.local("running_largest", count, "float32", fill=LOWEST)
         self._total = kernel.local("running_total", count, "float32", fill=0)
@@ -155,9 +196,12 @@ class Running:
         with kernel.loop("query", count) as i:
             for start, lanes in pieces(heads.head_dim, isa.lanes):
                 self._sums[ramp(i * heads.head_dim + start, lanes)] = number(0, floats(lanes))
+        for place, sink in enumerate(sinks):
+            self._largest[place] = sink
+            self._total[place] = number(1, "float32")
 
     def merge(self, i: Scalar, largest: Scalar, total: Scalar, sums: Callable[[int, int], Scalar]) -> None:
-        """Take in the next block; ``sums`` gives a vector of its weighted values by start and lanes."""
+        """Add the next block; ``sums`` gives a vector of its weighted values by start and lanes."""
         kernel, head_dim = self._kernel, self._heads.head_dim
         above = kernel.let("above", maximum(self._largest[i], largest))
         before, new = kernel.let("before", exp(self._largest[i] - above)), kernel.let("new", exp(largest - above))

@@ -10,10 +10,11 @@ the same whatever ``tokens`` is and whatever the other rows hold.
 from __future__ import annotations
 
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, Kernel, Scalar, cast, minimum, number
+from ..builder import Array, Kernel, Scalar, cast, minimum
 from ..projection import Projection
+from .activations import gated
 from .builder import CpuKernelBuilder, Isa, pieces, ramp, round_up_quotient
-from .math import exp, lanes_of, take_lanes
+from .math import lanes_of, take_lanes
 from .rows import each_vector
 from .tile_dots import FloatDots, IntegerDots
 
@@ -21,11 +22,10 @@ from .tile_dots import FloatDots, IntegerDots
 ROWS_BYTES = 256 << 10
 
 
-def linear_tiles(name: str, isa: Isa, facts: Projection, tokens: int, bits: int = 16) -> Kernel:
-    """Right for every batch; ``tokens`` 1 is for a single row. ``bits`` of the integers that meet quantized weights."""
+def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: int | None) -> Kernel:
+    """Right for every batch; ``tokens`` 1 is for a single row. ``bits`` of the activations' codes; None if weights are floats."""
     kernel = CpuKernelBuilder(name)
-    quantized = facts.weight.scale_dtype
-    dots = IntegerDots(kernel, isa, facts, tokens, bits) if quantized else FloatDots(kernel, isa, facts, tokens)
+    dots = FloatDots(kernel, isa, facts, tokens) if bits is None else IntegerDots(kernel, isa, facts, tokens, bits)
     result = Result(kernel, facts)
     batch = kernel.size(facts.batch)
     tiles = -(-result.outputs // TILE_ROWS)
@@ -113,8 +113,9 @@ class Result:
         if facts.gated:
             gate, up = sums
             if self._bias is not None:
-                gate, up = gate + self._bias[ramp(output, lanes)], up + self._bias[ramp(output + facts.outputs, lanes)]
-            value = gate / (number(1, str(gate.ty)) + exp(-gate)) * up
+                gate = self._kernel.let("gate", gate + self._bias[ramp(output, lanes)])
+                up = up + self._bias[ramp(output + facts.outputs, lanes)]
+            value = gated(facts.activation, gate, up)
         else:
             (value,) = sums
             if self._bias is not None:

@@ -1,6 +1,6 @@
-"""Arithmetic on float32 scalars and vectors that is the same on every CPU and in every loop: fused products, exp and log as polynomials.
+"""Arithmetic on float32 scalars and vectors that gives the same bits on every CPU and in every loop.
 
-LLVM neither reorders float sums by itself nor makes vectors of calls to exp; so these say exactly what is computed.
+LLVM does not reorder float sums on its own, and it does not vectorize calls to exp. So exp, log, tanh and erf are polynomials here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 
 from tvm import tirx
 
-from ..builder import Scalar, cast, lane_of, maximum, minimum, number, reinterpret, select
+from ..builder import Scalar, cast, lane_of, magnitude, maximum, minimum, number, reinterpret, select
 
 # Below this exp is taken to be 0; it is the logarithm of the smallest normal float32.
 LOWEST_EXPONENT = -87.3
@@ -21,6 +21,14 @@ LN2_LOW = math.log(2) - LN2_HIGH
 EXP_TERMS = 7
 # Of 2 atanh(s), s at most 0.172: the rest is below 1e-9.
 LOG_TERMS = 5
+# tanh(x) / x - 1 as a polynomial of x^2 without a constant term, for x below TANH_SMALL; highest power first. Cephes' tanhf.
+TANH_SMALL = 0.625
+TANH_TERMS = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
+# erf(x) / x - 1 as a polynomial of x^2 up to ERF_SMALL, and log(1 - erf(x)) / x + 1 as one of x above it; highest power first. Minimax
+# fits of N. Juffa's erff.
+ERF_SMALL = 0.927734375
+ERF_SMALL_TERMS = (-5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1, -3.76125336e-1, 1.28379166e-1)
+ERF_LARGE_TERMS = (-1.72853470e-5, 3.83197126e-4, -3.88396438e-3, 2.42546219e-2, -1.06777877e-1, -6.34846687e-1, -1.28717512e-1)
 
 
 def fused(a: Scalar, b: Scalar, c: Scalar) -> Scalar:
@@ -69,6 +77,35 @@ def log(x: Scalar) -> Scalar:
         series = fused(series, square, like(x, 2 / (2 * term + 1)))
     powers = cast(exponent, str(x.ty))
     return fused(powers, like(x, LN2_HIGH), fused(powers, like(x, LN2_LOW), s * series))
+
+
+def tanh(x: Scalar) -> Scalar:
+    """The hyperbolic tangent, within 2e-7 of its magnitude. It never overflows, and NaN stays NaN."""
+    size, square = magnitude(x), x * x
+    small = fused(polynomial(square, TANH_TERMS) * square, x, x)
+    large = like(x, 1) - like(x, 2) / (exp(size + size) + like(x, 1))
+    return select(size >= like(x, TANH_SMALL), with_sign_of(x, large), small)
+
+
+def erf(x: Scalar) -> Scalar:
+    """The error function, within 1e-7 of its magnitude. It never overflows, and NaN stays NaN."""
+    size = magnitude(x)
+    small = fused(polynomial(x * x, ERF_SMALL_TERMS), x, x)
+    large = like(x, 1) - exp(fused(polynomial(size, ERF_LARGE_TERMS), size, -size))
+    return select(size >= like(x, ERF_SMALL), with_sign_of(x, large), small)
+
+
+def polynomial(x: Scalar, terms: tuple[float, ...]) -> Scalar:
+    """The sum of terms[i] * x^(len(terms) - 1 - i), by Horner's rule."""
+    result = like(x, terms[0])
+    for term in terms[1:]:
+        result = fused(result, x, like(x, term))
+    return result
+
+
+def with_sign_of(x: Scalar, size: Scalar) -> Scalar:
+    """``size``, which is not negative, with the sign of ``x``."""
+    return select(x < like(x, 0), -size, size)
 
 
 def integers_like(x: Scalar) -> str:

@@ -1,63 +1,64 @@
-"""The heads of new tokens, from the joint q/k/v projection: q and k normed where the model norms them, and rotated.
+"""The heads of new tokens on their way to attention: q and k normed and rotated as the step says, k and v stored in their pages.
 
-The projection's heads are H of q, then K of k, then K of v. One task: one head of one row. Queries go to scratch, divided by sqrt(D); keys
-and values to their pages.
+`NewHeads` is the first phase of rope_attention; the templates rope_append and append_kv do the same on their own.
 """
 
 from __future__ import annotations
 
-import math
-
-from ..builder import Array, Scalar, all_of, cast, magnitude, maximum, number
-from ..pages import Heads
-from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, wide
-from .math import fused, join, largest_of_lanes, rounded
-from .pages import Pages, code_factor
+from ..builder import Array, Kernel, Scalar, all_of, cast, number
+from ..heads import Heads, Preparation
+from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
+from .pages import Pages
+from .rotation import Rotation
 from .rows import rms_factor
 
 
 class NewHeads:
-    """The arguments "qkv", "table", "positions", "slots" and "qk_norm" (q's weights above k's) of a kernel, and scratch "q"."""
+    """The arguments "qkv", "table", "positions", "slots" and "qk_norm" of a kernel; "table" and "qk_norm" only if the step has them.
 
-    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads) -> None:
-        self._kernel, self._isa, self._heads = kernel, isa, heads
+    qkv (S, H + 2 K, D) holds the heads of q, then those of k, then those of v; qk_norm (2, D) the weights of q, then those of k.
+    """
+
+    def __init__(self, kernel: CpuKernelBuilder, isa: Isa, heads: Heads, preparation: Preparation) -> None:
+        self._kernel, self._isa, self._heads, self._preparation = kernel, isa, heads, preparation
         self._qkv = kernel.buffer("qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation)
-        self._table = kernel.buffer("table", (heads.positions, heads.head_dim), "float32")
-        self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if heads.norm_eps is not None else None
+        rotated = preparation.rotary_dim > 0
+        self._rotation = Rotation(kernel, isa, preparation.positions, preparation.rotary_dim) if rotated else None
+        self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if preparation.norm_eps is not None else None
         self.positions = kernel.buffer("positions", ("S",), "int32")
         self._slots = kernel.buffer("slots", ("S",), "int32")
-        self.q = kernel.scratch("q", ("S", heads.num_heads, heads.head_dim), "float32", write=True)
 
-    def process(self, pages: Pages, task: Scalar) -> None:
-        """Task number ``task`` of S * (H + 2 K)."""
+    def process(self, pages: Pages, q: Array, scale: float | None) -> None:
+        """Tasks of one head of one row each: set q (S, H, D), multiplied by ``scale`` if it is given, and append k and v to the pages."""
         heads, kernel = self._heads, self._kernel
-        all_heads = heads.num_heads + 2 * heads.num_kv_heads
-        row, head = kernel.split(task, all_heads, ("row", "head"))
-        page, place = kernel.split(self._slots[row], heads.page_size, ("page", "place"))
-        values_start = heads.num_heads + heads.num_kv_heads
-        turned = kernel.local("turned", heads.head_dim, "float32")
-        with kernel.when(head < heads.num_heads):
-            self._turn(row, head, 0, turned)
-            for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                scale = number(1 / math.sqrt(heads.head_dim), floats(lanes))
-                self.q[row, head, ramp(start, lanes)] = turned[ramp(start, lanes)] * scale
-        with kernel.when(all_of(head >= heads.num_heads, head < values_start)):
-            self._turn(row, head, 1, turned)
-            self._append(pages, page, 0, head - heads.num_heads, place, turned)
-        with kernel.when(head >= values_start):
-            for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                turned[ramp(start, lanes)] = self._load(row, head, start, lanes)
-            self._append(pages, page, 1, head - values_start, place, turned)
+        with kernel.tasks("task", "S", heads.num_heads + 2 * heads.num_kv_heads) as task:
+            row, head = kernel.split(task, heads.num_heads + 2 * heads.num_kv_heads, ("row", "head"))
+            page, place = kernel.split(self._slots[row], heads.page_size, ("page", "place"))
+            values_start = heads.num_heads + heads.num_kv_heads
+            prepared = kernel.local("prepared", heads.head_dim, "float32")
+            with kernel.when(head < heads.num_heads):
+                self._prepare(row, head, 0, prepared)
+                for start, lanes in pieces(heads.head_dim, self._isa.lanes):
+                    value = prepared[ramp(start, lanes)]
+                    value = value if scale is None else value * number(scale, floats(lanes))
+                    q[row, head, ramp(start, lanes)] = cast(value, of(str(q.buffer.dtype), lanes))
+            with kernel.when(all_of(head >= heads.num_heads, head < values_start)):
+                self._prepare(row, head, 1, prepared)
+                pages.append(self._isa, page, 0, head - heads.num_heads, place, prepared)
+            with kernel.when(head >= values_start):
+                for start, lanes in pieces(heads.head_dim, self._isa.lanes):
+                    prepared[ramp(start, lanes)] = self._load(row, head, start, lanes)
+                pages.append(self._isa, page, 1, head - values_start, place, prepared)
 
     def _load(self, row: Scalar, head: Scalar, start: Scalar, lanes: int) -> Scalar:
         return cast(self._qkv[row, head, ramp(start, lanes)], floats(lanes))
 
-    def _turn(self, row: Scalar, head: Scalar, norm_row: int, turned: Array) -> None:
-        """Norm and rotate one head into ``turned``."""
-        heads, kernel, half = self._heads, self._kernel, self._heads.head_dim // 2
+    def _prepare(self, row: Scalar, head: Scalar, norm_row: int, prepared: Array) -> None:
+        """Norm and rotate one head into ``prepared``."""
+        head_dim, eps = self._heads.head_dim, self._preparation.norm_eps
         factor = None
-        if heads.norm_eps is not None:
-            factor = rms_factor(kernel, self._isa, lambda start, lanes: self._load(row, head, start, lanes), heads.head_dim, heads.norm_eps)
+        if eps is not None:
+            factor = rms_factor(self._kernel, lambda start, lanes: self._load(row, head, start, lanes), head_dim, eps)
 
         def normed(start: int, lanes: int) -> Scalar:
             x = self._load(row, head, start, lanes)
@@ -65,32 +66,38 @@ class NewHeads:
                 return x
             return x * wide(factor, lanes) * self._norm[norm_row, ramp(start, lanes)]
 
-        position = kernel.let("position", self.positions[row])
-        for start, lanes in pieces(half, self._isa.lanes):
-            cosine, sine = self._angles(position, start, lanes)
-            low, high = kernel.let("low", normed(start, lanes)), kernel.let("high", normed(half + start, lanes))
-            turned[ramp(start, lanes)] = fused(low, cosine, -(high * sine))
-            turned[ramp(half + start, lanes)] = fused(high, cosine, low * sine)
+        def store(start: int, lanes: int, value: Scalar) -> None:
+            prepared[ramp(start, lanes)] = value
 
-    def _angles(self, position: Scalar, start: int, lanes: int) -> tuple[Scalar, Scalar]:
-        """Cosines and sines, which lie in turn."""
-        if lanes == 1:
-            return self._table[position, 2 * start], self._table[position, 2 * start + 1]
-        first, second = (self._table[position, ramp(2 * start + lanes * part, lanes)] for part in range(2))
-        cosines, sines = (join(first, second, lanes=list(range(odd, 2 * lanes, 2))) for odd in range(2))
-        return self._kernel.let("cosine", cosines), self._kernel.let("sine", sines)
+        rotated = self._preparation.rotary_dim
+        if self._rotation is not None:
+            self._rotation.apply(self._kernel.let("position", self.positions[row]), normed, store)
+        for start, lanes in pieces(head_dim - rotated, self._isa.lanes):
+            store(rotated + start, lanes, normed(rotated + start, lanes))
 
-    def _append(self, pages: Pages, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, turned: Array) -> None:
-        heads, kernel = self._heads, self._kernel
-        factor = None
-        if pages.quantized:
-            largest = kernel.local("largest", 1, "float32", fill=0)
-            for start, lanes in pieces(heads.head_dim, self._isa.lanes):
-                largest[0] = maximum(largest[0], largest_of_lanes(magnitude(turned[ramp(start, lanes)])))
-            factor = kernel.let("code_factor", code_factor(largest[0]))
-            pages.store_scale(page, plane, kv_head, place, largest[0])
-        with kernel.loop("element", heads.head_dim) as element:
-            value = turned[element]
-            if factor is not None:
-                value = rounded(value * factor)
-            pages.store(page, plane, kv_head, place, element, value)
+
+def rope_append(name: str, *, isa: Isa, heads: Heads, preparation: Preparation) -> Kernel:
+    """NewHeads on its own, with the result q (S, H, D). One task: one head of one row."""
+    kernel = CpuKernelBuilder(name)
+    new = NewHeads(kernel, isa, heads, preparation)
+    pages = Pages(kernel, heads, write=True)
+    q = kernel.buffer("q", ("S", heads.num_heads, heads.head_dim), heads.activation, write=True)
+    new.process(pages, q, None)
+    return kernel.finish()
+
+
+def append_kv(name: str, *, isa: Isa, heads: Heads) -> Kernel:
+    """k, v (S, K, D) into the pages of their slots (S,). One task: the key and the value of one kv head of one row."""
+    kernel = CpuKernelBuilder(name)
+    planes = [kernel.buffer(role, ("S", heads.num_kv_heads, heads.head_dim), heads.activation) for role in ("k", "v")]
+    slots = kernel.buffer("slots", ("S",), "int32")
+    pages = Pages(kernel, heads, write=True)
+    with kernel.tasks("task", "S", heads.num_kv_heads) as task:
+        row, kv_head = kernel.split(task, heads.num_kv_heads, ("row", "kv_head"))
+        page, place = kernel.split(slots[row], heads.page_size, ("page", "place"))
+        values = kernel.local("values", heads.head_dim, "float32")
+        for plane, x in enumerate(planes):
+            for start, lanes in pieces(heads.head_dim, isa.lanes):
+                values[ramp(start, lanes)] = cast(x[row, kv_head, ramp(start, lanes)], floats(lanes))
+            pages.append(isa, page, plane, kv_head, place, values)
+    return kernel.finish()

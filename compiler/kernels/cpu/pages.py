@@ -1,14 +1,15 @@
-"""KV pages as CPU kernels lay them out, in the places and the size that the plan's state gives them.
+"""KV pages as CPU kernels lay them out, within the memory that the plan's state gives to a page, plane and kv head.
 
-Of a page and kv head the keys are element by element, (D, page), so that a vector holds one element of neighbouring keys; the values are
-token by token, (page, D). Pages of 8-bit integers hold the codes in the same order, then the float32 scales of the page's tokens.
+Keys lie element by element, (D, page), so that a vector holds one element of neighbouring keys. Values lie token by token, (page, D). Pages
+of 8-bit integers hold the codes in the same order, then the float32 scales of the page's tokens.
 """
 
 from __future__ import annotations
 
-from ..builder import Scalar, cast, number, select
-from ..pages import Heads
-from .builder import CpuKernelBuilder, floats, of, ramp
+from ..builder import Array, Scalar, cast, magnitude, maximum, number, select
+from ..heads import Heads
+from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp
+from .math import largest_of_lanes, rounded
 
 
 class Pages:
@@ -44,18 +45,23 @@ class Pages:
         stored = self._kv[page, plane, kv_head, ramp(index, lanes)]
         return cast(cast(stored, of("int32", lanes)) if self.quantized else stored, floats(lanes))
 
-    def store(self, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, element: Scalar, value: Scalar) -> None:
-        """One element, float32; of quantized pages its code."""
-        size, page_size = self._heads.head_dim, self._heads.page_size
-        index = element * page_size + place if plane == 0 else place * size + element
-        self._kv[page, plane, kv_head, index] = cast(value, "int8" if self.quantized else self._heads.activation)
-
-    def store_scale(self, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, largest: Scalar) -> None:
-        """The scale of a token whose largest magnitude is given."""
-        index = self._heads.head_dim * self._heads.page_size // 4 + place
-        self._scales[page, plane, kv_head, index] = largest / number(127, "float32")
+    def append(self, isa: Isa, page: Scalar, plane: int, kv_head: Scalar, place: Scalar, row: Array) -> None:
+        """Store the key (plane 0) or value (plane 1) of one token and kv head, (D,) float32."""
+        heads, kernel = self._heads, self._kernel
+        factor = None
+        if self.quantized:
+            largest = kernel.local("largest", 1, "float32", fill=0)
+            for start, lanes in pieces(heads.head_dim, isa.lanes):
+                largest[0] = maximum(largest[0], largest_of_lanes(magnitude(row[ramp(start, lanes)])))
+            factor = kernel.let("code_factor", code_factor(largest[0]))
+            index = heads.head_dim * heads.page_size // 4 + place
+            self._scales[page, plane, kv_head, index] = largest[0] / number(127, "float32")
+        with kernel.loop("element", heads.head_dim) as element:
+            value = row[element] if factor is None else rounded(row[element] * factor)
+            index = element * heads.page_size + place if plane == 0 else place * heads.head_dim + element
+            self._kv[page, plane, kv_head, index] = cast(value, "int8" if self.quantized else heads.activation)
 
 
 def code_factor(largest: Scalar) -> Scalar:
-    """What to multiply elements with before they are rounded to codes."""
+    """The factor of elements before they are rounded to codes."""
     return select(largest > 0, number(127, "float32") / largest, number(0, "float32"))

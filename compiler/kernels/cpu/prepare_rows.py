@@ -15,42 +15,48 @@ One task: one row. All levels of instruction sets compute the same bits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import reduce
 
+from ...ir.expr import Expr
 from ...quant.base import GROUP
 from ..builder import Array, Kernel, Scalar, cast, maximum, number, reinterpret, select, splat, vector
-from ..projection import Projection
 from .builder import CpuKernelBuilder, Isa, of, pieces, ramp
 from .integer_dot import LOW_BITS, RowLayout
 from .math import intrinsic, join, rounded
-from .rows import each_vector, norm_row, rms_factor
+from .rows import LANES, each_vector, norm_row, rms_factor
 
 # Up to this many rows the calling thread prepares alone, which takes less time than to wake the others.
 ROWS_ALONE = 16
-# Elements of a vector, whatever the level has, so that all levels sum squares in the same order.
-LANES = 16
-WIDE = Isa("any", LANES, 0)
 # Columns of every four as pairs lie.
 PAIRS = (0, 2, 1, 3)
 
 
-def prepare_rows(name: str, isa: Isa, facts: Projection, layout: RowLayout) -> Kernel:  # noqa: ARG001
-    """``layout`` is that of the codes that quantized weights are multiplied by."""
+@dataclass(frozen=True, slots=True)
+class InputRows:
+    """What a projection's input is and becomes: x (batch, columns) of ``dtype``, normed if ``norm_eps`` is given.
+
+    ``layout`` is that of the codes that quantized weights multiply, whose code for 0 is ``zero``. None leaves the rows as floats.
+    """
+
+    batch: Expr
+    columns: int
+    dtype: str
+    norm_eps: float | None
+    layout: RowLayout | None = None
+    zero: int = 0
+
+
+def prepare_rows(name: str, *, isa: Isa, rows: InputRows) -> Kernel:  # noqa: ARG001
     kernel = CpuKernelBuilder(name)
-    x = kernel.buffer("x", (facts.batch, facts.columns), facts.x_dtype)
-    norm = kernel.buffer("norm", (facts.columns,), "float32") if facts.norm_eps is not None else None
-    rows = IntegerRows(kernel, facts, x, norm, layout) if facts.weight.scale_dtype else FloatRows(kernel, facts, x, norm)
-    with kernel.when(kernel.size(facts.batch) <= ROWS_ALONE), kernel.loop("row", kernel.size(facts.batch)) as row:
-        rows.prepare(row)
-    with kernel.when(kernel.size(facts.batch) > ROWS_ALONE), kernel.tasks("row", facts.batch) as row:
-        rows.prepare(row)
+    x = kernel.buffer("x", (rows.batch, rows.columns), rows.dtype)
+    norm = kernel.buffer("norm", (rows.columns,), "float32") if rows.norm_eps is not None else None
+    work = FloatRows(kernel, rows, x, norm) if rows.layout is None else IntegerRows(kernel, rows, rows.layout, x, norm)
+    with kernel.when(kernel.size(rows.batch) <= ROWS_ALONE), kernel.loop("row", kernel.size(rows.batch)) as row:
+        work.prepare(row)
+    with kernel.when(kernel.size(rows.batch) > ROWS_ALONE), kernel.tasks("row", rows.batch) as row:
+        work.prepare(row)
     return kernel.finish()
-
-
-def prepared_name(facts: Projection, layout: RowLayout) -> str:
-    """A name that all projections share whose input is prepared alike."""
-    kind = facts.weight.kind + layout.name if facts.weight.scale_dtype else "float"
-    return f"rows_{kind}_{facts.columns}_{str(facts.batch).lower()}" + ("_norm" if facts.norm_eps is not None else "") + f"_{facts.x_dtype}"
 
 
 def num_scales(columns: int, layout: RowLayout) -> int:
@@ -60,8 +66,8 @@ def num_scales(columns: int, layout: RowLayout) -> int:
 class IntegerRows:
     """Rows as codes and scales: codes are rounded to nearest, ties to even."""
 
-    def __init__(self, kernel: CpuKernelBuilder, facts: Projection, x: Array, norm: Array | None, layout: RowLayout) -> None:
-        self._kernel, self._facts, self._x, self._norm, self._layout = kernel, facts, x, norm, layout
+    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, layout: RowLayout, x: Array, norm: Array | None) -> None:
+        self._kernel, self._facts, self._layout, self._x, self._norm = kernel, facts, layout, x, norm
         groups = -(-facts.columns // GROUP)
         self._codes = kernel.scratch("codes", (facts.batch, groups + 1, layout.words), "float32", write=True)
         self._scales = kernel.scratch("scales", (facts.batch, num_scales(facts.columns, layout)), "float32", write=True)
@@ -71,7 +77,7 @@ class IntegerRows:
         kernel, facts, block = self._kernel, self._facts, GROUP * self._layout.scale_groups
         factor = None
         if facts.norm_eps is not None:
-            factor = rms_factor(kernel, WIDE, lambda start, lanes: self._load(row, start, lanes), facts.columns, facts.norm_eps)
+            factor = rms_factor(kernel, lambda start, lanes: self._load(row, start, lanes), facts.columns, facts.norm_eps)
         whole = facts.columns // block
         with kernel.loop("block", whole) as number_of:
             self._quantize(
@@ -113,7 +119,7 @@ class IntegerRows:
             group = block * self._layout.scale_groups + place
             (self._store_bytes if self._layout.as_bytes else self._store_pairs)(row, group, codes)
             total = intrinsic("int32", "vector.reduce.add", codes[0] + codes[1])
-            self._offsets[row, group] = reinterpret(total * -self._facts.weight.zero, "float32")
+            self._offsets[row, group] = reinterpret(total * -self._facts.zero, "float32")
 
     def _store_pairs(self, row: Scalar, group: Scalar, codes: list[Scalar]) -> None:
         order = [quad + column for quad in range(0, GROUP, 4) for column in PAIRS]
@@ -135,7 +141,7 @@ class IntegerRows:
 class FloatRows:
     """Rows as they are, or normed."""
 
-    def __init__(self, kernel: CpuKernelBuilder, facts: Projection, x: Array, norm: Array | None) -> None:
+    def __init__(self, kernel: CpuKernelBuilder, facts: InputRows, x: Array, norm: Array | None) -> None:
         self._kernel, self._facts, self._x, self._norm = kernel, facts, x, norm
         self._padded = -(-facts.columns // GROUP) * GROUP
         self._rows = kernel.scratch("x", (facts.batch, self._padded + LANES), "float32", write=True)
@@ -145,7 +151,7 @@ class FloatRows:
         for start, lanes in pieces(self._padded - facts.columns, LANES):
             self._rows[row, ramp(facts.columns + start, lanes)] = number(0, of("float32", lanes))
         if self._norm is not None and facts.norm_eps is not None:
-            norm_row(kernel, WIDE, self._x, row, self._norm, facts.columns, facts.norm_eps, self._rows)
+            norm_row(kernel, self._x, row, self._norm, facts.columns, facts.norm_eps, self._rows)
         else:
 
             def copy(start: Scalar, lanes: int) -> None:

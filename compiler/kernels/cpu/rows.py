@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...ir.expr import Expr
 from ..builder import Array, Kernel, KernelBuilder, Scalar, cast, number
-from .builder import CpuKernelBuilder, Isa, floats, pieces, ramp, wide
+from .builder import CpuKernelBuilder, Isa, floats, of, pieces, ramp, wide
 from .math import fused, square_root, sum_of_lanes
+
+# Lanes of a vector that adds up a row. It is the same at every level of instruction sets, so that all levels add in the same order.
+LANES = 16
 
 
 def each_vector(kernel: KernelBuilder, columns: int, lanes: int, body: Callable[[Scalar, int], None]) -> None:
@@ -18,56 +22,68 @@ def each_vector(kernel: KernelBuilder, columns: int, lanes: int, body: Callable[
         body(whole + start, rest)
 
 
-def rms_factor(kernel: KernelBuilder, isa: Isa, load: Callable[[Scalar, int], Scalar], columns: int, eps: float) -> Scalar:
-    """1 / rms of a row whose vectors ``load`` gives."""
-    sums = kernel.local("squares", 1, f"float32x{isa.lanes}", fill=0)
+def rms_factor(kernel: KernelBuilder, load: Callable[[Scalar, int], Scalar], columns: int, eps: float) -> Scalar:
+    """1 / rms of a row whose vectors ``load`` gives. Zhang & Sennrich 2019."""
+    sums = kernel.local("squares", 1, f"float32x{LANES}", fill=0)
     rest = kernel.local("squares_behind", 1, "float32", fill=0)
 
     def add(start: Scalar, lanes: int) -> None:
         x = kernel.let("x", load(start, lanes))
-        if lanes == isa.lanes:
+        if lanes == LANES:
             sums[0] = fused(x, x, sums[0])
         else:
             rest[0] = rest[0] + sum_of_lanes(x * x)
 
-    each_vector(kernel, columns, isa.lanes, add)
+    each_vector(kernel, columns, LANES, add)
     mean = (sum_of_lanes(sums[0]) + rest[0]) * number(1 / columns, "float32")
     return kernel.let("factor", number(1, "float32") / square_root(mean + number(eps, "float32")))
 
 
-def norm_row(kernel: KernelBuilder, isa: Isa, x: Array, row: Scalar, weight: Array, columns: int, eps: float, y: Array) -> None:
+def norm_row(kernel: KernelBuilder, x: Array, row: Scalar, weight: Array, columns: int, eps: float, y: Array) -> None:
     """y[row] = x[row] / rms(x[row]) * weight."""
 
     def load(start: Scalar, lanes: int) -> Scalar:
         return cast(x[row, ramp(start, lanes)], floats(lanes))
 
-    factor = rms_factor(kernel, isa, load, columns, eps)
+    factor = rms_factor(kernel, load, columns, eps)
 
     def store(start: Scalar, lanes: int) -> None:
-        y[row, ramp(start, lanes)] = load(start, lanes) * wide(factor, lanes) * weight[ramp(start, lanes)]
+        value = load(start, lanes) * wide(factor, lanes) * weight[ramp(start, lanes)]
+        y[row, ramp(start, lanes)] = cast(value, of(str(y.buffer.dtype), lanes))
 
-    each_vector(kernel, columns, isa.lanes, store)
+    each_vector(kernel, columns, LANES, store)
 
 
-def rms_norm(name: str, isa: Isa, columns: int, eps: float) -> Kernel:
-    """rms_norm where no projection reads the result. One task: one row."""
+def rms_norm(
+    name: str,
+    *,
+    isa: Isa,  # noqa: ARG001
+    batch: Expr,
+    groups: int,
+    columns: int,
+    eps: float,
+    x_dtype: str,
+    y_dtype: str,
+) -> Kernel:
+    """x (batch, groups * columns), weight (columns,) -> like x, each group of columns normed on its own. One task: one group of a row."""
     kernel = CpuKernelBuilder(name)
-    x = kernel.buffer("x", ("R", columns), "float32")
+    rows: Expr = batch if groups == 1 else ["mul", batch, groups]
+    x = kernel.buffer("x", (rows, columns), x_dtype)
     weight = kernel.buffer("weight", (columns,), "float32")
-    y = kernel.buffer("y", ("R", columns), "float32", write=True)
-    with kernel.tasks("row", "R") as row:
-        norm_row(kernel, isa, x, row, weight, columns, eps, y)
+    y = kernel.buffer("y", (rows, columns), y_dtype, write=True)
+    with kernel.tasks("row", rows) as row:
+        norm_row(kernel, x, row, weight, columns, eps, y)
     return kernel.finish()
 
 
-def take_rows(name: str, isa: Isa, columns: int) -> Kernel:
-    """The rows whose logits are wanted. One task: one row."""
+def take_rows(name: str, *, isa: Isa, rows: Expr, batch: Expr, columns: int) -> Kernel:
+    """x (rows, columns), rows (batch,) -> those rows of x. One task: one row."""
     kernel = CpuKernelBuilder(name)
-    x = kernel.buffer("x", ("S", columns), "float32")
-    rows = kernel.buffer("rows", ("R",), "int32")
-    y = kernel.buffer("y", ("R", columns), "float32", write=True)
-    with kernel.tasks("row", "R") as row:
-        source = kernel.let("source", rows[row])
+    x = kernel.buffer("x", (rows, columns), "float32")
+    indices = kernel.buffer("rows", (batch,), "int32")
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
+    with kernel.tasks("row", batch) as row:
+        source = kernel.let("source", indices[row])
 
         def copy(start: Scalar, lanes: int) -> None:
             y[row, ramp(start, lanes)] = x[source, ramp(start, lanes)]

@@ -30,7 +30,7 @@ PARTIALS = 4
 BLOCK = 128
 
 
-def sample(name: str, isa: Isa, columns: int) -> Kernel:
+def sample(name: str, *, isa: Isa, columns: int) -> Kernel:
     chunks = num_chunks(columns)
     kernel = CpuKernelBuilder(name)
     logits = kernel.buffer("logits", ("R", columns), "float32")

@@ -15,7 +15,8 @@ from ..projection import Projection
 from .builder import CpuKernelBuilder, Isa, of, ramp
 from .integer_dot import LOW_BITS, integer_dot, row_layout, zero_of
 from .math import fused
-from .prepare_rows import LANES, num_scales
+from .prepare_rows import num_scales
+from .rows import LANES
 
 # Groups of weights are asked for so long before they are used: memory takes as long to answer as these take to be computed.
 GROUPS_AHEAD = 16

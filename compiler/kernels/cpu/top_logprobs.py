@@ -13,7 +13,7 @@ from .logits import LOWEST, Columns, chunk_of, first_largest, merge_chunks, num_
 from .math import log
 
 
-def top_logprobs(name: str, isa: Isa, columns: int) -> Kernel:
+def top_logprobs(name: str, *, isa: Isa, columns: int) -> Kernel:
     chunks, lanes = num_chunks(columns), isa.lanes
     kernel = CpuKernelBuilder(name)
     logits = kernel.buffer("logits", ("R", columns), "float32")

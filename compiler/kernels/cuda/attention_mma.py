@@ -24,9 +24,7 @@ from ..builder import (
     maximum,
     minimum,
     number,
-    perform,
     place_of,
-    result_of,
     select,
     vector,
 )
@@ -34,7 +32,7 @@ from ..heads import Heads, Scores
 from ..new_heads import query_rows
 from ..pages import Pages
 from ..scores import LOWEST, capped, first_key, last_key
-from .rows16 import SHORT, pair
+from .functions import SHORT, copy_16_bytes, load_transposed, multiply_tiles, pair, quad_max, quad_sum, wait_for_copies
 
 ROWS = 64
 KEYS = 64
@@ -60,13 +58,13 @@ def attention_mma(name: str, *, heads: Heads, scores: Scores, q_in_scratch: bool
         phases.tiles.start(0, own.first_page, own.first_key, phases.length)
         with kernel.loop("tile", phases.count) as tile:
             start = kernel.let("tile_start", own.first_key + tile * KEYS)
-            perform("wait_for_copies")
+            wait_for_copies()
             # The keys have arrived, and no thread still reads the values before.
             kernel.barrier()
             phases.tiles.start(1, own.first_page, start, phases.length)
             phases.multiply_keys()
             phases.update_softmax(start)
-            perform("wait_for_copies")
+            wait_for_copies()
             kernel.barrier()
             with kernel.when(tile + 1 < phases.count):
                 phases.tiles.start(0, own.first_page, start + KEYS, phases.length)
@@ -104,7 +102,7 @@ class Tiles:
             present = start_key + row < length
             if self._pages is None:
                 source = place_of(self._kv, page, plane, self._kv_head, key % page_size, octet)
-                perform("copy_16_bytes", place_of(target, row, octet), source, select(present, 1, 0))
+                copy_16_bytes(place_of(target, row, octet), source, select(present, 1, 0))
                 continue
             quads = [
                 kernel.let("quad", self._pages.load(page, plane, self._kv_head, key % page_size, octet * 2 + half)) for half in range(2)
@@ -118,7 +116,6 @@ class MmaAttention:
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, *, q_in_scratch: bool) -> None:
         self.kernel, self.heads, self.facts = kernel, heads, scores
-        self.mma = f"mma_{SHORT[heads.activation]}"
         self.q = query_rows(kernel, heads, scratch=q_in_scratch)
         self.batch = BatchRows(kernel, heads, scores)
         self.tiles = Tiles(kernel, heads, self.batch)
@@ -189,7 +186,7 @@ class MmaAttention:
                     self.b[word] = lane_of(self.loaded[0], word)
                 for step in range(2):
                     query = place_of(self.queries, block * 8 + step * 4)
-                    perform(self.mma, place_of(self.scores, j * 4), query, place_of(self.b, step * 2))
+                    multiply_tiles(self.heads.activation, place_of(self.scores, j * 4), query, place_of(self.b, step * 2))
 
     def update_softmax(self, start_key: Scalar) -> None:
         """Turn scores into weights, and scale what has been added up to the largest score."""
@@ -201,7 +198,7 @@ class MmaAttention:
             self._mask(place, start_key + (j * 8 + right) + self.quarter * 2, below)
             self.best[below] = maximum(self.best[below], self.scores[place])
         for below in range(2):
-            self.best[below] = result_of("float32", "quad_max", self.best[below])
+            self.best[below] = quad_max(self.best[below])
             self.best[below] = maximum(self.best[below], self.largest[below])
             self.correction[below] = self._weight(self.largest[below], self.best[below])
             self.largest[below] = self.best[below]
@@ -225,14 +222,14 @@ class MmaAttention:
             for pair_of_tiles in range(self.heads.head_dim // 16):
                 row = k * 16 + self.lane % 16
                 place = place_of(self.tiles.values, row, pair_of_tiles * 2 + self.lane // 16)
-                perform("load_transposed", place_of(self.b, 0), place)
+                load_transposed(place_of(self.b, 0), place)
                 for n in range(2):
                     result = place_of(self.result, (pair_of_tiles * 2 + n) * 4)
-                    perform(self.mma, result, place_of(self.weights, k * 4), place_of(self.b, n * 2))
+                    multiply_tiles(self.heads.activation, result, place_of(self.weights, k * 4), place_of(self.b, n * 2))
 
     def store(self) -> None:
         for below, row in enumerate(self.rows):
-            self.total[below] = result_of("float32", "quad_sum", self.total[below])
+            self.total[below] = quad_sum(self.total[below])
             with self.kernel.when(self.first_row + row < self.end_row):
                 inverse = self.kernel.let("inverse", number(1, "float32") / self.total[below])
                 for n in range(self.heads.head_dim // 8):

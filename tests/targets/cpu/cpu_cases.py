@@ -1,142 +1,204 @@
-"""The cases of every CPU kernel template: the runs of WebGPU's, on fewer kernels, for vectors leave fewer edges than workgroups do.
-
-Every template meets every weight format, columns that fill groups of 32, vectors or neither, and each optional input on and off.
-"""
+"""The cases of every op but attention: widths of 1, 3 and one past a vector, each attribute, optional input and dtype, in pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import attention_cases as attention
-import kernel_cases as shared
-from cpu_pages import from_cpu, to_cpu
+import numpy as np
+import sampling_cases as shared
+from cpu_attention_cases import attention_cases
+from cpu_steps import Batch, StepCase
 from kernel_harness import Run
 
-from nearfar.compiler.ir.ops import Array
-from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
-from nearfar.compiler.kernels.cpu.attention import attention_split, attention_tile, rope_attention
-from nearfar.compiler.kernels.cpu.builder import Isa
-from nearfar.compiler.kernels.cpu.embed import embed
-from nearfar.compiler.kernels.cpu.integer_dot import RowLayout
-from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
-from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows
-from nearfar.compiler.kernels.cpu.rows import rms_norm, take_rows
-from nearfar.compiler.kernels.cpu.sample import sample
-from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
-from nearfar.compiler.kernels.pages import Heads
-from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.quant.layout import store_rows
-from nearfar.targets.cpu.levels import Level
+from nearfar.compiler.ir.ops.op import ACTIVATIONS
+from nearfar.compiler.ir.sampling import Settings
 
-# Sequences around the end of a block of 256 keys: decoding, and prompts that cross it within a tile.
-LONG_BATCHES = (((255, 1), (256, 1), (511, 1), (3, 1)), ((250, 12), (0, 5), (257, 3)))
-POSITIONS = 600
-# (columns, outputs, what the projection has), by the quantization.
-PROJECTIONS: tuple[tuple[str, int, int, dict[str, object]], ...] = (
-    ("q4f16", 72, 37, {"norm_eps": shared.EPS, "bias": True}),
-    ("q4f32", 70, 20, {"norm_eps": shared.EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
-    ("q8f16", 37, 16, {"gated": True, "bias": True}),
-    ("f16", 96, 35, {"gated": True, "norm_eps": shared.EPS, "offset": 8, "width": 50}),
-    ("f32", 37, 61, {"residual": True, "x_dtype": "float16"}),
-    ("q4f16", 1, 1, {"batch": "R", "y_dtype": "float16"}),
-)
+EPS = 1e-6
+ROWS = (1, 3, 19)
+NUM_ADAPTERS = 3
+Inputs = dict[str, tuple[Any, ...]]
+# A projection by its op, the quantization, (columns, outputs) of its weight, the dtypes of x and y, the optional inputs, its attributes
+# and the activation dtype.
+PROJECTIONS: tuple[tuple[str, str, int, int, str, str, tuple[str, ...], dict[str, Any], str], ...] = (
+    ("linear", "q4f16", 72, 37, "float32", "float32", ("norm", "bias"), {}, "float32"),
+    ("linear", "q4f32", 70, 20, "float32", "float32", ("norm", "bias", "residual", "into"), {"offset": 18, "columns": 47}, "float32"),
+    ("linear", "f16", 96, 33, "activation", "activation", ("bias", "into"), {"offset": 0, "columns": 50}, "float16"),
+    ("linear", "f32", 37, 61, "activation", "float32", ("residual", "norm"), {}, "float16"),
+    ("linear", "q8f16", 130, 17, "float32", "activation", ("residual",), {}, "float16"),
+    ("linear", "q4f16", 1, 1, "float32", "activation", (), {}, "float16"),
+    ("linear", "q8f16", 3, 3, "activation", "activation", ("norm",), {}, "int8"),
+    ("gated_linear", "q8f16", 37, 32, "float32", "float32", ("bias",), {"activation": "gelu"}, "float32"),
+    ("gated_linear", "f16", 96, 70, "float32", "float32", ("norm", "into"), {"offset": 8, "columns": 50}, "float32"),
+    ("gated_linear", "q4f32", 64, 64, "activation", "float32", ("norm", "bias"), {"activation": "gelu_tanh"}, "float16"),
+    ("gated_linear", "f32", 3, 34, "activation", "float32", ("bias", "into"), {"activation": "relu2", "columns": 20}, "float16"),
+    ("gated_linear", "q4f16", 33, 66, "float32", "float32", (), {"activation": "none"}, "int8"),
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CpuCase:
-    """``build`` makes the kernel, of the given name, ``before`` one that runs first. ``dtype``: that of operands which a kernel rounds."""
-
-    name: str
-    build: Callable[[str, Isa], Kernel]
-    runs: Callable[[], Sequence[Run]]
-    dtype: str | None = None
-    before: Callable[[str, Isa], Kernel] | None = None
-
-    def kernels(self, level: Level) -> tuple[Kernel, ...]:
-        last = self.build(f"{self.name}_{level.name}", level.isa)
-        return (last,) if self.before is None else (self.before(f"{self.name}_{level.name}_before", level.isa), last)
-
-
-def all_cases() -> Iterator[CpuCase]:
-    for quantization, columns, outputs, options in PROJECTIONS:
-        facts = Projection("S", columns, outputs, shared.FORMATS[quantization], "float32", "float32")
-        facts = replace(facts, **options)  # type: ignore[arg-type]
-        name = f"{facts.name}_{quantization}"
-        build = partial(linear_tiles, facts=facts, tokens=4)
-        dtype = "int16" if facts.weight.scale_dtype else None
-        prepare = partial(prepare_rows, facts=facts, layout=RowLayout(16, as_bytes=False))
-        yield CpuCase(name, build, partial(projection_runs, name, facts, quantization), dtype, prepare)
-    for quantization, columns in (("q4f32", 37), ("q8f16", 37), ("f16", 96), ("f32", 72)):
-        yield embed_case(quantization, 51, columns)
-    yield embed_case("q4f16", 17, 72, first_row=20)
-    for columns in (37, 72):
-        yield CpuCase(f"take_rows_{columns}", partial(take_rows, columns=columns), shared.take_rows_case(columns).runs)
-        yield CpuCase(f"rms_norm_{columns}", partial(rms_norm, columns=columns, eps=shared.EPS), shared.rms_norm_case(columns).runs)
+def all_cases() -> Iterator[StepCase]:
+    yield from embed_cases()
+    yield from row_cases()
+    yield from projection_cases()
+    yield from lora_cases()
+    yield from rope_cases()
     yield from attention_cases()
-    for case, template in zip(shared.conformance_cases(), (sample, adjust_logits), strict=True):
-        columns = case.runs()[0].arrays["logits"].shape[1]
-        yield CpuCase(case.name, partial(template, columns=columns), case.runs)
-    # One column, and more than one chunk of 4,096.
+    yield from sampling_cases()
+
+
+def on_rows(name: str, op: str, inputs: Inputs, attrs: dict[str, Any], activation: str = "float32", batch: str = "S") -> StepCase:
+    return StepCase(name, op, inputs, attrs, [Batch({batch: rows}) for rows in ROWS], activation)
+
+
+def embed_cases() -> Iterator[StepCase]:
+    for quantization, rows, columns, attrs in (
+        ("q4f32", 51, 37, {}),
+        ("q8f16", 51, 1, {"scale": 6.0}),
+        ("f16", 18, 96, {"first_row": 0}),
+        ("f32", 51, 72, {}),
+        ("q4f16", 17, 72, {"first_row": 20, "scale": 0.5}),
+    ):
+        split, first = "first_row" in attrs, int(attrs.get("first_row", 0))
+        inputs: Inputs = {"table": ("matrix", rows, columns), "token_ids": ("int32", "S"), "sampled": ("int32", "N")}
+        inputs |= {"into": ("float32", "S", columns)} if split else {}
+        batches = []
+        for size in ROWS:
+            rng = np.random.default_rng(size)
+            # Half of the ids are in other parts of a split table, before it and after it.
+            token_ids = rng.integers(0, 2 * rows + first if split else rows, size)
+            token_ids[0] = rows - 1 + first
+            # Every third token is the one last sampled in a slot.
+            token_ids[2::3] = -1 - rng.integers(0, 3, len(token_ids[2::3]))
+            arrays = {"token_ids": token_ids.astype(np.int32), "sampled": rng.integers(first, rows + first, 3).astype(np.int32)}
+            batches.append(Batch({"S": size, "N": 3}, arrays))
+        name = f"embed_{quantization}_{columns}" + f"_from{first}" * split
+        yield StepCase(name, "embed", inputs, attrs, batches, quantization=quantization)
+
+
+def row_cases() -> Iterator[StepCase]:
+    for columns in (1, 37):
+        batches = [
+            Batch({"S": size + 4, "R": size}, {"rows": np.random.default_rng(size).integers(0, size + 4, size).astype(np.int32)})
+            for size in ROWS
+        ]
+        yield StepCase(f"take_rows_{columns}", "take_rows", {"x": ("float32", "S", columns), "rows": ("int32", "R")}, {}, batches)
+    for columns, start, stop, x, y in (
+        (37, 3, 20, "float32", "activation"),
+        (72, 0, 1, "activation", "float32"),
+        (72, 16, 72, "activation", "activation"),
+        (3, 1, 3, "float32", "float32"),
+    ):
+        attrs = {"start": start, "stop": stop, "dtype": y}
+        yield on_rows(f"slice_columns_{columns}_{x}_{y}", "slice_columns", {"x": (x, "S", columns)}, attrs, "float16")
+    for columns in (1, 3, 33):
+        yield on_rows(f"add_{columns}", "add", {"a": ("float32", "S", columns), "b": ("float32", "S", columns)}, {})
+    for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33), strict=True):
+        attrs = {"activation": activation}
+        yield gate_case(f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs)
+        yield gate_case(f"gate_halves_{activation}", "gate_halves", {"x": ("float32", "R", 2 * (columns + 2))}, attrs)
+    for groups, columns, x, y, batch in (
+        (1, 1, "float32", "float32", "S"),
+        (1, 37, "float32", "float32", "R"),
+        (1, 72, "activation", "activation", "S"),
+        (3, 24, "float32", "activation", "S"),
+        (7, 3, "activation", "float32", "S"),
+    ):
+        inputs = {"x": (x, batch, groups * columns), "weight": ("vector", columns)}
+        yield on_rows(f"rms_norm_{groups}x{columns}_{x}_{y}", "rms_norm", inputs, {"eps": EPS, "dtype": y}, "float16", batch)
+
+
+def gate_case(name: str, op: str, inputs: Inputs, attrs: dict[str, Any]) -> StepCase:
+    """Gates from so small that only their first digits count to so large that exp would overflow, of both signs."""
+    batches = []
+    for rows in ROWS:
+        rng = np.random.default_rng(rows)
+        shapes = {role: (rows, columns) for role, (_, _, columns) in inputs.items()}
+        arrays = {role: rng.normal(size=shape) * np.exp(rng.uniform(-9, 5, shape)) for role, shape in shapes.items()}
+        ((_, dim, _), *_) = inputs.values()
+        batches.append(Batch({dim: rows}, {role: array.astype(np.float32) for role, array in arrays.items()}))
+    return StepCase(name, op, inputs, attrs, batches)
+
+
+def projection_cases() -> Iterator[StepCase]:
+    # The levels of all formats are compared in test_cpu_linear.py.
+    for turn, (op, quantization, columns, outputs, x, y, optional, attrs, activation) in enumerate(PROJECTIONS):
+        gated = op == "gated_linear"
+        width = attrs.get("columns") or (outputs // 2 if gated else outputs)
+        dim = "R" if "residual" in optional else "S"
+        shapes: Inputs = {
+            "bias": ("vector", outputs if gated else width),
+            "residual": ("float32", dim, width),
+            "norm": ("vector", columns),
+            "into": (y, dim, width),
+        }
+        inputs = {"x": (x, dim, columns), "weight": ("matrix", outputs, columns), **{role: shapes[role] for role in optional}}
+        eps = {"eps": EPS} if "norm" in optional else {}
+        dtype = {} if gated else {"dtype": y}
+        batches = [Batch({dim: rows}) for rows in (1, 4, 9)]
+        name = f"{op}_{quantization}_{columns}_{outputs}_{activation}"
+        level = ("vnni", "neon", "avx512")[turn % 3]
+        yield StepCase(name, op, inputs, {**attrs, **eps, **dtype}, batches, activation, quantization, (level,))
+
+
+def lora_cases() -> Iterator[StepCase]:
+    """Rows with and without an adapter, parts of unequal width, more columns than one task has."""
+    for columns, widths, rank, normed, x, y in (
+        (37, [5], 1, False, "float32", "float32"),
+        (72, [144, 72, 72], 4, True, "float32", "activation"),
+        (130, [515, 3], 33, True, "activation", "float32"),
+    ):
+        outputs, ranks = sum(widths), rank * len(widths)
+        inputs: Inputs = {
+            "x": (x, "S", columns),
+            "adapters": ("int32", "S"),
+            "a": ("float32", "M", ranks, columns),
+            "b": ("float32", "M", outputs, rank),
+            "into": (y, "S", outputs),
+        }
+        inputs |= {"norm": ("vector", columns)} if normed else {}
+        batches = []
+        for rows in (1, 7):
+            adapters = np.random.default_rng(rows).integers(-1, NUM_ADAPTERS, rows).astype(np.int32)
+            batches.append(Batch({"S": rows, "G": rows, "M": NUM_ADAPTERS}, {"adapters": adapters}))
+        attrs = {"widths": widths, "dtype": y, **({"eps": EPS} if normed else {})}
+        yield StepCase(f"add_lora_{columns}_{rank}", "add_lora", inputs, attrs, batches, "float16")
+
+
+def rope_cases() -> Iterator[StepCase]:
+    for num_heads, head_dim, rotary_dim, x, y in (
+        (3, 24, 24, "float32", "float32"),
+        (1, 2, 2, "activation", "activation"),
+        (2, 80, 32, "activation", "float32"),
+        (7, 256, 6, "float32", "activation"),
+    ):
+        inputs: Inputs = {"x": (x, "S", num_heads * head_dim), "positions": ("int32", "S"), "table": ("rope", 50, rotary_dim // 2, 2)}
+        batches = [Batch({"S": rows}, {"positions": np.random.default_rng(rows).integers(0, 50, rows).astype(np.int32)}) for rows in ROWS]
+        attrs = {"head_dim": head_dim, "dtype": y}
+        yield StepCase(f"rope_{num_heads}_{head_dim}_{rotary_dim}", "rope", inputs, attrs, batches, "float16")
+
+
+def sampling_cases() -> Iterator[StepCase]:
+    """The conformance vectors of all runtimes, then one column, and more than one chunk of 4,096."""
+    for case in shared.conformance_cases():
+        yield sampling_case("sample" if case.name.startswith("sample") else "adjust_logits", case.name, case.runs())
     for columns in (1, 8_200):
         settings = shared.SETTINGS if columns < 1000 else shared.SETTINGS[-4:]
-        yield CpuCase(f"sample_{columns}", partial(sample, columns=columns), shared.sample_case(columns, settings).runs)
-        yield CpuCase(f"top_logprobs_{columns}", partial(top_logprobs, columns=columns), shared.top_logprobs_case(columns).runs)
+        yield sampling_case("sample", f"sample_{columns}", shared.sample_case(columns, settings).runs())
+        yield sampling_case("top_logprobs", f"top_logprobs_{columns}", shared.top_logprobs_case(columns).runs())
     for columns in (37, 4_200):
-        yield CpuCase(f"adjust_logits_{columns}", partial(adjust_logits, columns=columns), shared.adjust_logits_case(columns).runs)
+        yield sampling_case("adjust_logits", f"adjust_logits_{columns}", shared.adjust_logits_case(columns).runs())
 
 
-def projection_runs(name: str, facts: Projection, quantization: str) -> list[Run]:
-    return [in_tiles(shared.projection_run(name, facts, quantization, size)) for size in (1, 4, 9)]
-
-
-def in_tiles(run: Run) -> Run:
-    """A run with its matrix in tiles of 16 rows, as CPU kernels read it."""
-    arrays = {role: store_rows("tiles16", a) if role.startswith(("weight.", "table.")) else a for role, a in run.arrays.items()}
-    return replace(run, arrays=arrays)
-
-
-def embed_case(quantization: str, rows: int, columns: int, first_row: int | None = None) -> CpuCase:
-    split, fmt = first_row is not None, shared.FORMATS[quantization]
-    case = shared.embed_case(quantization, rows, columns, first_row)
-    build = partial(embed, rows=rows, columns=columns, fmt=fmt, first_row=first_row or 0, split=split)
-    return CpuCase(case.name, build, lambda: list(map(in_tiles, case.runs())))
-
-
-def attention_cases() -> Iterator[CpuCase]:
-    small = Heads(6, 3, 24, 16, POSITIONS, "float32", shared.EPS)
-    wide = Heads(3, 1, 66, 32, POSITIONS, "float16", None)
-    for facts in (small, replace(small, kv="q8"), wide):
-        name = f"{facts.num_heads}_{facts.head_dim}_{facts.activation}_{facts.kv}"
-        build = partial(rope_attention, heads=facts)
-        batches = (*attention.BATCHES_OF_ANY_KIND, *LONG_BATCHES)
-        yield CpuCase(f"rope_attention_{name}", build, partial(attention_runs, facts, batches))
-        if facts.activation == "float32":
-            yield CpuCase(f"attention_tile_{name}", partial(attention_tile, heads=facts, rows=2), partial(attention_runs, facts, batches))
-        runs = partial(attention_runs, facts, (attention.DECODE_BATCHES[0], LONG_BATCHES[0]))
-        yield CpuCase(f"attention_split_{name}", partial(attention_split, heads=facts), runs)
-
-
-def attention_runs(facts: Heads, batches: Sequence[Sequence[tuple[int, int]]]) -> list[Run]:
-    usual = attention.plain_facts(
-        facts.num_heads,
-        facts.num_kv_heads,
-        facts.head_dim,
-        facts.activation,
-        norm=facts.norm_eps is not None,
-        page_size=facts.page_size,
-        kv=facts.kv,
-        positions=facts.positions,
-    )
-    runs = []
-    for sequences in batches:
-        run = attention.attention_run(usual, sequences)
-        runs.append(Run(run.dims, {**run.arrays, "kv": to_cpu(run.arrays["kv"])}, run.expected))
-    return runs
-
-
-def in_the_order_of_ops(outputs: Mapping[str, Array]) -> dict[str, bytes]:
-    """What a kernel has left, as the ops define it."""
-    return {role: (from_cpu(array) if role == "kv" else array).tobytes() for role, array in outputs.items()}
+def sampling_case(op: str, name: str, runs: Sequence[Run]) -> StepCase:
+    columns = runs[0].arrays["logits"].shape[1]
+    inputs: Inputs = {"logits": ("float32", "R", columns)}
+    if op != "top_logprobs":
+        inputs |= {"settings": ("float32", "R", len(Settings._fields)), "slots": ("int32", "R", 2), "counts": ("int32", "N", columns)}
+    if op == "adjust_logits":
+        inputs |= {"bias": ("float32", "N", columns), "mask": ("int32", "N", -(-columns // 32))}
+    if op == "sample":
+        inputs |= {"adjusted": ("float32", "A", columns), "sampled": ("int32", "N")}
+    batches = [Batch(run.dims, {role: run.arrays[role] for role in inputs}) for run in runs]
+    levels = ("avx512", "neon") if columns > 1000 else ()
+    # The sums of logits are vectors of the level's length.
+    return StepCase(name, op, inputs, {}, batches, levels=levels, same_bits=op == "adjust_logits")

@@ -1,86 +1,78 @@
-"""Every CPU kernel template against its op, on the levels of instruction sets that this machine has, all in one library."""
+"""Every op on CPUs: all variants of a step at all levels of instruction sets compute what the op says, and the same bits."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
-import numpy as np
 import pytest
-from cpu_cases import CpuCase, all_cases, in_the_order_of_ops
-from kernel_harness import LoweredCase, Run
+from cpu_cases import all_cases
+from cpu_steps import StepCase, StepLibrary, check, objects_of, run_of, runs_on
 
-from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
-from nearfar.targets.cpu.levels import by_name, features
-from nearfar.targets.cpu.library import Library
+from nearfar.compiler.ir.ops import OPS
+from nearfar.targets.cpu.levels import ARCHS
 from nearfar.targets.cpu.link import link
-from nearfar.targets.cpu.lower import tvm_target
-from nearfar.targets.cpu.runner import aligned
-from nearfar.targets.cpu.variants import PLAIN_LEVELS
 
 CASES = {case.name: case for case in all_cases()}
-ARCH = by_name(None)
-LEVELS = [level for level in ARCH.levels if level in PLAIN_LEVELS and set(level.needs) <= features()]
-# The best level runs all cases. Others differ in the lanes of a vector alone, so a few cases of every kind do; projections have tests of
-# their own at all levels.
-FEW = ("attention", "embed_q4f32", "rms_norm_37", "sample_8200", "adjust_logits_37", "top_logprobs_8200")
-ON = [(name, level) for level in LEVELS for name in CASES if level is LEVELS[0] or any(each in name for each in FEW)]
-
-# Those that compute an op, in their order.
-Kernels: TypeAlias = tuple[Kernel, ...]
 
 
 @pytest.fixture(scope="module")
-def kernels() -> dict[str, Kernels]:
-    return {f"{name}_{level.name}": CASES[name].kernels(level) for name, level in ON}
+def library(tmp_path_factory: pytest.TempPathFactory) -> StepLibrary:
+    return StepLibrary(tuple(CASES.values()), tmp_path_factory.mktemp("kernels"))
 
 
-@pytest.fixture(scope="module")
-def library(kernels: dict[str, Kernels], tmp_path_factory: pytest.TempPathFactory) -> Library:
-    objects = [
-        lower_object([kernel for name, on in ON if on is level for kernel in kernels[f"{name}_{level.name}"]], tvm_target(ARCH, level))
-        for level in LEVELS
-    ]
-    file = tmp_path_factory.mktemp("kernels") / "kernels.so"
-    file.write_bytes(link(objects, ARCH.triple))
-    library = Library(file)
-    library.start_threads(2)
-    return library
+@pytest.mark.parametrize("name", CASES)
+def test_every_variant_of_a_step_computes_its_op_and_the_same_bits(name: str, library: StepLibrary) -> None:
+    case = CASES[name]
+    rows = list(case.runnable())
+    ran = set()
+    for batch in case.batches:
+        run = run_of(case, batch)
+        first = None
+        for number, (level, row) in enumerate(rows):
+            if not runs_on(row, run.dims):
+                continue
+            ran.add(number)
+            outputs = library.outputs(row, run)
+            what = (name, level.name, row.kernels[-1].name, dict(run.dims))
+            check(case, run, outputs, what)
+            bits = {role: outputs[role].tobytes() for role in run.expected}
+            first = first or bits
+            assert bits == first or not case.same_bits, what
+    assert ran == set(range(len(rows))), "a variant that no batch runs"
 
 
-def run_kernels(library: Library, kernels: Kernels, run: Run) -> dict[str, bytes]:
-    """What kernels, one after the other, leave in the buffers that they write, by role; scratch is NaN before."""
-    scratch: dict[str, int] = {}
-    for name, size in (item for kernel in kernels for item in kernel.scratch.items()):
-        scratch[f"scratch.{name}"] = max(evaluate(size, run.dims), scratch.get(f"scratch.{name}", 0))
-    given = {**run.arrays, **{role: np.full(size, np.nan, np.float32) for role, size in scratch.items()}}
-    arrays = {role: aligned(array) for role, array in given.items()}
-    calls = []
-    for kernel in kernels:
-        pointers = [arrays[binding.role].ctypes.data for binding in kernel.bindings]
-        calls.append((f"{OBJECT_PREFIX}{kernel.name}", pointers, len(kernel.scalars)))
-    scalars = [run.dims[dim] for kernel in kernels for dim in kernel.scalars]
-    library.run(library.prepare(calls), np.array(scalars, np.int64))
-    written = {binding.role for kernel in kernels for binding in kernel.bindings if binding.access == "write"}
-    return in_the_order_of_ops({role: arrays[role] for role in written})
+def test_the_cases_cover_every_op_attribute_optional_input_and_dtype() -> None:
+    assert {case.op for case in CASES.values()} == OPS.keys()
+    for name, op in OPS.items():
+        cases = [case for case in CASES.values() if case.op == name]
+        assert {attr for case in cases for attr in case.step.attrs} == op.attrs.keys(), name
+        assert {role for case in cases for role in case.inputs} == {*op.inputs, *op.optional}, name
+        for role, kinds in {**op.inputs, **op.optional}.items():
+            assert {case.inputs[role][0] for case in cases if role in case.inputs} == set(kinds), (name, role)
 
 
-@pytest.mark.parametrize(("name", "level"), [(name, level.name) for name, level in ON])
-def test_a_kernel_computes_its_op(name: str, level: str, kernels: dict[str, Kernels], library: Library) -> None:
-    case: CpuCase = CASES[name]
-    runs = tuple(case.runs())
-    checker = LoweredCase(name, (), {}, runs, case.dtype)
-    for run in runs:
-        checker.check(run, run_kernels(library, kernels[f"{name}_{level}"], run))
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_ends_in_a_row_for_any_batch_on_the_base_level(op: str, arch: str) -> None:
+    for case in CASES.values():
+        if case.op == op:
+            last = case.variants(ARCHS[arch].levels)[-1]
+            assert last.when is None
+            assert last.needs == ARCHS[arch].levels[-1].needs == ()
+            assert {call.facts["isa"] for call in last.kernels} == {ARCHS[arch].levels[-1].isa}
 
 
-@pytest.mark.parametrize("level", [level.name for level in LEVELS])
-def test_all_attention_kernels_compute_the_same_bits(level: str, kernels: dict[str, Kernels], library: Library) -> None:
-    for facts in ("6_24_float32_activation", "6_24_float32_q8", "3_66_float16_activation"):
-        forms = [name for name in CASES if name.endswith(facts) and "attention" in name]
-        for form in forms:
-            for run in CASES[form].runs():
-                found, expected = (run_kernels(library, kernels[f"{each}_{level}"], run)["y"] for each in (form, f"rope_attention_{facts}"))
-                assert found == expected, (form, run.dims)
-        assert len(forms) > 1
+def test_the_kernels_of_every_op_compile_for_aarch64() -> None:
+    arch = ARCHS["aarch64"]
+    cases = {case.op: case for case in CASES.values()}
+    calls = {call.name: call for case in cases.values() for row in case.variants(arch.levels) for call in row.kernels}
+    kernels = {name: call.build() for name, call in calls.items()}
+    library = link(objects_of(arch, calls, kernels), arch.triple)
+    for name in calls:
+        assert f"\0__tvm_ffi_{name}\0".encode() in library, name
+
+
+def test_equal_facts_make_one_kernel_and_other_facts_another() -> None:
+    case: StepCase = CASES["rms_norm_1x37_float32_float32"]
+    again, wider = CASES["rms_norm_1x37_float32_float32"], CASES["rms_norm_1x1_float32_float32"]
+    names = [[call.name for row in each.variants(ARCHS["x86_64"].levels) for call in row.kernels] for each in (case, again, wider)]
+    assert names[0] == names[1]
+    assert not set(names[0]) & set(names[2])

@@ -2,110 +2,83 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
-from cpu_cases import in_tiles
-from kernel_cases import EPS, FORMATS, projection_run
-from kernel_harness import Run
-from test_cpu_kernels import ARCH, Kernels, run_kernels
+from cpu_steps import ARCH, Batch, Run, StepCase, StepLibrary, run_of
 from tolerances import OF_KERNEL, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.ir.ops import Array
-from nearfar.compiler.kernels.cpu.builder import Isa
-from nearfar.compiler.kernels.cpu.integer_dot import RowLayout, row_layout
-from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
-from nearfar.compiler.kernels.cpu.prepare_rows import prepare_rows
-from nearfar.compiler.kernels.projection import Projection
-from nearfar.compiler.pipeline.lower import lower_object
+from nearfar.compiler.ir.ops.elementwise import silu
+from nearfar.compiler.kernels.cpu.integer_dot import RowLayout
 from nearfar.compiler.quant.base import GROUP
-from nearfar.targets.cpu.levels import AVX2, AVX512, VNNI, Level, features
-from nearfar.targets.cpu.library import Library
-from nearfar.targets.cpu.link import link
-from nearfar.targets.cpu.lower import tvm_target
+from nearfar.compiler.quant.layout import store_rows
+from nearfar.targets.cpu.levels import Level
+from nearfar.targets.variant import Variant
 
 pytestmark = pytest.mark.skipif(ARCH.name != "x86_64", reason="the levels compared here are those of x86-64")
 
-# By the quantization: more columns than a whole number of groups, outputs that end within a tile, halves that do and do not.
-FACTS = {
-    "q4f16": Projection("S", 200, 40, FORMATS["q4f16"], "float32", "float32", norm_eps=EPS, bias=True, residual=True),
-    "q4f32": Projection("S", 64, 32, FORMATS["q4f32"], "float32", "float32", gated=True, bias=True),
-    "q8f16": Projection("S", 72, 24, FORMATS["q8f16"], "float32", "float32", gated=True, norm_eps=EPS),
-    "f16": Projection("S", 72, 35, FORMATS["f16"], "float32", "float32", norm_eps=EPS),
-}
-# By the bits of activations.
-CASES = {16: tuple(FACTS), 8: ("q4f32", "q8f16")}
-BITS_AND_FORMATS = [(bits, quantization) for bits, formats in CASES.items() for quantization in formats]
+EPS = 1e-6
 SIZES = (1, 5, 19)
+# Columns, rows of the weight, the optional inputs, whether gated, by the quantization: more columns than a whole number of groups, outputs
+# that end within a tile, halves that do and do not.
+PROJECTIONS: dict[str, tuple[int, int, tuple[str, ...], bool]] = {
+    "q4f16": (200, 40, ("norm", "bias", "residual"), False),
+    "q4f32": (64, 64, ("bias",), True),
+    "q8f16": (72, 48, ("norm",), True),
+    "f16": (72, 35, ("norm",), False),
+}
+# By the bits of the integers that activations become.
+FORMATS = {16: tuple(PROJECTIONS), 8: ("q4f32", "q8f16")}
 
 
-@dataclass(frozen=True)
-class Way:
-    """A level's instructions, compiled for ``level``, and the rows of a block."""
-
-    isa: Isa
-    level: Level
-    tokens: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.isa.name}_{self.tokens}"
-
-
-# Instructions that every CPU has are tried here in vectors of four, as on Arm.
-PLAIN = Isa("neon", 4, 32)
-WAYS = {
-    way.name: way
-    for way in (
-        Way(AVX2.isa, AVX2, 1), Way(AVX2.isa, AVX2, 4), Way(PLAIN, AVX2, 2), Way(AVX512.isa, AVX512, 1), Way(AVX512.isa, AVX512, 4),
-        Way(VNNI.isa, VNNI, 1), Way(VNNI.isa, VNNI, 4), Way(VNNI.isa, VNNI, 8),
-    )
-    if set(way.level.needs) <= features()
-}  # fmt: skip
+def all_cases() -> Iterator[tuple[int, StepCase]]:
+    for bits, quantizations in FORMATS.items():
+        for quantization in quantizations:
+            columns, outputs, optional, gated = PROJECTIONS[quantization]
+            shapes: dict[str, tuple[Any, ...]] = {
+                "norm": ("vector", columns),
+                "bias": ("vector", outputs),
+                "residual": ("float32", "S", outputs),
+            }
+            inputs = {"x": ("float32", "S", columns), "weight": ("matrix", outputs, columns), **{role: shapes[role] for role in optional}}
+            attrs: dict[str, Any] = {"eps": EPS} if "norm" in optional else {}
+            attrs |= {} if gated else {"dtype": "float32"}
+            activation = "int8" if bits == 8 else "float32"
+            op = "gated_linear" if gated else "linear"
+            yield bits, StepCase(f"{quantization}_int{bits}", op, inputs, attrs, [], activation, quantization)
 
 
-@pytest.fixture(scope="module")
-def kernels() -> dict[str, Kernels]:
-    made: dict[str, Kernels] = {}
-    for way in WAYS.values():
-        for bits, quantization in BITS_AND_FORMATS:
-            name, facts = kernel_name(bits, quantization, way.name), FACTS[quantization]
-            layout = row_layout(way.isa.name, facts.weight, bits)
-            before = prepare_rows(f"{name}_before", way.isa, facts, layout)
-            made[name] = (before, linear_tiles(name, way.isa, facts, way.tokens, bits))
-    return made
-
-
-def kernel_name(bits: int, quantization: str, way: str) -> str:
-    return f"{quantization}_int{bits}_{way}"
+CASES = {case.name: (bits, case) for bits, case in all_cases()}
+INTEGER_CASES = [name for name, (_, case) in CASES.items() if case.quantization != "f16"]
 
 
 @pytest.fixture(scope="module")
-def library(kernels: dict[str, Kernels], tmp_path_factory: pytest.TempPathFactory) -> Library:
-    objects = []
-    for level in (AVX2, AVX512, VNNI):
-        names = [kernel_name(*each, way.name) for way in WAYS.values() if way.level == level for each in BITS_AND_FORMATS]
-        mine = [kernel for name in names for kernel in kernels[name]]
-        objects += [lower_object(mine, tvm_target(ARCH, level))] if mine else []
-    file = tmp_path_factory.mktemp("linear") / "kernels.so"
-    file.write_bytes(link(objects, ARCH.triple))
-    library = Library(file)
-    library.start_threads(2)
-    return library
+def library(tmp_path_factory: pytest.TempPathFactory) -> StepLibrary:
+    return StepLibrary([case for _, case in CASES.values()], tmp_path_factory.mktemp("linear"))
 
 
 @cache
-def made(quantization: str) -> Run:
+def rows_of(name: str) -> tuple[tuple[Level, Variant], ...]:
+    return tuple(CASES[name][1].runnable())
+
+
+def matrix_of(case: StepCase) -> Array:
+    _, rows, columns = case.inputs["weight"]
+    matrix: Array = np.random.default_rng(len(case.quantization)).normal(size=(rows, columns)) / np.sqrt(columns)
+    return matrix.astype(np.float32)
+
+
+@cache
+def made(name: str) -> Run:
     """The largest batch; smaller ones are its first rows."""
-    return projection_run(quantization, FACTS[quantization], quantization, SIZES[-1])
-
-
-def result(library: Library, kernels: Kernels, run: Run) -> Array:
-    (size,) = run.dims.values()
-    return np.frombuffer(run_kernels(library, kernels, in_tiles(run))["y"], np.float32).reshape(size, -1)
+    case = CASES[name][1]
+    return run_of(case, Batch({"S": SIZES[-1]}, {"weight": matrix_of(case)}))
 
 
 def first_rows(run: Run, size: int) -> Run:
@@ -113,88 +86,81 @@ def first_rows(run: Run, size: int) -> Run:
     return Run({"S": size}, batched, {"y": run.expected["y"][:size]})
 
 
-@pytest.mark.parametrize(("bits", "quantization"), BITS_AND_FORMATS)
-def test_a_row_is_the_same_to_the_last_bit_at_every_level_in_every_block_and_batch(
-    bits: int, quantization: str, kernels: dict[str, Kernels], library: Library
-) -> None:
-    run = made(quantization)
-    expected = result(library, kernels[kernel_name(bits, quantization, "avx2_1")], run)
-    for way in WAYS:
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_is_the_same_to_the_last_bit_at_every_level_in_every_block_and_batch(name: str, library: StepLibrary) -> None:
+    run = made(name)
+    expected = library.outputs(rows_of(name)[-1][1], run)["y"]
+    for level, row in rows_of(name):
         for size in SIZES:
-            found = result(library, kernels[kernel_name(bits, quantization, way)], first_rows(run, size))
-            np.testing.assert_array_equal(found, expected[:size], f"{way}, {size} rows")
+            found = library.outputs(row, first_rows(run, size))["y"]
+            np.testing.assert_array_equal(found, expected[:size], f"{level.name}, {row.when}, {size} rows")
 
 
-@pytest.mark.parametrize(("bits", "quantization"), [each for each in BITS_AND_FORMATS if each[1] != "f16"])
-def test_integers_are_exact(bits: int, quantization: str, kernels: dict[str, Kernels], library: Library) -> None:
-    run = made(quantization)
-    expected = emulated(FACTS[quantization], quantization, bits, run)
-    # Both take float32; only sums are in another order.
-    assert relative_error(result(library, kernels[kernel_name(bits, quantization, "avx2_4")], run), expected) < 1e-5
+@pytest.mark.parametrize("name", INTEGER_CASES)
+def test_integers_are_exact(name: str, library: StepLibrary) -> None:
+    bits, case = CASES[name]
+    run = made(name)
+    expected = emulated(case, bits, run, matrix_of(case))
+    # Both use float32, and only the order of sums differs.
+    assert relative_error(library.outputs(rows_of(name)[-1][1], run)["y"], expected) < 1e-5
     assert relative_error(expected, run.expected["y"]) < OF_KERNEL[f"int{bits}"]
 
 
-@pytest.mark.parametrize("bits", CASES)
-@pytest.mark.parametrize("way", WAYS)
-def test_the_largest_codes_do_not_overflow(way: str, bits: int, kernels: dict[str, Kernels], library: Library) -> None:
-    for quantization, largest in (("q4f32", 8.0), ("q8f16", 127.0)):
-        facts = FACTS[quantization]
-        fmt, run = quant.by_name(quantization), made(quantization)
-        # One weight of the other sign makes the scale, so that all others have the largest code or the smallest.
-        matrix = np.full((facts.weight_rows, facts.columns), largest, np.float32)
-        matrix[::2] *= -1
-        matrix[:, ::GROUP] *= -1
-        x = np.tile(np.array([[1], [-1]], np.float32), (10, facts.columns))[: SIZES[-1]]
-        planes = {f"weight.{plane}": array for plane, array in fmt.pack(matrix).items()}
-        wrong_sign = Run(run.dims, {**run.arrays, **planes, "x": x}, run.expected)
-        expected = emulated(facts, quantization, bits, wrong_sign)
-        found = result(library, kernels[kernel_name(bits, quantization, way)], wrong_sign)
-        assert relative_error(found, expected) < 1e-5, quantization
+@pytest.mark.parametrize("name", [name for name in INTEGER_CASES if "q4f32" in name or "q8" in name])
+def test_the_largest_codes_do_not_overflow(name: str, library: StepLibrary) -> None:
+    bits, case = CASES[name]
+    # One weight of the other sign makes the scale, so that all others have the largest code or the smallest.
+    matrix = np.full(case.inputs["weight"][1:], {"q4f32": 8.0, "q8f16": 127.0}[case.quantization], np.float32)
+    matrix[::2] *= -1
+    matrix[:, ::GROUP] *= -1
+    x = np.tile(np.array([[1], [-1]], np.float32), (10, matrix.shape[1]))[: SIZES[-1]]
+    planes = quant.by_name(case.quantization).pack(matrix)
+    run = made(name)
+    stored = {f"weight.{plane}": store_rows("tiles16", array) for plane, array in planes.items()}
+    wrong_sign = replace(run, arrays={**run.arrays, **stored, "x": x})
+    expected = emulated(case, bits, wrong_sign, matrix)
+    for level, row in rows_of(name):
+        assert relative_error(library.outputs(row, wrong_sign)["y"], expected) < 1e-5, level.name
 
 
-@pytest.mark.parametrize(("bits", "quantization"), BITS_AND_FORMATS)
-def test_a_row_of_zeros_and_one_that_is_not_finite_stay_by_themselves(
-    bits: int, quantization: str, kernels: dict[str, Kernels], library: Library
-) -> None:
-    run = made(quantization)
-    for way in WAYS:
-        kernel = kernels[kernel_name(bits, quantization, way)]
-        before = result(library, kernel, run)
-        x = run.arrays["x"].copy()
-        x[2], x[3, 1], x[4, 7] = 0, np.nan, np.inf
-        found = result(library, kernel, Run(run.dims, {**run.arrays, "x": x}, run.expected))
-        others = [0, 1, *range(5, SIZES[-1])]
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_of_zeros_and_one_that_is_not_finite_stay_by_themselves(name: str, library: StepLibrary) -> None:
+    run = made(name)
+    x = run.arrays["x"].copy()
+    x[2], x[3, 1], x[4, 7] = 0, np.nan, np.inf
+    others = [0, 1, *range(5, SIZES[-1])]
+    for level, row in rows_of(name):
+        before = library.outputs(row, run)["y"]
+        found = library.outputs(row, replace(run, arrays={**run.arrays, "x": x}))["y"]
         np.testing.assert_array_equal(found[others], before[others])
         assert np.isfinite(found[2]).all()
-        assert not np.isfinite(found[3]).any(), way
-        assert not np.isfinite(found[4]).all(), way
+        assert not np.isfinite(found[3]).any(), level.name
+        assert not np.isfinite(found[4]).all(), level.name
 
 
-def emulated(facts: Projection, quantization: str, bits: int, run: Run) -> Array:
+def emulated(case: StepCase, bits: int, run: Run, matrix: Array) -> Array:
     """The projection with activations of so many bits, the integers exact, the rest in float64."""
     arrays, layout = run.arrays, RowLayout(bits, as_bytes=False)
     x, factor = arrays["x"], np.ones(len(arrays["x"]))
-    if facts.norm_eps is not None:
-        factor = 1 / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1) + facts.norm_eps)
+    if "norm" in arrays:
+        factor = 1 / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1) + EPS)
         x = x * arrays["norm"]
-    groups = np.pad(x, ((0, 0), (0, -facts.columns % GROUP))).reshape(len(x), -1, GROUP).astype(np.float32)
+    groups = np.pad(x, ((0, 0), (0, -x.shape[1] % GROUP))).reshape(len(x), -1, GROUP).astype(np.float32)
     of_groups = np.abs(groups).max(axis=-1)
     of_blocks = np.maximum.reduceat(of_groups, range(0, of_groups.shape[1], layout.scale_groups), axis=1)
     largest = np.repeat(of_blocks, layout.scale_groups, axis=1)[:, : of_groups.shape[1]]
     inverse = np.divide(np.float32(layout.largest), largest, out=np.zeros_like(largest), where=largest > 0)
     codes = np.rint(groups * inverse[..., None]).astype(np.int64)
-    fmt = quant.by_name(quantization)
-    planes = {plane: arrays[f"weight.{plane}"] for plane in ("q", "s")}
+    fmt = quant.by_name(case.quantization)
+    planes = fmt.pack(matrix)
     ones = {"q": planes["q"], "s": np.ones_like(planes["s"])}
-    weights = fmt.unpack(ones, codes.shape[1] * GROUP).astype(np.int64).reshape(facts.weight_rows, -1, GROUP)
+    weights = fmt.unpack(ones, codes.shape[1] * GROUP).astype(np.int64).reshape(len(matrix), -1, GROUP)
     dots = np.einsum("sgk,ngk->sgn", codes, weights)
     scales = largest[..., None] * planes["s"].astype(np.float64).T / layout.largest
     sums: Array = (dots * scales).sum(axis=1) * factor[:, None]
-    if facts.bias:
-        sums = sums + arrays["bias"]
-    if facts.gated:
+    sums = sums + arrays.get("bias", 0)
+    if case.op == "gated_linear":
         gate, up = np.split(sums, 2, axis=1)
-        sums = gate / (1 + np.exp(-gate)) * up
-    if facts.residual:
-        sums = sums + arrays["residual"]
-    return sums
+        sums = silu(gate) * up
+    result: Array = sums + arrays.get("residual", 0)
+    return result

@@ -1,4 +1,4 @@
-"""What LoRA adapters need beside the projections: what a row's adapter adds, and the activation of gate beside up."""
+"""add_lora: the change that each row's adapter makes to a projection's result."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ from itertools import accumulate
 
 from ..builder import Kernel, Scalar, cast, number
 from .builder import CpuKernelBuilder, Isa, floats, ramp
-from .math import exp, fused, sum_of_lanes
-from .rows import each_vector, rms_factor
+from .math import fused, sum_of_lanes
+from .rows import LANES, each_vector, rms_factor
 
 # Columns of the result a task.
 COLUMNS = 128
 
 
-def add_lora(name: str, isa: Isa, columns: int, widths: Sequence[int], rank: int, x_dtype: str, y_dtype: str, eps: float | None) -> Kernel:
-    """``widths`` as in `ops.add_lora`; ``eps`` is that of the norm, None where x is read as it is.
+def add_lora(
+    name: str,
+    *,
+    isa: Isa,  # noqa: ARG001
+    columns: int,
+    widths: Sequence[int],
+    rank: int,
+    x_dtype: str,
+    y_dtype: str,
+    norm_eps: float | None,
+) -> Kernel:
+    """``widths`` as in `ops.add_lora`; ``norm_eps`` None: x is read as it is.
 
     First tasks: the products of one row with one row of A each. Then: COLUMNS columns of one row each.
     """
     outputs, ranks = sum(widths), rank * len(widths)
     kernel = CpuKernelBuilder(name)
     x = kernel.buffer("x", ("S", columns), x_dtype)
-    norm = kernel.buffer("norm", (columns,), "float32") if eps is not None else None
+    norm = kernel.buffer("norm", (columns,), "float32") if norm_eps is not None else None
     adapters = kernel.buffer("adapters", ("S",), "int32")
     a = kernel.buffer("a", ("M", ranks, columns), "float32")
     b = kernel.buffer("b", ("M", outputs, rank), "float32")
@@ -36,22 +46,22 @@ def add_lora(name: str, isa: Isa, columns: int, widths: Sequence[int], rank: int
         place = kernel.let("place", adapters[row])
         with kernel.when(place >= 0):
             factor = number(1, "float32")
-            if eps is not None:
-                factor = rms_factor(kernel, isa, lambda start, lanes: load(row, start, lanes), columns, eps)
+            if norm_eps is not None:
+                factor = rms_factor(kernel, lambda start, lanes: load(row, start, lanes), columns, norm_eps)
             with kernel.loop("r", ranks) as r:
-                sums = kernel.local("sums", 1, floats(isa.lanes), fill=0)
+                sums = kernel.local("sums", 1, floats(LANES), fill=0)
                 rest = kernel.local("rest", 1, "float32", fill=0)
 
                 def add(start: Scalar, lanes: int) -> None:
                     weight = a[place, r, ramp(start, lanes)]
                     if norm is not None:
                         weight = weight * norm[ramp(start, lanes)]
-                    if lanes == isa.lanes:
+                    if lanes == LANES:
                         sums[0] = fused(load(row, start, lanes), weight, sums[0])
                     else:
                         rest[0] = rest[0] + sum_of_lanes(load(row, start, lanes) * weight)
 
-                each_vector(kernel, columns, isa.lanes, add)
+                each_vector(kernel, columns, LANES, add)
                 lows[row, r] = (sum_of_lanes(sums[0]) + rest[0]) * factor
 
     stops = list(accumulate(widths))
@@ -66,20 +76,4 @@ def add_lora(name: str, isa: Isa, columns: int, widths: Sequence[int], rank: int
                     with kernel.loop("r", rank) as r:
                         total[0] = fused(lows[row, part * rank + r], b[place, column, r], total[0])
                     y[row, column] = cast(cast(y[row, column], "float32") + total[0], y_dtype)
-    return kernel.finish()
-
-
-def gate_halves(name: str, isa: Isa, columns: int) -> Kernel:
-    """silu(gate) * up of rows that hold gate beside up. One task: one row."""
-    kernel = CpuKernelBuilder(name)
-    x = kernel.buffer("x", ("S", 2 * columns), "float32")
-    y = kernel.buffer("y", ("S", columns), "float32", write=True)
-    with kernel.tasks("row", "S") as row:
-
-        def gated(start: Scalar, lanes: int) -> None:
-            gate = kernel.let("gate", x[row, ramp(start, lanes)])
-            up = x[row, ramp(start + columns, lanes)]
-            y[row, ramp(start, lanes)] = gate / (number(1, floats(lanes)) + exp(-gate)) * up
-
-        each_vector(kernel, columns, isa.lanes, gated)
     return kernel.finish()

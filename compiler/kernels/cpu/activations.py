@@ -1,0 +1,41 @@
+"""The activation functions of gates, on float32 scalars and vectors: those of `ir/ops/elementwise.py`, one definition for all kernels.
+
+A value that is NaN stays NaN. Pass a named value (`KernelBuilder.let`), because each function uses its argument several times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ..builder import Scalar, select
+from .math import erf, exp, like, tanh
+
+
+def gated(activation: str, gate: Scalar, up: Scalar) -> Scalar:
+    """activation(gate) * up. Shazeer 2020."""
+    return ACTIVATIONS[activation](gate) * up
+
+
+def silu(x: Scalar) -> Scalar:
+    return x / (like(x, 1) + exp(-x))
+
+
+def gelu(x: Scalar) -> Scalar:
+    return like(x, 0.5) * x * (like(x, 1) + erf(x * like(x, math.sqrt(0.5))))
+
+
+def gelu_tanh(x: Scalar) -> Scalar:
+    return like(x, 0.5) * x * (like(x, 1) + tanh(like(x, math.sqrt(2 / math.pi)) * (x + like(x, 0.044715) * x * x * x)))
+
+
+def relu2(x: Scalar) -> Scalar:
+    # Not `maximum`, which would turn NaN into 0.
+    positive = select(x < like(x, 0), like(x, 0), x)
+    return positive * positive
+
+
+ACTIVATIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyType(
+    {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu2": relu2, "none": lambda x: x}
+)

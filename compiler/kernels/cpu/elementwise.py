@@ -1,0 +1,71 @@
+"""Ops on single elements of rows: add, gate, gate_halves, slice_columns. One task: one row.
+
+Passes fuse these into the projections around them, so here they are plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...ir.expr import Expr
+from ..builder import Array, Kernel, Scalar, cast
+from .activations import gated
+from .builder import CpuKernelBuilder, Isa, of, ramp
+from .rows import each_vector
+
+
+def add(name: str, *, isa: Isa, batch: Expr, columns: int) -> Kernel:
+    """a, b (batch, columns) -> a + b."""
+    kernel = CpuKernelBuilder(name)
+    a, b = (kernel.buffer(role, (batch, columns), "float32") for role in ("a", "b"))
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
+    return on_vectors(kernel, isa, batch, columns, y, lambda row, start, lanes: a[row, ramp(start, lanes)] + b[row, ramp(start, lanes)])
+
+
+def gate(name: str, *, isa: Isa, batch: Expr, columns: int, activation: str) -> Kernel:
+    """gate, up (batch, columns) -> activation(gate) * up."""
+    kernel = CpuKernelBuilder(name)
+    gates, ups = (kernel.buffer(role, (batch, columns), "float32") for role in ("gate", "up"))
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
+
+    def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+        return gated(activation, kernel.let("gate", gates[row, ramp(start, lanes)]), ups[row, ramp(start, lanes)])
+
+    return on_vectors(kernel, isa, batch, columns, y, value)
+
+
+def gate_halves(name: str, *, isa: Isa, batch: Expr, columns: int, activation: str) -> Kernel:
+    """x (batch, 2 * columns), gate beside up -> activation(gate) * up."""
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", (batch, 2 * columns), "float32")
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
+
+    def value(row: Scalar, start: Scalar, lanes: int) -> Scalar:
+        return gated(activation, kernel.let("gate", x[row, ramp(start, lanes)]), x[row, ramp(start + columns, lanes)])
+
+    return on_vectors(kernel, isa, batch, columns, y, value)
+
+
+def slice_columns(name: str, *, isa: Isa, batch: Expr, columns: int, start: int, stop: int, x_dtype: str, y_dtype: str) -> Kernel:
+    """x (batch, columns) -> its columns [start, stop)."""
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", (batch, columns), x_dtype)
+    y = kernel.buffer("y", (batch, stop - start), y_dtype, write=True)
+
+    def value(row: Scalar, first: Scalar, lanes: int) -> Scalar:
+        return cast(x[row, ramp(first + start, lanes)], of(y_dtype, lanes))
+
+    return on_vectors(kernel, isa, batch, stop - start, y, value)
+
+
+def on_vectors(
+    kernel: CpuKernelBuilder, isa: Isa, batch: Expr, columns: int, y: Array, value: Callable[[Scalar, Scalar, int], Scalar]
+) -> Kernel:
+    """Finish a kernel that sets each vector of y (batch, columns) to ``value`` of its row, start and lanes."""
+    with kernel.tasks("row", batch) as row:
+
+        def store(start: Scalar, lanes: int) -> None:
+            y[row, ramp(start, lanes)] = value(row, start, lanes)
+
+        each_vector(kernel, columns, isa.lanes, store)
+    return kernel.finish()
