@@ -180,14 +180,14 @@ def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scal
     block_keys = arguments.key_block(len(queries))
     running = arguments.running([head for _, head in queries])
     with arguments.each_block(keys) as block:
-        # Of the last block earlier rows see fewer keys, or none: such a block does not change their state.
+        # Earlier rows see fewer keys of the last block, or none, and later rows fewer of the first one. A block without keys weighs 0.
         for i in range(len(queries)):
             mine = visible[i // group]
             block_keys.lengths[i] = minimum(mine.stop - block * BLOCK, BLOCK)
             if block_keys.starts is not None:
                 block_keys.starts[i] = mine.start - block * BLOCK
         block_keys.compute(queries, kv_head, first_page, block, arguments.in_block(keys, block))
-        with kernel.loop("query", len(queries)) as i, kernel.when(block_keys.sees(i)):
+        with kernel.loop("query", len(queries)) as i:
             running.merge(i, block_keys.largest[i], block_keys.total[i], block_keys.sums_of(i))
     for i, (each, head) in enumerate(queries):
         with kernel.when(rows[0] + i // group < stop if len(rows) > 1 else True):

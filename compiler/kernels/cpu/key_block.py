@@ -3,7 +3,7 @@
 The keys of a sequence form blocks of BLOCK, counted from position 0. A block gives each query its scores, each one chain of products over
 the head's elements; the largest score; the weights exp(score - largest); the sum of weights, a vector over the keys; and the weighted
 values, one chain over the keys. Blocks are then merged in their order (Milakov & Gimelshein 2018). A key that a query does not see weighs
-0, which changes no sum, and a block of which it sees no key is not merged. Keys before the first one that any query sees are not read.
+0, which changes no sum, nor does a block of which it sees no key. Values before the first key that any query sees are not read.
 """
 
 from __future__ import annotations
@@ -69,10 +69,6 @@ class KeyBlock:
         with self._kernel.loop("query", self.count) as query:
             self._weigh(query, keys)
         self._add_values(kv_head, first_page, block, keys)
-
-    def sees(self, i: Scalar) -> Scalar | bool:
-        """Whether a query sees any of the block's keys; with no window, `Running.merge` needs no condition."""
-        return True if self.starts is None else self.starts[i] < self.lengths[i]
 
     def sums_of(self, i: Scalar) -> Callable[[int, int], Scalar]:
         """Vectors of a query's weighted values, by start and lanes."""

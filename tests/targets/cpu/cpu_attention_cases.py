@@ -25,6 +25,8 @@ SMALL: tuple[Sequences, ...] = (((0, 1),), ((64, 1), (15, 1), (63, 1)), ((3, 2),
 LONG: tuple[Sequences, ...] = (((255, 1), (256, 1), (511, 1), (3, 1)), ((250, 12), (0, 5), (257, 3)))
 # Beyond three windows of up to 300 keys.
 FAR: tuple[Sequences, ...] = (((930, 1), (767, 1)), ((900, 21),))
+# Prompts of more than two windows of 40 keys, whose first tokens do not see the last ones.
+WHOLE: tuple[Sequences, ...] = (((0, 90), (0, 41)),)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(6, 3, 24), (*SMALL, *LONG), ("avx512",)),
     (Layer(3, 3, 80, 32, "float16", causal=False, sinks=True), (*SMALL, *LONG), ("avx512",)),
     (Layer(14, 2, 24, 16, "float16", sinks=True, window=100), (*SMALL, *LONG), ("avx512",)),
-    (Layer(2, 1, 2, causal=False, window=40, softcap=2.0), (*SMALL, *LONG), ("avx512",)),
+    (Layer(2, 1, 2, causal=False, window=40, softcap=2.0), (*SMALL, *LONG, *WHOLE), ("avx512",)),
     (Layer(6, 3, 24, kv="q8", causal=False, sinks=True, softcap=2.0, window=300), (*SMALL, *FAR), ("avx512",)),
     (Layer(1, 1, 256, 32, "float16", kv="q8", scale=0.02, sinks=True), (*SMALL, *LONG), ()),
 )  # fmt: skip

@@ -7,6 +7,7 @@ results, and whatever a case makes so.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 from cpu_pages import from_cpu, to_cpu
 from tolerances import OF_KERNEL, Q8_KERNEL, Q8_ROUNDED, Q8_ROUNDING, relative_error
 
@@ -30,7 +32,7 @@ from nearfar.compiler.pipeline.lower import OBJECT_PREFIX, lower_object
 from nearfar.compiler.quant.layout import store_rows
 from nearfar.compiler.runtime.variant import stored_dtype
 from nearfar.targets.cpu.levels import ARCHS, AVX2, NEON, Arch, Level, by_name, features
-from nearfar.targets.cpu.library import Library
+from nearfar.targets.cpu.library import Launches, Library
 from nearfar.targets.cpu.link import link
 from nearfar.targets.cpu.lower import tvm_target
 from nearfar.targets.cpu.runner import aligned
@@ -194,6 +196,23 @@ class StepLibrary:
 
     def outputs(self, row: Variant, run: Run) -> dict[str, Array]:
         """What a variant's kernels leave in the buffers that they write, by role; pages in the order of the ops."""
+        launches, scalars, arrays = self._prepared(row, run)
+        self.library.run(launches, scalars)
+        kernels = [self.kernels[call.name] for call in row.kernels]
+        written = {binding.role for kernel in kernels for binding in kernel.bindings if binding.access == "write"}
+        found = {role: arrays[role] for role in written if not role.startswith("scratch.")}
+        return {role: from_cpu(array) if role == "kv" else array for role, array in found.items()}
+
+    def seconds(self, row: Variant, run: Run) -> float:
+        """How long a variant's kernels take, the second time that they run."""
+        launches, scalars, _arrays = self._prepared(row, run)
+        self.library.run(launches, scalars)
+        start = time.perf_counter()
+        self.library.run(launches, scalars)
+        return time.perf_counter() - start
+
+    def _prepared(self, row: Variant, run: Run) -> tuple[Launches, npt.NDArray[np.int64], dict[str, Array]]:
+        """The launches of a variant's kernels, their scalars, and the arrays that they read and write; scratch is NaN."""
         kernels = [self.kernels[call.name] for call in row.kernels]
         scratch: dict[str, int] = {}
         for name, size in (item for kernel in kernels for item in kernel.scratch.items()):
@@ -205,13 +224,7 @@ class StepLibrary:
             pointers = [arrays[binding.role].ctypes.data for binding in kernel.bindings]
             calls.append((f"{OBJECT_PREFIX}{kernel.name}", pointers, len(kernel.scalars)))
         scalars = [run.dims[dim] for kernel in kernels for dim in kernel.scalars]
-        self.library.run(self.library.prepare(calls), np.array(scalars, np.int64))
-        written = {binding.role for kernel in kernels for binding in kernel.bindings if binding.access == "write"}
-        return {
-            role: from_cpu(arrays[role]) if role == "kv" else arrays[role]
-            for role in written
-            if not role.startswith("scratch.")
-        }  # fmt: skip
+        return self.library.prepare(calls), np.array(scalars, np.int64), arrays
 
 
 def objects_of(arch: Arch, calls: Mapping[str, KernelCall], kernels: Mapping[str, Kernel]) -> list[bytes]:

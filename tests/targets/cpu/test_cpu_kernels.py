@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from cpu_cases import all_cases
-from cpu_steps import StepCase, StepLibrary, check, objects_of, run_of, runs_on
+from cpu_steps import Run, StepCase, StepLibrary, check, objects_of, random_array, run_of, runs_on
 
 from nearfar.compiler.ir.ops import OPS
 from nearfar.targets.cpu.levels import ARCHS
 from nearfar.targets.cpu.link import link
+from nearfar.targets.variant import Variant
 
 CASES = {case.name: case for case in all_cases()}
 
@@ -37,6 +39,23 @@ def test_every_variant_of_a_step_computes_its_op_and_the_same_bits(name: str, li
             first = first or bits
             assert bits == first or not case.same_bits, what
     assert ran == set(range(len(rows))), "a variant that no batch runs"
+
+
+def test_the_time_of_a_window_does_not_grow_with_the_context(library: StepLibrary) -> None:
+    (case,) = (case for case in CASES.values() if case.op == "attention" and case.attrs["window"] == 100)
+
+    def seconds(row: Variant, position: int) -> float:
+        dims = {"S": 1, "B": 1, "P": 1, "L": position // 16 + 1, "T": position + 1}
+        shapes = {"q": (1, 14 * 24), "kv": (1, 2, 2, 16, 24), "y": (1, 14 * 24), "sinks": (14,)}
+        kinds = {role: "vector" if role == "sinks" else "activation" for role in shapes}
+        arrays = {role: random_array(np.random.default_rng(0), kinds[role], shape, case.activation) for role, shape in shapes.items()}
+        integers = {"positions": [position], "seq_starts": [0, 1], "page_indptr": [0, dims["L"]], "page_ids": [0] * dims["L"]}
+        run = Run(dims, {**arrays, **{role: np.array(values, np.int32) for role, values in integers.items()}}, {})
+        return min(library.seconds(row, run) for _ in range(5))
+
+    for _, row in case.runnable():
+        # Reading a million keys takes far longer than this.
+        assert seconds(row, 1_000_000) < seconds(row, 200) + 0.005
 
 
 def test_the_cases_cover_every_op_attribute_optional_input_and_dtype() -> None:

@@ -19,6 +19,7 @@ from tolerances import F16, F32, INT8_MODEL, INT16_MODEL, OF_ACTIVATION, relativ
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.errors import DeviceError, RequestError
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -97,6 +98,41 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
     single = CpuRunner(bundle, limits=limits, allowed=allowed, threads=1)
     np.testing.assert_array_equal(whole_and_in_chunks(single, LONG, 300), alone)
     single.close()
+
+
+def test_logits_are_the_same_to_the_last_bit_at_every_level(bundle: Bundle) -> None:
+    found = []
+    for allowed in ({"avx2", "neon"}, features() - {"avx512_vnni"}, features()):
+        runner = CpuRunner(bundle, limits=Limits(tokens=300, sequences=1, rows=300, pages=20), allowed=allowed)
+        found.append(whole_and_in_chunks(runner, LONG, 300))
+        runner.close()
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
+@pytest.mark.parametrize(("checkpoint", "quantization", "limit"), [("llama", "f32", F32), ("qwen3", "q4f16", INT16_MODEL)])
+def test_a_graph_without_passes_runs_on_plain_kernels(
+    checkpoint: str,
+    quantization: str,
+    limit: float,
+    compile_tiny: CompileTiny,
+    tiny_checkpoints: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = CompileOptions(target="cpu", quantization=quantization, activations=("float32",))
+    monkeypatch.setattr("nearfar.compiler.pipeline.compile.run_passes", lambda graph, *_: graph)
+    compile_model(str(tiny_checkpoints[checkpoint]), tmp_path / "bundle", options)
+    unfused = open_bundle(tmp_path / "bundle")
+    assert {"add", "rope", "append_kv", "attention", "gate"} <= {step.op for step in unfused.manifest.plan.steps}
+    fused = open_bundle(compile_tiny(checkpoint, quantization, target="cpu", activations=("float32",)))
+    found = []
+    for bundle in (fused, unfused):
+        runner = CpuRunner(bundle, limits=ALL_ROWS)
+        found.append(ragged_logits(runner))
+        runner.close()
+    for expected, plain in zip(*found, strict=True):
+        assert relative_error(plain, expected) < limit
 
 
 def test_penalties_bias_mask_and_tokens_fed_on_the_device_are_those_of_the_reference(bundle: Bundle) -> None:
