@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.attention import scale_of
 from nearfar.compiler.ir.ops.kv_pages import head_dim_of
 from nearfar.compiler.ir.plan import Plan, Step
-from nearfar.compiler.kernels.heads import Heads as AttentionHeads
-from nearfar.compiler.kernels.heads import Preparation, Scores
+from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.packed import WeightFormat
-from nearfar.compiler.kernels.pages import Heads
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.runtime.variant import stored_dtype
@@ -76,28 +73,7 @@ class Context:
             activation=attr(step, "activation") if gated else "silu",
         )
 
-    def heads(self, step: Step) -> list[Heads]:
-        """A rope_attention, for each activation dtype."""
-        known = {"eps", "kv"}
-        unknown = [name for name in step.attrs if name not in known]
-        facts, prepared = [self.heads_of(step, activation) for activation in self.activations], self.preparation(step)
-        if unknown or prepared.rotary_dim != facts[0].head_dim:
-            raise UnsupportedModel(f"{step.op} with {', '.join(unknown) or 'a partial rotation'} has no kernel")
-        return [
-            Heads(
-                each.num_heads,
-                each.num_kv_heads,
-                each.head_dim,
-                each.page_size,
-                prepared.positions,
-                each.activation,
-                prepared.norm_eps,
-                each.kv,
-            )
-            for each in facts
-        ]
-
-    def heads_of(self, step: Step, activation: str) -> AttentionHeads:
+    def heads_of(self, step: Step, activation: str) -> Heads:
         """The heads and pages of a step that reads or writes pages."""
         kv, shape = attr(step, "kv"), self.plan.shape_of(step.inputs["kv"])
         num_kv_heads, page_size = sizes(shape[2:4])
@@ -105,7 +81,7 @@ class Context:
         # q is the step's input, its result, or, for a step that only appends, not there: then the group is one head.
         q = step.inputs.get("q") or next(iter(step.outputs.values()), None)
         (width,) = sizes(self.plan.shape_of(q)[1:]) if q else (num_kv_heads * head_dim,)
-        return AttentionHeads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv)
+        return Heads(width // head_dim, num_kv_heads, head_dim, page_size, stored_dtype(activation), kv)
 
     def preparation(self, step: Step) -> Preparation:
         """How a rope_append or rope_attention prepares q and k."""

@@ -1,36 +1,49 @@
-"""The rows of attention on GPUs: for one step, the kernels that can run it, best first."""
+"""The variants of the attention ops on GPUs: for each step, the kernels that can run it, best first; the last row runs anywhere.
+
+Targets share the rows and differ in numbers. Every row is correct for each batch that its structural condition allows, such as S == B, one
+new token of every sequence; bounds on sizes are preferences.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
+from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.attention import attention
-from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
+from nearfar.compiler.kernels.attention_decode import attention_decode
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.cuda import attention_mma
-from nearfar.compiler.kernels.pages import Heads
+from nearfar.compiler.kernels.decode_range import DecodeOptions
+from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
+from nearfar.compiler.kernels.page_rows import row_threads
+from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
 
-from .context import Context
-from .variant import Variant, kernel
+from .context import Context, attr, sizes
+from .variant import KernelCall, Variant, kernel
 
-# One new token of every sequence.
+# Every sequence has one new token, because none has fewer.
 DECODE: Condition = ["==", "S", "B"]
-# Up to this many keys, one workgroup a kv head takes less time than ranges in parallel and one dispatch more.
-SHORT_DECODE: Condition = ["and", DECODE, ["<=", "T", 256]]
+# Up to this many keys, one workgroup takes all of them, which costs less than ranges in parallel and one more dispatch.
+SHORT_CONTEXT = 256
+SHORT_DECODE: Condition = ["and", DECODE, ["<=", "T", SHORT_CONTEXT]]
+# Query heads of a decode workgroup at most.
+MAX_DECODE_HEADS = 8
+# Threads that a workgroup of every target may have.
+MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionNumbers:
-    """``splits``: keys of a range of decode attention, the default first. ``decode_threads``: (threads, keys of a tile), best first.
+    """What differs between targets.
 
-    ``tiles``: (rows, keys) of prefill tiles, best first, of which ``max_tiles`` that fit are offered to batches of ``min_tile_rows`` rows a
-    sequence. ``tensor_cores``: whether kernels for CUDA's tensor cores may run.
+    ``splits``: keys of a range of decode attention, the default first. ``decode_threads``: (threads, keys of a tile), best first.
+    ``tiles``: (rows, keys) of prefill tiles, best first, of which ``max_tiles`` that fit are offered to batches of ``min_tile_rows`` rows
+    a sequence. ``tensor_cores``: whether kernels for CUDA's tensor cores may run.
     """
 
     max_shared_bytes: int
@@ -43,42 +56,106 @@ class AttentionNumbers:
 
 
 def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
-    """The rows of a rope_attention. Raises UnsupportedModel for another op."""
-    if step.op != "rope_attention":
-        raise UnsupportedModel(f"{step.op} has no kernel")
-    return tuple(row for facts in context.heads(step) for row in (*decode_rows(facts, numbers), *prefill_rows(facts, numbers)))
+    """The rows of a rope, append_kv, rope_append, attention or rope_attention, in the order in which a runtime tries them.
+
+    Raises UnsupportedModel for heads that no kernel can run.
+    """
+    rows = tuple(row for activation in context.activations for row in rows_of(step, context, numbers, activation))
+    # Rows without a value of the activations' dtype are the same for all of these.
+    distinct = {tuple(call.name for call in row.kernels) for row in rows}
+    return (replace(rows[0], activation=None),) if len(distinct) == 1 else rows
 
 
-def decode_rows(facts: Heads, numbers: AttentionNumbers) -> Iterable[Variant]:
+def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
+    """The rows for activations of one dtype."""
+    if step.op == "rope":
+        return [Variant((rope_call(step, context, activation),), activation)]
+    heads = context.heads_of(step, activation)
+    check_heads(step, heads)
+    if step.op == "append_kv":
+        return [Variant((kernel(append_kv, heads=replace(heads, num_heads=heads.num_kv_heads)),), activation)]
+    if step.op == "attention":
+        return prefill_rows(activation, heads, context.scores(step), numbers, ())
+    preparation = context.preparation(step)
+    append = kernel(rope_append, heads=heads, preparation=preparation, q_in_scratch=step.op == "rope_attention")
+    if step.op == "rope_append":
+        return [Variant((append,), activation)]
+    assert step.op == "rope_attention", step.op
+    scores = context.scores(step)
+    return [
+        *decode_rows(activation, heads, preparation, scores, numbers),
+        *prefill_rows(activation, heads, scores, numbers, (append,)),
+    ]
+
+
+def decode_rows(activation: str, heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
     """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
-    for split, when in ((None, SHORT_DECODE), *((split, DECODE) for split in numbers.splits)):
-        options = decode_options(facts, split, numbers)
-        if options is not None:
-            first = kernel(attention_decode, facts=facts, options=options)
-            merge = () if split is None else (kernel(attention_merge, facts=facts, split=split),)
-            yield Variant((first, *merge), facts.activation, when)
+    # A single new token is the last of its sequence, so it sees the same keys whether attention is causal or not.
+    scores = replace(scores, causal=True)
+    reach = None if scores.window is None else scores.window + heads.page_size - 1
+    always_short = reach is not None and reach <= SHORT_CONTEXT
+    rows = []
+    for split in (None,) if always_short else (None, *numbers.splits):
+        options = decode_options(heads, split, numbers)
+        if options is None:
+            continue
+        decode = kernel(attention_decode, heads=heads, preparation=preparation, scores=scores, options=options)
+        if split is None:
+            rows.append(Variant((decode,), activation, DECODE if always_short else SHORT_DECODE))
+        else:
+            merge = kernel(attention_merge, heads=replace(heads, kv="activation"), window=scores.window, split=split)
+            rows.append(Variant((decode, merge), activation, DECODE))
+    return rows
 
 
-def decode_options(facts: Heads, split: int | None, numbers: AttentionNumbers) -> DecodeOptions | None:
-    """As many of a kv head's query heads a workgroup as fit, up to eight."""
-    for heads in range(min(facts.group, 8), 0, -1):
+def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -> DecodeOptions | None:
+    """As many of a kv head's query heads a workgroup as fit; of these the first sizes that fit."""
+    for num_heads in range(min(heads.group, MAX_DECODE_HEADS), 0, -1):
         for threads, tile in numbers.decode_threads:
-            options = DecodeOptions(heads, threads, tile, split)
-            divides = facts.group % heads == 0 and (split or tile) % tile == 0
-            if divides and options.parts(facts) <= threads and options.shared_bytes(facts) <= numbers.max_shared_bytes:
+            options = DecodeOptions(num_heads, threads, tile, split)
+            if options.supports(heads) and options.shared_bytes(heads) <= numbers.max_shared_bytes:
                 return options
     return None
 
 
-def prefill_rows(facts: Heads, numbers: AttentionNumbers) -> Iterable[Variant]:
-    """Any batch: tiles of rows if sequences have many, otherwise row by row."""
-    append = kernel(rope_append, heads=facts)
+def prefill_rows(activation: str, heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]) -> list[Variant]:
+    """Any batch: tiles of rows if sequences have many, else row by row. ``before``: the kernels that leave q in scratch."""
+    facts = {"heads": heads, "scores": scores, "q_in_scratch": bool(before)}
     many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
-    if numbers.tensor_cores and attention_mma.supports(facts):
-        yield Variant((append, kernel(attention_mma.attention_mma, facts=facts)), facts.activation, many)
+    if numbers.tensor_cores and attention_mma.supports(heads):
+        tiles = [kernel(attention_mma.attention_mma, **facts)]
     else:
-        tiles = [TileOptions(rows, keys) for rows, keys in numbers.tiles]
-        fitting = [tile for tile in tiles if facts.vectors <= tile.threads and tile.shared_bytes(facts) <= numbers.max_shared_bytes]
-        for options in fitting[: numbers.max_tiles]:
-            yield Variant((append, kernel(attention_tile, facts=facts, options=options)), facts.activation, many)
-    yield Variant((append, kernel(attention, heads=facts)), facts.activation)
+        tiles = [kernel(attention_tile, options=options, **facts) for options in tile_options(heads, numbers)]
+    return [
+        *(Variant((*before, call), activation, many) for call in tiles),
+        Variant((*before, kernel(attention, **facts)), activation),
+    ]
+
+
+def tile_options(heads: Heads, numbers: AttentionNumbers) -> list[TileOptions]:
+    """The first sizes that fit."""
+    tiles = [TileOptions(rows, keys) for rows, keys in numbers.tiles]
+    fitting = [tile for tile in tiles if tile.supports(heads) and tile.shared_bytes(heads) <= numbers.max_shared_bytes]
+    return fitting[: numbers.max_tiles]
+
+
+def rope_call(step: Step, context: Context, activation: str) -> KernelCall:
+    (columns,) = sizes(context.plan.shape_of(step.inputs["x"])[1:])
+    positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
+    return kernel(
+        rope,
+        columns=columns,
+        head_dim=attr(step, "head_dim"),
+        preparation=Preparation(positions, 2 * half, None),
+        x_dtype=context.dtype_of(step.inputs["x"], activation),
+        y_dtype=context.dtype_of(step.outputs["y"], activation),
+    )
+
+
+def check_heads(step: Step, heads: Heads) -> None:
+    """Raises UnsupportedModel for heads that no kernel can run."""
+    if heads.head_dim % 2:
+        raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; kernels for GPUs read pairs of elements and need an even number")
+    if row_threads(heads) > MAX_THREADS:
+        most = MAX_THREADS * heads.lanes
+        raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; a workgroup holds {most} elements at most")

@@ -1,86 +1,116 @@
-"""attention over pages for any batch: the plain kernel. q is what rope_append left in scratch.
+"""attention over pages for any batch: the plain kernel. Any head_dim that is even, and all that `Scores` can hold.
 
-One workgroup: one query head of one new token; keys in tiles of 64 with a running softmax (Milakov & Gimelshein 2018), all sums float32.
-One thread: first one key of the tile (its score), then one or more vectors of the head's elements (the weighted values).
+One workgroup: one query head of one new token; keys in tiles of 64 from the first to the last visible one, with a running softmax (Milakov
+& Gimelshein 2018), all sums float32. One thread: the score of one key of a tile, then one or more vectors of the weighted values.
 """
 
 from __future__ import annotations
 
-import math
-
-from .builder import Kernel, KernelBuilder, cast, exp, maximum, minimum, number, select, splat, sum_lanes
-from .pages import LOWEST, Heads, Pages
+from .batch_rows import BatchRows
+from .builder import Kernel, KernelBuilder, Scalar, cast, maximum, minimum, number, splat, sum_lanes
+from .heads import Heads, Scores
+from .new_heads import query_rows
+from .pages import Pages
+from .scores import LOWEST, capped, weight
 
 TILE = 64
 
 
-def attention(name: str, heads: Heads) -> Kernel:
-    lanes, vectors, page_size = heads.lanes, heads.vectors, heads.page_size
+def attention(name: str, *, heads: Heads, scores: Scores, q_in_scratch: bool) -> Kernel:
+    """``q_in_scratch``: a kernel before this one, such as rope_append, left q there; else q is an input of the step."""
     kernel = KernelBuilder(name, scalars=("B",))
-    q = kernel.scratch("q", ("S", heads.num_heads, vectors), heads.vector_dtype)
-    pages = Pages(kernel, heads, write=False)
-    positions = kernel.buffer("positions", ("S",), "int32")
-    seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
-    page_indptr = kernel.buffer("page_indptr", (["add", "B", 1],), "int32")
-    page_ids = kernel.buffer("page_ids", ("L",), "int32")
-    y = kernel.buffer("y", ("S", heads.num_heads, vectors), heads.stored_dtype, write=True)
-
-    head, row = kernel.grid(heads.num_heads, "S")
-    thread = kernel.threads(TILE)
-    kv_head = head // heads.group
-
-    query = kernel.shared("query", (vectors,), heads.vector_dtype)
-    scores = kernel.shared("scores", (TILE,), "float32")
-    weights = kernel.shared("weights", (TILE,), "float32")
-    slots_per_thread = -(-vectors // TILE)
-    for i in range(slots_per_thread):
-        with kernel.when(thread + i * TILE < vectors):
-            query[thread + i * TILE] = q[row, head, thread + i * TILE] * splat(number(1 / math.sqrt(heads.head_dim), "float32"), lanes)
-
-    # The row's sequence is the number of sequences that end at or before it.
-    sequence = kernel.local("sequence", 1, "int32", fill=0)
-    with kernel.loop("other", kernel.size("B")) as other:
-        sequence[0] = sequence[0] + select(seq_starts[other + 1] <= row, 1, 0)
-    first_page = kernel.let("first_page", page_indptr[sequence[0]])
-    length = kernel.let("length", positions[row] + 1)
-
-    largest = kernel.local("largest", 1, "float32", fill=LOWEST)
-    previous = kernel.local("previous", 1, "float32")
-    total = kernel.local("total", 1, "float32", fill=0)
-    score = kernel.local("score", 1, heads.vector_dtype)
-    result = kernel.local("result", slots_per_thread, heads.vector_dtype, fill=0)
-
-    with kernel.loop("tile", (length + TILE - 1) // TILE) as tile:
-        key = kernel.let("key", tile * TILE + thread)
-        kernel.barrier()
-        scores[thread] = LOWEST
-        with kernel.when(key < length):
-            page = kernel.let("page", page_ids[first_page + key // page_size])
-            score[0] = 0
-            with kernel.loop("i", vectors) as i:
-                score[0] = score[0] + query[i] * pages.load(page, 0, kv_head, key % page_size, i)
-            scores[thread] = sum_lanes(score[0], lanes)
-        kernel.barrier()
-        previous[0] = largest[0]
-        with kernel.loop("other_key", TILE) as other_key:
-            largest[0] = maximum(largest[0], scores[other_key])
-        # A key beyond the end weighs exp(LOWEST - largest), which is 0.
-        weights[thread] = exp(scores[thread] - largest[0])
-        kernel.barrier()
-        correction = kernel.let("correction", exp(previous[0] - largest[0]))
-        total[0] = total[0] * correction
-        for i in range(slots_per_thread):
-            result[i] = result[i] * splat(correction, lanes)
-        with kernel.loop("j", minimum(TILE, length - tile * TILE)) as j:
-            other_key = tile * TILE + j
-            page = kernel.let("page", page_ids[first_page + other_key // page_size])
-            total[0] = total[0] + weights[j]
-            for i in range(slots_per_thread):
-                with kernel.when(thread + i * TILE < vectors):
-                    value = pages.load(page, 1, kv_head, other_key % page_size, thread + i * TILE)
-                    result[i] = result[i] + splat(weights[j], lanes) * value
-
-    for i in range(slots_per_thread):
-        with kernel.when(thread + i * TILE < vectors):
-            y[row, head, thread + i * TILE] = cast(result[i] / splat(total[0], lanes), heads.stored_dtype)
+    phases = PlainAttention(kernel, heads, scores, q_in_scratch=q_in_scratch)
+    phases.load_query()
+    with kernel.loop("tile", phases.tiles) as tile:
+        phases.score_key(tile)
+        phases.update_softmax()
+        phases.add_values(tile)
+    phases.store()
     return kernel.finish()
+
+
+class PlainAttention:
+    """The arrays of one workgroup, and the phases of its work."""
+
+    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, *, q_in_scratch: bool) -> None:
+        self.kernel, self.heads, self.scores = kernel, heads, scores
+        self.q = query_rows(kernel, heads, scratch=q_in_scratch)
+        self.pages = Pages(kernel, heads, write=False)
+        self.rows = BatchRows(kernel, heads, scores)
+        self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
+        self.y = kernel.buffer("y", ("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
+        self.head, self.row = kernel.grid(heads.num_heads, "S")
+        self.thread = kernel.threads(TILE)
+        self.kv_head = self.head // heads.group
+        self.query = kernel.shared("query", (heads.vectors,), heads.vector_dtype)
+        self.tile_scores = kernel.shared("scores", (TILE,), "float32")
+        self.weights = kernel.shared("weights", (TILE,), "float32")
+        # Vectors of the result that a thread adds up: thread, thread + TILE, and so on.
+        self.slots = -(-heads.vectors // TILE)
+
+    def load_query(self) -> None:
+        """Scale the query, find the row's keys, and start the softmax."""
+        kernel, heads = self.kernel, self.heads
+        for i in range(self.slots):
+            with kernel.when(self.thread + i * TILE < heads.vectors):
+                vector = cast(self.q[self.row, self.head, self.thread + i * TILE], heads.vector_dtype)
+                self.query[self.thread + i * TILE] = vector * splat(number(self.scores.scale, "float32"), heads.lanes)
+        self.first_page, last = self.rows.sequence_of(self.row)
+        self.first_key, self.end_key = self.rows.range_of(self.rows.positions[self.row], last)
+        self.largest = kernel.local("largest", 1, "float32")
+        self.total = kernel.local("total", 1, "float32")
+        # A sink is a key without a value.
+        self.largest[0] = LOWEST if self.sinks is None else self.sinks[self.head]
+        self.total[0] = 0 if self.sinks is None else 1
+        self.previous = kernel.local("previous", 1, "float32")
+        self.score = kernel.local("score", 1, heads.vector_dtype)
+        self.result = kernel.local("result", self.slots, heads.vector_dtype, fill=0)
+
+    @property
+    def tiles(self) -> Scalar:
+        return (self.end_key - self.first_key + TILE - 1) // TILE
+
+    def score_key(self, tile: Scalar) -> None:
+        """One key a thread."""
+        kernel, heads, thread = self.kernel, self.heads, self.thread
+        key = kernel.let("key", self.first_key + tile * TILE + thread)
+        kernel.barrier()
+        self.tile_scores[thread] = LOWEST
+        with kernel.when(key < self.end_key):
+            page = kernel.let("page", self.rows.page_of(self.first_page, key))
+            self.score[0] = 0
+            with kernel.loop("i", heads.vectors) as i:
+                self.score[0] = self.score[0] + self.query[i] * self.pages.load(page, 0, self.kv_head, key % heads.page_size, i)
+            self.tile_scores[thread] = capped(kernel, self.scores, sum_lanes(self.score[0], heads.lanes))
+        kernel.barrier()
+
+    def update_softmax(self) -> None:
+        """Turn the tile's scores into weights, and scale the sums so far to the largest score."""
+        kernel, largest = self.kernel, self.largest
+        self.previous[0] = largest[0]
+        with kernel.loop("other_key", TILE) as other_key:
+            largest[0] = maximum(largest[0], self.tile_scores[other_key])
+        self.weights[self.thread] = weight(self.tile_scores[self.thread], largest[0])
+        kernel.barrier()
+        correction = kernel.let("correction", weight(self.previous[0], largest[0]))
+        self.total[0] = self.total[0] * correction
+        for i in range(self.slots):
+            self.result[i] = self.result[i] * splat(correction, self.heads.lanes)
+
+    def add_values(self, tile: Scalar) -> None:
+        """All of the tile's values, one vector of each or more a thread."""
+        kernel, heads = self.kernel, self.heads
+        with kernel.loop("j", minimum(TILE, self.end_key - self.first_key - tile * TILE)) as j:
+            key = self.first_key + tile * TILE + j
+            page = kernel.let("page", self.rows.page_of(self.first_page, key))
+            self.total[0] = self.total[0] + self.weights[j]
+            for i in range(self.slots):
+                with kernel.when(self.thread + i * TILE < heads.vectors):
+                    value = self.pages.load(page, 1, self.kv_head, key % heads.page_size, self.thread + i * TILE)
+                    self.result[i] = self.result[i] + splat(self.weights[j], heads.lanes) * value
+
+    def store(self) -> None:
+        for i in range(self.slots):
+            with self.kernel.when(self.thread + i * TILE < self.heads.vectors):
+                mean = self.result[i] / splat(self.total[0], self.heads.lanes)
+                self.y[self.row, self.head, self.thread + i * TILE] = cast(mean, self.heads.stored_dtype)

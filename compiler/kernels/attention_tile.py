@@ -1,18 +1,22 @@
-"""attention over pages for many new tokens of a sequence: prefill. q is what rope_append left in scratch.
+"""attention over pages for many new tokens of a sequence: prefill.
 
-One workgroup: one query head of ``rows`` new tokens, keys in tiles up to the last of those tokens, with a running softmax (Milakov &
-Gimelshein 2018), all sums float32. Where the rows are of several sequences, it takes these one after the other; to each, the others' rows
-are masked. One thread: a few scores of a tile, for rows and keys each a stride apart; then one vector of every so-manyeth row's result.
-Needs: positions of a sequence in ascending order; ``keys`` a multiple of the page, or a part of it.
+One workgroup: one query head of ``rows`` new tokens; keys in tiles from the first to the last that any of those tokens sees, with a running
+softmax (Milakov & Gimelshein 2018), all sums float32. If the rows belong to several sequences, it takes these in turn and masks the other
+rows. One thread: a few scores of a tile, for rows and keys a stride apart; then one vector of the result for a few rows.
+Needs: ascending positions within a sequence; ``keys`` a multiple of the page, or a part of it.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .builder import Kernel, KernelBuilder, Scalar, all_of, cast, exp, maximum, minimum, number, select, splat, sum_lanes
-from .pages import LOWEST, Heads, Pages
+from .batch_rows import BatchRows, SequenceRows
+from .builder import Kernel, KernelBuilder, Scalar, all_of, cast, maximum, minimum, number, select, splat, sum_lanes
+from .heads import Heads, Scores
+from .new_heads import query_rows
+from .pages import Pages
+from .scores import LOWEST, capped, sees, weight
 
 # Vectors of each key in workgroup memory at a time.
 KEY_VECTORS = 8
@@ -24,178 +28,226 @@ class TileOptions:
     keys: int = 32
     threads: int = 128
 
-    def shared_bytes(self, facts: Heads) -> int:
-        """Workgroup memory: queries, a part of the keys, scores, a fold, and what is kept of each row."""
-        vectors = self.rows * padded_vectors(facts) + self.keys * (KEY_VECTORS + 1)
-        return 4 * (vectors * facts.lanes + self.rows * (self.keys + 1) + self.threads + 3 * self.rows + self.keys)
+    def supports(self, heads: Heads) -> bool:
+        """Whether a workgroup of these sizes can run such heads."""
+        pages_fit = self.keys % heads.page_size == 0 or heads.page_size % self.keys == 0
+        return pages_fit and self.threads % self.rows == 0 and heads.vectors <= self.threads
+
+    def shared_bytes(self, heads: Heads) -> int:
+        """Workgroup memory: queries, a part of the keys, scores, a fold, and the softmax of each row."""
+        vectors = self.rows * padded_vectors(heads) + self.keys * (KEY_VECTORS + 1)
+        return 4 * (vectors * heads.lanes + self.rows * (self.keys + 1) + self.threads + 3 * self.rows + self.keys)
 
 
-def padded_vectors(facts: Heads) -> int:
-    """Vectors of a query in workgroup memory, zeros behind the last."""
-    return -(-facts.vectors // KEY_VECTORS) * KEY_VECTORS
+def padded_vectors(heads: Heads) -> int:
+    """Vectors of a query in workgroup memory, with zeros behind the last."""
+    return -(-heads.vectors // KEY_VECTORS) * KEY_VECTORS
 
 
-def attention_tile(name: str, facts: Heads, options: TileOptions) -> Kernel:
-    rows, keys, threads = options.rows, options.keys, options.threads
-    lanes, vectors, page_size = facts.lanes, facts.vectors, facts.page_size
-    assert keys % page_size == 0 or page_size % keys == 0, (keys, page_size)
-    assert threads % rows == 0, options
-    assert vectors <= threads, (vectors, threads)
-
+def attention_tile(name: str, *, heads: Heads, scores: Scores, options: TileOptions, q_in_scratch: bool) -> Kernel:
+    """``q_in_scratch``: a kernel before this one, such as rope_append, left q there; else q is an input of the step."""
+    assert options.supports(heads), (options, heads)
     kernel = KernelBuilder(name, scalars=("B",))
-    q = kernel.scratch("q", ("S", facts.num_heads, vectors), facts.vector_dtype)
-    pages = Pages(kernel, facts, write=False)
-    positions = kernel.buffer("positions", ("S",), "int32")
-    seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
-    page_indptr = kernel.buffer("page_indptr", (["add", "B", 1],), "int32")
-    page_ids = kernel.buffer("page_ids", ("L",), "int32")
-    y = kernel.buffer("y", ("S", facts.num_heads, vectors), facts.stored_dtype, write=True)
-
-    head, group_y = kernel.grid(facts.num_heads, ["ceildiv", "S", rows])
-    thread = kernel.threads(threads)
-    kv_head = head // facts.group
-    first_row = kernel.let("first_row", group_y * rows)
-    end_row = kernel.let("end_row", minimum(first_row + rows, kernel.size("S")))
-
-    queries = kernel.shared("queries", (rows, padded_vectors(facts)), facts.vector_dtype)
-    key_part = kernel.shared("key_part", (keys, KEY_VECTORS + 1), facts.vector_dtype)
-    scores = kernel.shared("scores", (rows, keys + 1), "float32")
-    fold_places = kernel.shared("fold_places", (threads,), "float32")
-    largest, total, correction = (kernel.shared(each, (rows,), "float32") for each in ("largest", "total", "correction"))
-    tile_pages = kernel.shared("tile_pages", (max(1, keys // page_size),), "int32")
-
-    scale = splat(number(1 / math.sqrt(facts.head_dim), "float32"), lanes)
-    zero = number(0, facts.vector_dtype)
-    for start in range(0, rows * padded_vectors(facts), threads):
-        item = kernel.let("item", thread + start)
-        with kernel.when(True if start + threads <= rows * padded_vectors(facts) else item < rows * padded_vectors(facts)):
-            row, index = kernel.let("row", item // padded_vectors(facts)), kernel.let("index", item % padded_vectors(facts))
-            queries[row, index] = zero
-            with kernel.when(all_of(first_row + row < end_row, index < vectors)):
-                queries[row, index] = q[first_row + row, head, index] * scale
-    with kernel.when(thread < rows):
-        largest[thread] = LOWEST
-        total[thread] = 0
-
-    # A thread's scores: rows score_row + i * row_groups and keys score_key + j * key_groups.
-    key_groups = min(keys, max(1, threads // 8))
-    row_groups = threads // key_groups
-    score_row, score_key = kernel.let("score_row", thread // key_groups), kernel.let("score_key", thread % key_groups)
-    score_rows, score_keys = -(-rows // row_groups), keys // key_groups
-    dots = kernel.local("dots", score_rows * score_keys, facts.vector_dtype, fill=0)
-    # A thread's part of a row's softmax.
-    threads_a_row = threads // rows
-    soft_row, lane = kernel.let("soft_row", thread // threads_a_row), kernel.let("lane", thread % threads_a_row)
-    best, sum_ = kernel.local("best", 1, "float32"), kernel.local("sum", 1, "float32")
-    # A thread's part of the result: one vector of rows value_row + i * value_groups.
-    value_groups = threads // vectors
-    value_row, index = kernel.let("value_row", thread // vectors), kernel.let("index", thread % vectors)
-    has_values = True if value_groups * vectors == threads else value_row < value_groups
-    value_rows = -(-rows // value_groups)
-    result = kernel.local("result", value_rows, facts.vector_dtype, fill=0)
-
-    def row_of(i: int) -> Scalar:
-        """Row i of the thread's part of the result; beyond the last row, the last."""
-        return value_row + i * value_groups if value_groups * value_rows == rows else minimum(value_row + i * value_groups, rows - 1)
-
-    def fold(combine: object) -> None:
-        def into(mine: Scalar, other: Scalar) -> None:
-            fold_places[mine] = combine(fold_places[mine], fold_places[other])  # type: ignore[operator]
-
-        kernel.fold(thread, lane, threads_a_row, into)
-
-    # The sequences of the tile's rows: those that end behind its first row and start before its end.
-    first_sequence, end_sequence = (kernel.local(each, 1, "int32", fill=0) for each in ("first_sequence", "end_sequence"))
-    with kernel.loop("other", kernel.size("B")) as other:
-        first_sequence[0] = first_sequence[0] + select(seq_starts[other + 1] <= first_row, 1, 0)
-        end_sequence[0] = end_sequence[0] + select(seq_starts[other] < end_row, 1, 0)
-
-    with kernel.loop("s", end_sequence[0] - first_sequence[0]) as s:
-        sequence = kernel.let("sequence", first_sequence[0] + s)
-        own_start = kernel.let("own_start", maximum(seq_starts[sequence] - first_row, 0))
-        own_end = kernel.let("own_end", minimum(seq_starts[sequence + 1], end_row) - first_row)
-        first_page = kernel.let("first_page", page_indptr[sequence])
-        length = kernel.let("length", positions[first_row + own_end - 1] + 1)
-        with kernel.loop("tile_index", (length + keys - 1) // keys) as tile_index:
-            first_key = kernel.let("first_key", tile_index * keys)
-            count = kernel.let("count", minimum(length - first_key, keys))
-            kernel.barrier()
-            with kernel.when(all_of(thread < max(1, keys // page_size), first_key + thread * page_size < length)):
-                tile_pages[thread] = page_ids[first_page + first_key // page_size + thread]
-
-            # --- scores ---
-            for i in range(score_rows * score_keys):
-                dots[i] = 0
-            with kernel.loop("part", padded_vectors(facts) // KEY_VECTORS) as part:
-                kernel.barrier()
-                for start in range(0, keys * KEY_VECTORS, threads):
-                    item = kernel.let("item", thread + start)
-                    with kernel.when(True if start + threads <= keys * KEY_VECTORS else item < keys * KEY_VECTORS):
-                        key, place = kernel.let("key", item // KEY_VECTORS), kernel.let("place", item % KEY_VECTORS)
-                        vector = kernel.let("vector", part * KEY_VECTORS + place)
-                        key_part[key, place] = zero
-                        with kernel.when(all_of(key < count, True if vectors % KEY_VECTORS == 0 else vector < vectors)):
-                            in_page = kernel.let("in_page", (first_key + key) % page_size)
-                            key_part[key, place] = pages.load(tile_pages[key // page_size], 0, kv_head, in_page, vector)
-                kernel.barrier()
-                with kernel.loop("place", KEY_VECTORS) as place:
-                    own_keys = [kernel.let("own_key", key_part[score_key + j * key_groups, place]) for j in range(score_keys)]
-                    for i in range(score_rows):
-                        row = score_row + i * row_groups
-                        if row_groups * score_rows != rows:
-                            row = minimum(row, rows - 1)
-                        own_query = kernel.let("own_query", queries[row, part * KEY_VECTORS + place])
-                        for j in range(score_keys):
-                            here = i * score_keys + j
-                            dots[here] = dots[here] + own_query * own_keys[j]
-            for i in range(score_rows):
-                row = score_row + i * row_groups
-                with kernel.when(True if row_groups * score_rows == rows else row < rows):
-                    own = all_of(row >= own_start, row < own_end)
-                    position = positions[first_row + minimum(row, own_end - 1)]
-                    for j in range(score_keys):
-                        key = score_key + j * key_groups
-                        seen = all_of(own, first_key + key <= position)
-                        scores[row, key] = select(seen, sum_lanes(dots[i * score_keys + j], lanes), number(LOWEST, "float32"))
-            kernel.barrier()
-
-            # --- softmax: of a row that is not this sequence's, the largest stays and all weights are 0 ---
-            best[0] = LOWEST
-            for i in range(-(-keys // threads_a_row)):
-                key = lane + i * threads_a_row
-                with kernel.when(True if keys % threads_a_row == 0 else key < keys):
-                    best[0] = maximum(best[0], scores[soft_row, key])
-            fold_places[thread] = best[0]
-            fold(maximum)
-            new_largest = kernel.let("new_largest", maximum(largest[soft_row], fold_places[soft_row * threads_a_row]))
-            sum_[0] = 0
-            for i in range(-(-keys // threads_a_row)):
-                key = lane + i * threads_a_row
-                with kernel.when(True if keys % threads_a_row == 0 else key < keys):
-                    weight = kernel.let("weight", exp(scores[soft_row, key] - new_largest))
-                    scores[soft_row, key] = weight
-                    sum_[0] = sum_[0] + weight
-            kernel.barrier()
-            fold_places[thread] = sum_[0]
-            fold(lambda one, other: one + other)
-            with kernel.when(lane == 0):
-                correction[soft_row] = exp(largest[soft_row] - new_largest)
-                total[soft_row] = total[soft_row] * correction[soft_row] + fold_places[thread]
-                largest[soft_row] = new_largest
-            kernel.barrier()
-
-            # --- values ---
-            with kernel.when(has_values):
-                for i in range(value_rows):
-                    result[i] = result[i] * splat(correction[row_of(i)], lanes)
-                with kernel.loop("key", count) as key:
-                    in_page = kernel.let("in_page", (first_key + key) % page_size)
-                    value = kernel.let("value", pages.load(tile_pages[key // page_size], 1, kv_head, in_page, index))
-                    for i in range(value_rows):
-                        result[i] = result[i] + splat(scores[row_of(i), key], lanes) * value
-
-    for i in range(value_rows):
-        row = value_row + i * value_groups
-        with kernel.when(all_of(has_values, first_row + row < end_row)):
-            y[first_row + row, head, index] = cast(result[i] / splat(total[row_of(i)], lanes), facts.stored_dtype)
+    phases = TileAttention(kernel, heads, scores, options, q_in_scratch=q_in_scratch)
+    phases.load_queries()
+    with phases.batch.sequences(phases.first_row, phases.end_row) as own:
+        length = kernel.let("length", own.last_key + 1)
+        with kernel.loop("tile_index", (length - own.first_key + options.keys - 1) // options.keys) as tile_index:
+            first_key = kernel.let("first_key", own.first_key + tile_index * options.keys)
+            count = kernel.let("count", minimum(length - first_key, options.keys))
+            phases.load_pages(own, first_key, length)
+            phases.multiply_keys(first_key, count)
+            phases.mask_scores(own, first_key)
+            phases.update_softmax()
+            phases.add_values(first_key, count)
+    phases.store()
     return kernel.finish()
+
+
+class TileAttention:
+    """The arrays of one workgroup, and the phases of its work."""
+
+    def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions, *, q_in_scratch: bool) -> None:
+        self.kernel, self.heads, self.facts, self.options = kernel, heads, scores, options
+        self.q = query_rows(kernel, heads, scratch=q_in_scratch)
+        self.pages = Pages(kernel, heads, write=False)
+        self.batch = BatchRows(kernel, heads, scores)
+        self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
+        self.y = kernel.buffer("y", ("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
+
+        rows, keys, threads = options.rows, options.keys, options.threads
+        self.head, group_y = kernel.grid(heads.num_heads, ["ceildiv", "S", rows])
+        self.thread = kernel.threads(threads)
+        self.kv_head = self.head // heads.group
+        self.first_row = kernel.let("first_row", group_y * rows)
+        self.end_row = kernel.let("end_row", minimum(self.first_row + rows, kernel.size("S")))
+
+        self.queries = kernel.shared("queries", (rows, padded_vectors(heads)), heads.vector_dtype)
+        self.key_part = kernel.shared("key_part", (keys, KEY_VECTORS + 1), heads.vector_dtype)
+        self.scores = kernel.shared("scores", (rows, keys + 1), "float32")
+        self.fold_places = kernel.shared("fold_places", (threads,), "float32")
+        self.largest, self.total, self.correction = (kernel.shared(each, (rows,), "float32") for each in ("largest", "total", "correction"))
+        self.tile_pages = kernel.shared("tile_pages", (max(1, keys // heads.page_size),), "int32")
+
+        # A thread's scores: rows score_row + i * row_groups and keys score_key + j * key_groups.
+        self.key_groups = min(keys, max(1, threads // 8))
+        self.row_groups = threads // self.key_groups
+        self.score_rows, self.score_keys = -(-rows // self.row_groups), keys // self.key_groups
+        # Threads of a row's softmax.
+        self.threads_a_row = threads // rows
+        # A thread's part of the result: one vector of rows value_row + i * value_groups.
+        self.value_groups = threads // heads.vectors
+        self.value_rows = -(-rows // self.value_groups)
+
+    def load_queries(self) -> None:
+        """Scale the queries into workgroup memory, start the softmax of each row, and give each thread its parts."""
+        kernel, heads, thread = self.kernel, self.heads, self.thread
+        rows, threads, padded = self.options.rows, self.options.threads, padded_vectors(heads)
+        scale = splat(number(self.facts.scale, "float32"), heads.lanes)
+        for start in range(0, rows * padded, threads):
+            item = kernel.let("item", thread + start)
+            with kernel.when(True if start + threads <= rows * padded else item < rows * padded):
+                row, index = kernel.let("row", item // padded), kernel.let("index", item % padded)
+                self.queries[row, index] = number(0, heads.vector_dtype)
+                with kernel.when(all_of(self.first_row + row < self.end_row, index < heads.vectors)):
+                    self.queries[row, index] = cast(self.q[self.first_row + row, self.head, index], heads.vector_dtype) * scale
+        with kernel.when(thread < rows):
+            # A sink is a key without a value.
+            self.largest[thread] = LOWEST if self.sinks is None else self.sinks[self.head]
+            self.total[thread] = 0 if self.sinks is None else 1
+
+        self.score_row, self.score_key = (
+            kernel.let("score_row", thread // self.key_groups),
+            kernel.let("score_key", thread % self.key_groups),
+        )
+        self.dots = kernel.local("dots", self.score_rows * self.score_keys, heads.vector_dtype, fill=0)
+        self.soft_row, self.lane = kernel.let("soft_row", thread // self.threads_a_row), kernel.let("lane", thread % self.threads_a_row)
+        self.best, self.sum = kernel.local("best", 1, "float32"), kernel.local("sum", 1, "float32")
+        self.value_row, self.index = kernel.let("value_row", thread // heads.vectors), kernel.let("index", thread % heads.vectors)
+        self.has_values = True if self.value_groups * heads.vectors == threads else self.value_row < self.value_groups
+        self.result = kernel.local("result", self.value_rows, heads.vector_dtype, fill=0)
+
+    def load_pages(self, own: SequenceRows, first_key: Scalar, length: Scalar) -> None:
+        """Look up the pages of a tile's keys."""
+        kernel, page_size = self.kernel, self.heads.page_size
+        kernel.barrier()
+        with kernel.when(all_of(self.thread < max(1, self.options.keys // page_size), first_key + self.thread * page_size < length)):
+            self.tile_pages[self.thread] = self.batch.page(own.first_page, first_key // page_size + self.thread)
+
+    def multiply_keys(self, first_key: Scalar, count: Scalar) -> None:
+        """Multiply the thread's queries with its keys, which pass through workgroup memory part by part."""
+        kernel = self.kernel
+        for i in range(self.score_rows * self.score_keys):
+            self.dots[i] = 0
+        with kernel.loop("part", padded_vectors(self.heads) // KEY_VECTORS) as part:
+            kernel.barrier()
+            self._load_key_part(part, first_key, count)
+            kernel.barrier()
+            with kernel.loop("place", KEY_VECTORS) as place:
+                own_keys = [
+                    kernel.let("own_key", self.key_part[self.score_key + j * self.key_groups, place]) for j in range(self.score_keys)
+                ]
+                for i in range(self.score_rows):
+                    row = self._row_of_score(i)
+                    if self.row_groups * self.score_rows != self.options.rows:
+                        row = minimum(row, self.options.rows - 1)
+                    own_query = kernel.let("own_query", self.queries[row, part * KEY_VECTORS + place])
+                    for j in range(self.score_keys):
+                        here = i * self.score_keys + j
+                        self.dots[here] = self.dots[here] + own_query * own_keys[j]
+
+    def mask_scores(self, own: SequenceRows, first_key: Scalar) -> None:
+        """Store the scores of keys that rows see, and the lowest for the others."""
+        kernel, rows = self.kernel, self.options.rows
+        for i in range(self.score_rows):
+            row = self._row_of_score(i)
+            with kernel.when(True if self.row_groups * self.score_rows == rows else row < rows):
+                is_own = all_of(row >= own.start, row < own.end)
+                position = self.batch.positions[self.first_row + minimum(row, own.end - 1)]
+                for j in range(self.score_keys):
+                    key = self.score_key + j * self.key_groups
+                    seen = all_of(is_own, sees(self.facts, first_key + key, position, own.last))
+                    score = capped(kernel, self.facts, sum_lanes(self.dots[i * self.score_keys + j], self.heads.lanes))
+                    self.scores[row, key] = select(seen, score, number(LOWEST, "float32"))
+        kernel.barrier()
+
+    def update_softmax(self) -> None:
+        """Turn scores into weights. A row of another sequence keeps its largest score, and its weights are 0."""
+        kernel, soft_row = self.kernel, self.soft_row
+        self.best[0] = LOWEST
+        for key, guard in self._soft_keys():
+            with kernel.when(guard):
+                self.best[0] = maximum(self.best[0], self.scores[soft_row, key])
+        self.fold_places[self.thread] = self.best[0]
+        self._fold(maximum)
+        new_largest = kernel.let("new_largest", maximum(self.largest[soft_row], self.fold_places[soft_row * self.threads_a_row]))
+        self.sum[0] = 0
+        for key, guard in self._soft_keys():
+            with kernel.when(guard):
+                own_weight = kernel.let("weight", weight(self.scores[soft_row, key], new_largest))
+                self.scores[soft_row, key] = own_weight
+                self.sum[0] = self.sum[0] + own_weight
+        kernel.barrier()
+        self.fold_places[self.thread] = self.sum[0]
+        self._fold(lambda one, other: one + other)
+        with kernel.when(self.lane == 0):
+            self.correction[soft_row] = weight(self.largest[soft_row], new_largest)
+            self.total[soft_row] = self.total[soft_row] * self.correction[soft_row] + self.fold_places[self.thread]
+            self.largest[soft_row] = new_largest
+        kernel.barrier()
+
+    def add_values(self, first_key: Scalar, count: Scalar) -> None:
+        """Add the tile's weighted values to the thread's part of the result."""
+        kernel, page_size, lanes = self.kernel, self.heads.page_size, self.heads.lanes
+        with kernel.when(self.has_values):
+            for i in range(self.value_rows):
+                self.result[i] = self.result[i] * splat(self.correction[self._row_of_value(i)], lanes)
+            with kernel.loop("key", count) as key:
+                in_page = kernel.let("in_page", (first_key + key) % page_size)
+                value = kernel.let("value", self.pages.load(self.tile_pages[key // page_size], 1, self.kv_head, in_page, self.index))
+                for i in range(self.value_rows):
+                    self.result[i] = self.result[i] + splat(self.scores[self._row_of_value(i), key], lanes) * value
+
+    def store(self) -> None:
+        for i in range(self.value_rows):
+            row = self.value_row + i * self.value_groups
+            with self.kernel.when(all_of(self.has_values, self.first_row + row < self.end_row)):
+                mean = self.result[i] / splat(self.total[self._row_of_value(i)], self.heads.lanes)
+                self.y[self.first_row + row, self.head, self.index] = cast(mean, self.heads.stored_dtype)
+
+    def _load_key_part(self, part: Scalar, first_key: Scalar, count: Scalar) -> None:
+        """KEY_VECTORS vectors of each key of the tile, zeros beyond the last key and the last vector."""
+        kernel, heads, threads = self.kernel, self.heads, self.options.threads
+        items = self.options.keys * KEY_VECTORS
+        for start in range(0, items, threads):
+            item = kernel.let("item", self.thread + start)
+            with kernel.when(True if start + threads <= items else item < items):
+                key, place = kernel.let("key", item // KEY_VECTORS), kernel.let("place", item % KEY_VECTORS)
+                vector = kernel.let("vector", part * KEY_VECTORS + place)
+                self.key_part[key, place] = number(0, heads.vector_dtype)
+                with kernel.when(all_of(key < count, True if heads.vectors % KEY_VECTORS == 0 else vector < heads.vectors)):
+                    in_page = kernel.let("in_page", (first_key + key) % heads.page_size)
+                    page = self.tile_pages[key // heads.page_size]
+                    self.key_part[key, place] = self.pages.load(page, 0, self.kv_head, in_page, vector)
+
+    def _row_of_score(self, i: int) -> Scalar:
+        return self.score_row + i * self.row_groups
+
+    def _row_of_value(self, i: int) -> Scalar:
+        """Row i of the thread's part of the result; beyond the last row, the last."""
+        row = self.value_row + i * self.value_groups
+        return row if self.value_groups * self.value_rows == self.options.rows else minimum(row, self.options.rows - 1)
+
+    def _soft_keys(self) -> list[tuple[Scalar, Scalar | bool]]:
+        """The keys of the thread's part of a row's softmax, and whether there is such a key."""
+        keys, step = self.options.keys, self.threads_a_row
+        places = [self.lane + i * step for i in range(-(-keys // step))]
+        return [(key, True if keys % step == 0 else key < keys) for key in places]
+
+    def _fold(self, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
+        """Fold what the threads of each row left in ``fold_places``."""
+
+        def into(mine: Scalar, other: Scalar) -> None:
+            self.fold_places[mine] = combine(self.fold_places[mine], self.fold_places[other])
+
+        self.kernel.fold(self.thread, self.lane, self.threads_a_row, into)

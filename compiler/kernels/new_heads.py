@@ -1,45 +1,80 @@
-"""The heads of new tokens as kernels read them from the joint q/k/v projection: normed where the model norms q and k, q and k rotated.
-
-The projection's heads are H of q, then K of k, then K of v.
-"""
+"""Heads of new tokens: read from the joint q/k/v projection, normed and rotated as `Preparation` says; and the rows of q."""
 
 from __future__ import annotations
 
-from .builder import KernelBuilder, Scalar, cast, number, rsqrt, select, vector
-from .pages import Heads
+from .builder import Array, KernelBuilder, Scalar, cast, minimum, select, vector
+from .heads import Heads, Preparation
+from .maths import rms_factor
+
+
+def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: bool = False) -> Array:
+    """The argument "q", (S, H, vectors): in scratch, float32, or as a value of the step, of the activations' dtype."""
+    shape = ("S", heads.num_heads, heads.vectors)
+    if scratch:
+        return kernel.scratch("q", shape, heads.vector_dtype, write=write)
+    return kernel.buffer("q", shape, heads.stored_dtype, write=write)
+
+
+class RotationTable:
+    """The argument "table" of a kernel: cosine and sine for each position and pair of elements. Su et al. 2021."""
+
+    def __init__(self, kernel: KernelBuilder, preparation: Preparation, head_dim: int) -> None:
+        self._half, self._head_dim = preparation.rotary_dim // 2, head_dim
+        self._table = kernel.buffer("table", (preparation.positions, self._half, 2), "float32")
+
+    def partner(self, element: Scalar) -> Scalar:
+        """The element that an element is rotated with; some element of the head for one that is not rotated."""
+        return select(element < self._half, element + self._half, element - self._half)
+
+    def rotated(self, position: Scalar, element: Scalar, value: Scalar, partner: Scalar) -> Scalar:
+        """An element after the rotation, from its own value and its partner's."""
+        half = self._half
+        low = element < half
+        whole = 2 * half == self._head_dim
+        pair = select(low, element, element - half if whole else minimum(element - half, half - 1))
+        cosine, sine = self._table[position, pair, 0], self._table[position, pair, 1]
+        rotated = value * cosine + select(low, -partner, partner) * sine
+        return rotated if whole else select(element < 2 * half, rotated, value)
 
 
 class NewHeads:
-    """The arguments "qkv", "table", and "qk_norm" (q's weights above k's) of a kernel."""
+    """The arguments "qkv", "table" and "qk_norm" (q's weights, then k's). The projection's heads are H of q, K of k and K of v.
 
-    def __init__(self, kernel: KernelBuilder, heads: Heads) -> None:
-        self._heads = heads
+    A kernel has "table" only if there is a rotation, and "qk_norm" only if there is a norm.
+    """
+
+    def __init__(self, kernel: KernelBuilder, heads: Heads, preparation: Preparation) -> None:
+        self._heads, self._preparation = heads, preparation
         self._qkv = kernel.buffer("qkv", ("S", heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim), heads.activation)
-        self._table = kernel.buffer("table", (heads.positions, heads.head_dim // 2, 2), "float32")
-        self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if heads.norm_eps is not None else None
+        self._table = RotationTable(kernel, preparation, heads.head_dim) if preparation.rotary_dim else None
+        self._norm = kernel.buffer("qk_norm", (2, heads.head_dim), "float32") if self.normed else None
+
+    @property
+    def normed(self) -> bool:
+        return self._preparation.norm_eps is not None
 
     def element(self, row: Scalar, head: Scalar, element: Scalar) -> Scalar:
         """One element as projected, float32."""
         return cast(self._qkv[row, head, element], "float32")
 
     def factor(self, sum_of_squares: Scalar) -> Scalar:
-        """What a head's elements are multiplied with, beside the norm's weights."""
-        assert self._heads.norm_eps is not None
-        return rsqrt(sum_of_squares * number(1 / self._heads.head_dim, "float32") + number(self._heads.norm_eps, "float32"))
+        """The factor of a head's elements: 1 / sqrt(mean of squares + eps). Zhang & Sennrich 2019."""
+        eps = self._preparation.norm_eps
+        assert eps is not None
+        return rms_factor(sum_of_squares, self._heads.head_dim, eps)
 
     def vector(self, row: Scalar, head: Scalar, position: Scalar, index: Scalar, factor: Scalar | None) -> Scalar:
-        """Vector ``index`` of a head, float32; ``factor`` where q and k are normed. Heads of v are taken as they are."""
-        heads, half = self._heads, self._heads.head_dim // 2
-        turned = []
+        """Vector ``index`` of a prepared head, float32. ``factor`` is None if heads are not normed. Heads of v stay as projected."""
+        heads, lanes = self._heads, []
         for lane in range(heads.lanes):
             element = index * heads.lanes + lane
-            low = element < half
-            other, pair = select(low, element + half, element - half), select(low, element, element - half)
-            mine, partner = (self._normed(row, head, each, factor) for each in (element, other))
-            cosine, sine = self._table[position, pair, 0], self._table[position, pair, 1]
-            rotated = mine * cosine + select(low, -partner, partner) * sine
-            turned.append(select(head < heads.num_heads + heads.num_kv_heads, rotated, self.element(row, head, element)))
-        return vector(*turned)
+            value = self._normed(row, head, element, factor)
+            if self._table is not None:
+                partner = self._normed(row, head, self._table.partner(element), factor)
+                value = self._table.rotated(position, element, value, partner)
+            projected = self.element(row, head, element)
+            lanes.append(select(head < heads.num_heads + heads.num_kv_heads, value, projected))
+        return vector(*lanes)
 
     def _normed(self, row: Scalar, head: Scalar, element: Scalar, factor: Scalar | None) -> Scalar:
         value = self.element(row, head, element)

@@ -1,79 +1,28 @@
-"""What attention kernels have in common: the facts of one attention, its pages as an argument, and places of a running softmax.
+"""Pages of keys and values as an argument of kernels.
 
-Pages are (P, 2, K, page, D): of a page first the keys, then the values; of each the kv heads one after the other, so that what one
-workgroup reads of a page is one piece. Kernels read and write them in vectors of 4 elements, or of 2 where D is no multiple of 4. Pages of
-8-bit integers hold a word for a vector of 4, and behind the words of all rows of a page and kv head their scales: see `ops.page_rows`.
+Pages are (P, 2, K, page, D). A page has its keys first, then its values; within each, the kv heads follow one another, so that a workgroup
+reads one contiguous piece of a page. Kernels read and write vectors of 4 elements, or of 2 if D is not a multiple of 4. Pages of 8-bit
+integers hold a word for each vector of 4, and behind the words of all rows of a page and kv head their scales: see `ops.kv_pages`.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from functools import reduce
 
 from .builder import KernelBuilder, Scalar, cast, extern, lane_of, magnitude, maximum, number, reinterpret, select, splat, vector
+from .heads import Heads as AttentionHeads
 from .packed import float_bytes, halves, spread_bytes
-
-# Stands for minus infinity, which WGSL may not be asked to compute with. exp(LOWEST - x) is 0 for every x that a score can have.
-LOWEST = -3.0e38
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """H query heads and K kv heads of D elements, of ``activation`` dtype, on pages of ``page_size`` tokens.
-
-    ``positions`` is the length of the rotation table; ``norm_eps`` None means that q and k are not normed. ``kv`` is the format of pages,
-    "activation" or "q8".
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    page_size: int
-    positions: int
-    activation: str
-    norm_eps: float | None
-    kv: str = "activation"
-
-    @property
-    def group(self) -> int:
-        """Query heads of one kv head."""
-        return self.num_heads // self.num_kv_heads
-
-    @property
-    def lanes(self) -> int:
-        """Elements of a vector."""
-        return 4 if self.head_dim % 4 == 0 else 2
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of a head."""
-        return self.head_dim // self.lanes
-
-    @property
-    def vector_dtype(self) -> str:
-        return f"float32x{self.lanes}"
-
-    @property
-    def stored_dtype(self) -> str:
-        return f"{self.activation}x{self.lanes}"
-
-    @property
-    def block_vectors(self) -> int:
-        """Vectors in 16 bytes of a page, or in fewer where a head's do not fill so many."""
-        if self.kv == "q8":
-            return math.gcd(self.vectors, 4)
-        return 2 if self.activation == "float16" and self.head_dim % 8 == 0 else 1
+from .scores import LOWEST as LOWEST
 
 
 class Pages:
     """A layer's keys (plane 0) and values (plane 1) as the argument "kv".
 
-    ``blocks`` binds them as blocks of up to 16 bytes, as many vectors as `Heads.block_vectors` says, for kernels that read and write whole
-    blocks (`block`, `store_block`); else kernels read and write single vectors (`load`, `store`).
+    ``blocks`` binds them as blocks of `Heads.block_vectors` vectors, up to 16 bytes, for kernels that read and write whole blocks; else a
+    block is one vector. ``place`` is a token's row within its page.
     """
 
-    def __init__(self, kernel: KernelBuilder, heads: Heads, *, write: bool, blocks: bool = False) -> None:
+    def __init__(self, kernel: KernelBuilder, heads: AttentionHeads, *, write: bool, blocks: bool = False) -> None:
         self._kernel, self._heads = kernel, heads
         self._quantized = heads.kv == "q8"
         self._block_vectors = heads.block_vectors if blocks else 1
@@ -104,11 +53,11 @@ class Pages:
         return stored * splat(self.scale(page, plane, kv_head, place)) if self._quantized else stored
 
     def block(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, block: Scalar) -> Scalar:
-        """A block of a row as it lies in memory."""
+        """A block of a row as it is stored."""
         return self._kv[page, plane, kv_head, place * (self._heads.vectors // self._block_vectors) + block]
 
     def vectors_of(self, block: Scalar) -> list[Scalar]:
-        """The vectors of a loaded block as float32, which `scale` makes right where pages are quantized."""
+        """The vectors of a loaded block as float32; if pages are quantized, `scale` is yet to be applied."""
         if self._quantized:
             words = [block] if self._block_vectors == 1 else [lane_of(block, lane) for lane in range(self._block_vectors)]
             return [float_codes(word) for word in words]
@@ -117,7 +66,7 @@ class Pages:
         return list(halves(block))
 
     def scale(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar) -> Scalar:
-        """What to multiply a row's vectors with. Only of quantized pages."""
+        """The factor of a row's vectors. Quantized pages only."""
         index = self._heads.page_size * self._heads.vectors + place
         if self._block_vectors == 1:
             return reinterpret(self._kv[page, plane, kv_head, index], "float32")
@@ -129,7 +78,7 @@ class Pages:
         return reinterpret(word, "float32")
 
     def pack(self, vectors: list[Scalar], largest: Scalar) -> Scalar:
-        """A block of these vectors; of quantized pages by their row's largest magnitude."""
+        """A block of these vectors. Quantized pages need the largest magnitude of the whole row."""
         assert len(vectors) == self._block_vectors, vectors
         if self._quantized:
             words = [extern("uint32", "pack4x8snorm", codes(each, largest) * splat(number(1 / 127, "float32"))) for each in vectors]
@@ -140,14 +89,14 @@ class Pages:
         return vector(*words) if len(words) > 1 else words[0]
 
     def rounded(self, vectors: list[Scalar], largest: Scalar) -> list[Scalar]:
-        """Vectors as the page gives them back."""
+        """Vectors as a later read of the page returns them."""
         scale = splat(scale_of(largest), self._heads.lanes) if self._quantized else None
         return [each * scale if self._quantized else each for each in self.vectors_of(self.pack(vectors, largest))]
 
     def store(
         self, page: Scalar, plane: Scalar | int, kv_head: Scalar, place: Scalar, block: Scalar, vectors: list[Scalar], largest: Scalar
     ) -> None:
-        """Write a block of vectors; of quantized pages, the thread of the first one writes the row's scale. ``largest`` as in `pack`."""
+        """Write a block of vectors. If pages are quantized, the thread of block 0 writes the row's scale too. ``largest`` as in `pack`."""
         heads, lanes = self._heads, self._block_vectors
         self._kv[page, plane, kv_head, place * (heads.vectors // lanes) + block] = self.pack(vectors, largest)
         if not self._quantized:

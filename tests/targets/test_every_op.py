@@ -8,20 +8,14 @@ import pytest
 from one_op import Build, graphs
 
 from nearfar.compiler import quant
-from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.ops import OPS
-from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.ir.plan import Plan, make_plan
+from nearfar.compiler.pipeline.target import TARGETS
 from nearfar.targets.context import Context
+from nearfar.targets.cpu.levels import by_name
+from nearfar.targets.cpu.variants import CpuContext
 
-TARGETS = ("webgpu", "cuda")
-# The kernels of these are not ready yet.
-MISSING = ("rope", "append_kv", "attention", "rope_append")
-NOT_READY = pytest.mark.xfail(strict=True, raises=UnsupportedModel)
-GRAPHS = [
-    pytest.param(target, build, id=f"{target}-{op}-{name}", marks=[NOT_READY] * (op in MISSING or name == "window"))
-    for target in TARGETS
-    for op, name, build in graphs()
-]
+GRAPHS = [pytest.param(target, build, id=f"{target}-{op}-{name}") for target in TARGETS for op, name, build in graphs()]
 
 
 def test_every_op_has_a_graph() -> None:
@@ -35,7 +29,7 @@ def test_the_last_row_of_every_op_runs_anywhere(target: str, build: Build) -> No
     variants = importlib.import_module(f"nearfar.targets.{target}.variants")
     plan = make_plan(build())
     for activations in (("float16", "float32"), ("float32",)):
-        context = Context(plan, quant.by_name("q4f16"), activations)
+        context = context_of(target, plan, activations)
         for step in plan.steps:
             rows = variants.variants_of(step, context)
             for activation in activations:
@@ -44,3 +38,10 @@ def test_the_last_row_of_every_op_runs_anywhere(target: str, build: Build) -> No
                 assert last.needs == ()
                 for call in last.kernels:
                     assert call.build().name == call.name
+
+
+def context_of(target: str, plan: Plan, activations: tuple[str, ...]) -> Context:
+    quantization = quant.by_name("q4f16")
+    if target == "cpu":
+        return CpuContext(plan, quantization, activations, by_name(None).levels)
+    return Context(plan, quantization, activations)

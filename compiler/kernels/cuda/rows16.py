@@ -27,8 +27,7 @@ from ..builder import (
 from ..linear_vector import power_of_two
 from ..maths import rms_factor
 from ..projection import Rows, guard_below
-from .functions import SHORT as SHORT
-from .functions import pair as pair
+from .functions import pair
 
 BLOCK = 128
 OCTETS = BLOCK // 8

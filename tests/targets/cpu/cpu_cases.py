@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import kernel_cases as shared
 import numpy as np
+import sampling_cases as shared
 from cpu_attention_cases import attention_cases
 from cpu_steps import Batch, StepCase
 from kernel_harness import Run

@@ -99,13 +99,7 @@ class StepCase:
         )
 
     def variants(self, levels: tuple[Level, ...]) -> tuple[Variant, ...]:
-        fields: dict[str, Any] = {
-            "quantization": quant.by_name(self.quantization),
-            "activations": (self.activation,),
-            "levels": levels,
-            "spec": None,
-        }
-        context = CpuContext(plan=self.plan, **fields)
+        context = CpuContext(self.plan, quant.by_name(self.quantization), (self.activation,), levels)
         return variants_of(self.step, context)
 
     def runnable(self) -> Iterator[tuple[Level, Variant]]:

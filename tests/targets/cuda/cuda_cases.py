@@ -7,20 +7,20 @@ from dataclasses import replace
 
 # Makes numpy know "bfloat16".
 import ml_dtypes  # noqa: F401
-from attention_cases import attention_case, attention_run
+from attention_cases import Facts, alone_run, attention_case, attention_run, plain_facts
 from case_arrays import EPS, FORMATS
 from kernel_cases import all_cases
 from kernel_harness import Case
 from projection_cases import projection_name, projection_run
 from step_cases import step_cases
 
-from nearfar.compiler.kernels.attention_decode import DecodeOptions
 from nearfar.compiler.kernels.attention_tile import TileOptions
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cuda.attention_mma import attention_mma
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
-from nearfar.compiler.kernels.pages import Heads
+from nearfar.compiler.kernels.decode_range import DecodeOptions
+from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.targets.cuda.variants import variants_of
@@ -35,6 +35,16 @@ SHAPES = {
 }
 # What sequences have cached, and their new tokens: one, ends of tiles of 64, tiles of several sequences, and a sequence of several tiles.
 MANY_KEYS = (((0, 1),), ((0, 64),), ((63, 5), (0, 3), (64, 70), (1, 1)), ((20, 131),))
+# Windows less than a tile, of a page, and of two tiles.
+MMA_ATTENTION = (
+    Facts(Heads(4, 2, 64, 16, "bfloat16"), Preparation(160, 32, EPS), Scores(0.1, window=20, softcap=4.0)),
+    Facts(Heads(7, 1, 32, 16, "float16", "q8"), Preparation(0, 0, None), Scores(0.2, window=16)),
+    Facts(Heads(2, 2, 96, 16, "float16"), Preparation(160, 96, None), Scores(0.1, window=100)),
+)
+MMA_ALONE = (
+    Facts(Heads(4, 2, 64, 16, "float16"), Preparation(0, 0, None), Scores(0.125, causal=False, sinks=True)),
+    Facts(Heads(2, 1, 32, 16, "bfloat16"), Preparation(0, 0, None), Scores(0.2, window=40, softcap=3.0, causal=False, sinks=True)),
+)
 # (shape, quantization, dtype, columns, outputs, what the projection has).
 MMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
     ("one_warp", "q4f16", "float16", 128, 8, {}),
@@ -59,18 +69,37 @@ def cuda_cases() -> Iterator[Case]:
     # Here it is about CUDA's code, not about templates' logic, which WebGPU's tests run through in full.
     yield from list(all_cases())[::16]
     yield from (mma_case(*row) for row in MMA)
-    yield attention_mma_case(Heads(4, 2, 64, 16, 160, "bfloat16", EPS))
-    yield attention_mma_case(Heads(1, 1, 32, 16, 160, "float16", None, "q8"))
-    facts = Heads(4, 2, 64, 16, 160, "bfloat16", EPS)
+    yield attention_mma_case(plain_facts(4, 2, 64, "bfloat16", norm=True))
+    yield attention_mma_case(plain_facts(1, 1, 32, "float16", norm=False, kv="q8"))
+    for facts in MMA_ATTENTION:
+        yield attention_mma_case(facts)
+    for facts in MMA_ALONE:
+        yield mma_alone_case(facts)
+    facts = plain_facts(4, 2, 64, "bfloat16", norm=True)
     yield attention_case("tile", facts, tile=TileOptions(16))
     yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
+    facts = replace(facts, scores=Scores(0.1, window=70, softcap=4.0))
+    yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=32))
 
 
-def attention_mma_case(facts: Heads) -> Case:
+def attention_mma_case(facts: Facts) -> Case:
+    heads, preparation = facts.heads, facts.preparation
     plain = attention_case("mma", facts)
     runs = lambda: [attention_run(facts, batch) for batch in MANY_KEYS]  # noqa: E731
-    return replace(
-        plain, build=lambda: [rope_append("append", facts), attention_mma("attention", facts)], runs=runs, dtype=facts.activation
+
+    def build() -> list[Kernel]:
+        append = rope_append("append", heads=heads, preparation=preparation, q_in_scratch=True)
+        return [append, attention_mma("attention", heads=heads, scores=facts.scores, q_in_scratch=True)]
+
+    return replace(plain, build=build, runs=runs, dtype=heads.activation)
+
+
+def mma_alone_case(facts: Facts) -> Case:
+    return Case(
+        f"attention_mma_alone_{facts.name}",
+        lambda: attention_mma("attention", heads=facts.heads, scores=facts.scores, q_in_scratch=False),
+        lambda: [alone_run(facts, batch) for batch in MANY_KEYS],
+        facts.heads.activation,
     )
 
 

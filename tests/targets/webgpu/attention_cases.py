@@ -1,25 +1,36 @@
-"""The cases of attention kernels. Places of pages that no token has written are NaN, so a kernel that reads them shows."""
+"""The cases of the attention family: rope, append_kv, rope_append, attention, and rope_attention as its kernels run it.
+
+Places of pages that no token has written are NaN, and so are pages that lie wholly before the window of a sequence's new tokens: a kernel
+that reads them shows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from zlib import crc32
 
 import numpy as np
-from case_arrays import EPS, nothing, random
 from kernel_harness import Case, Run
 
 from nearfar.compiler.ir.ops import OPS, Array
-from nearfar.compiler.ir.ops.kv_pages import append_kv
+from nearfar.compiler.ir.ops.kv_pages import append_kv as append_rows
 from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.kernels.append_kv import append_kv
 from nearfar.compiler.kernels.attention import attention
-from nearfar.compiler.kernels.attention_decode import DecodeOptions, attention_decode
+from nearfar.compiler.kernels.attention_decode import attention_decode
 from nearfar.compiler.kernels.attention_merge import attention_merge
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.builder import Kernel
-from nearfar.compiler.kernels.pages import Heads
+from nearfar.compiler.kernels.decode_range import DecodeOptions
+from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
+from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
-from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
+from nearfar.targets.variant import digest, plain
+
+EPS = 1e-6
+MAX_POSITIONS = 160
 
 # What sequences have cached, and their new tokens: the start and the end of a page, a page and one more, the first and the second tile
 # of 64 keys; alone, three decoding, prefill and decode mixed, 33 rows, and more sequences than a tile of rows touches, some within one.
@@ -36,20 +47,92 @@ DECODE_BATCHES = (
     ((15, 1), (130, 1), (16, 1), (0, 1)),
     tuple((cached, 1) for cached in (1, 17, 30, 31, 32, 33, 47, 48, 62, 63, 64, 65, 95, 96, 127, 128)),
 )
-# (query heads, kv heads, head_dim, norm)
+# (query heads, kv heads, head_dim, norm), rotated whole.
 HEADS = ((6, 3, 24, True), (2, 1, 22, False), (4, 2, 64, False), (5, 1, 64, True), (3, 1, 128, True), (2, 2, 256, False))
-MAX_POSITIONS = 160
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of one rope_attention or attention."""
+
+    heads: Heads
+    preparation: Preparation
+    scores: Scores
+
+    @property
+    def name(self) -> str:
+        heads = self.heads
+        name = f"{heads.num_heads}_{heads.num_kv_heads}_{heads.head_dim}_{heads.page_size}_{heads.activation}_{heads.kv}"
+        return f"{name}_{digest([plain(self.preparation), plain(self.scores)])[:4]}"
+
+
+def plain_facts(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    activation: str,
+    *,
+    norm: bool,
+    page_size: int = 16,
+    kv: str = "activation",
+    positions: int = MAX_POSITIONS,
+) -> Facts:
+    """Whole heads are rotated, and nothing limits what a row sees."""
+    heads = Heads(num_heads, num_kv_heads, head_dim, page_size, activation, kv)
+    return Facts(heads, Preparation(positions, head_dim, EPS if norm else None), Scores(head_dim**-0.5))
+
+
+# Each of these with every kernel of rope_attention. The windows are less than a tile and not a multiple of a page, a page, some pages, and
+# several ranges; contexts reach beyond three of the first three. One scale drives the soft-cap's tanh to its ends.
+SPECIAL = (
+    (Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, window=5)), DecodeOptions(2, 64, 64)),
+    (Facts(Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS), Scores(0.2, window=16)), DecodeOptions(7, 32, 32)),
+    (
+        Facts(Heads(2, 2, 80, 16, "float32", "q8"), Preparation(MAX_POSITIONS, 80, None), Scores(0.3, window=70, softcap=2.0)),
+        DecodeOptions(1, 32, 32),
+    ),
+    (
+        Facts(Heads(2, 1, 2, 16, "float32"), Preparation(MAX_POSITIONS, 2, None), Scores(40, window=40, softcap=3.0)),
+        DecodeOptions(2, 32, 32),
+    ),
+    (Facts(Heads(7, 1, 256, 16, "float32"), Preparation(0, 0, EPS), Scores(0.1, window=33)), DecodeOptions(1, 64, 64)),
+    (Facts(Heads(4, 2, 64, 16, "float16", "q8"), Preparation(MAX_POSITIONS, 32, EPS), Scores(0.05, window=1)), DecodeOptions(2, 32, 32)),
+    (Facts(Heads(2, 2, 6, 8, "float32"), Preparation(MAX_POSITIONS, 4, EPS), Scores(1.5, softcap=5.0)), DecodeOptions(1, 32, 32)),
+)
+# attention on its own, with q as an input of the step.
+ALONE = (
+    Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, causal=False, sinks=True)),
+    Facts(Heads(7, 1, 24, 16, "float16"), Preparation(0, 0, None), Scores(0.2, window=16, sinks=True)),
+    Facts(Heads(2, 2, 80, 16, "float32", "q8"), Preparation(0, 0, None), Scores(0.1, window=20, softcap=2.0, causal=False)),
+    Facts(Heads(2, 1, 2, 8, "float32"), Preparation(0, 0, None), Scores(1.0, window=3, causal=False, sinks=True)),
+)
 
 
 def attention_cases() -> Iterator[Case]:
+    yield from usual_cases()
+    for facts, decode in SPECIAL:
+        yield attention_case("plain", facts)
+        yield attention_case(
+            "tile", facts, tile=TileOptions(16 if facts.heads.head_dim < 256 else 8, 32 if facts.heads.head_dim < 80 else 16)
+        )
+        yield attention_case("decode", facts, decode=decode)
+        yield attention_case("split", facts, decode=replace(decode, split=decode.tile))
+    for facts in ALONE:
+        yield alone_case(facts, None)
+        yield alone_case(facts, TileOptions(16, 16))
+    yield from part_cases()
+
+
+def usual_cases() -> Iterator[Case]:
+    """Heads of all shapes, rotated whole, in every kernel of rope_attention."""
     small, uneven = DecodeOptions(1, 64, 64), DecodeOptions(1, 32, 64)
     for activation in ("float32", "float16"):
         for index, (num_heads, num_kv_heads, head_dim, norm) in enumerate(HEADS if activation == "float32" else HEADS[::2]):
-            facts = Heads(num_heads, num_kv_heads, head_dim, 16, MAX_POSITIONS, activation, EPS if norm else None)
+            facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm)
             yield attention_case("plain", facts)
             yield attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128))
-            options = small if index % 2 == 0 or facts.vectors > uneven.threads else uneven
-            options = replace(options, heads=facts.group)
+            options = small if index % 2 == 0 or facts.heads.vectors > uneven.threads else uneven
+            options = replace(options, heads=facts.heads.group)
             yield attention_case("decode", facts, decode=options)
             yield attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2)))
     for activation, num_heads, num_kv_heads, head_dim, norm in (
@@ -57,12 +140,12 @@ def attention_cases() -> Iterator[Case]:
         ("float32", 4, 2, 64, False),
         ("float16", 3, 1, 128, True),
     ):
-        facts = Heads(num_heads, num_kv_heads, head_dim, 16, MAX_POSITIONS, activation, EPS if norm else None, "q8")
+        facts = plain_facts(num_heads, num_kv_heads, head_dim, activation, norm=norm, kv="q8")
         yield attention_case("plain", facts)
         yield attention_case("tile", facts, tile=TileOptions(16))
-        yield attention_case("decode", facts, decode=replace(small, heads=facts.group))
-        yield attention_case("split", facts, decode=replace(uneven, heads=facts.group, tile=32, split=32))
-    facts = Heads(16, 2, 64, 16, MAX_POSITIONS, "float32", None)
+        yield attention_case("decode", facts, decode=replace(small, heads=facts.heads.group))
+        yield attention_case("split", facts, decode=replace(uneven, heads=facts.heads.group, tile=32, split=32))
+    facts = plain_facts(16, 2, 64, "float32", norm=False)
     # A kv head's query heads in two workgroups, of which one writes; one key a thread and four; the options of real models.
     yield attention_case("decode", facts, decode=DecodeOptions(4, 64, 256))
     yield attention_case("split", facts, decode=DecodeOptions(4, 64, 64, split=64))
@@ -71,62 +154,230 @@ def attention_cases() -> Iterator[Case]:
     yield attention_case("tile", facts, tile=TileOptions(32, 16))
     # More vectors than threads of the plain kernel, in twos and in fours, and other page sizes.
     for num_heads, head_dim, page_size in ((1, 134, 8), (2, 272, 32)):
-        facts = Heads(num_heads, 1, head_dim, page_size, MAX_POSITIONS, "float32", None)
+        facts = plain_facts(num_heads, 1, head_dim, "float32", norm=False, page_size=page_size)
         yield attention_case("plain", facts)
         yield attention_case("tile", facts, tile=TileOptions(8))
         yield attention_case("split", facts, decode=DecodeOptions(1, 128, 128, split=128))
 
 
-def attention_case(kind: str, facts: Heads, decode: DecodeOptions | None = None, tile: TileOptions | None = None) -> Case:
-    name = f"attention_{kind}_{facts.num_heads}_{facts.num_kv_heads}_{facts.head_dim}_{facts.page_size}_{facts.activation}_{facts.kv}"
+def part_cases() -> Iterator[Case]:
+    """The plain kernels of rope, append_kv and rope_append."""
+    for head_dim, rotary_dim, x_dtype, y_dtype in (
+        (24, 24, "float32", "float32"),
+        (80, 32, "float16", "float16"),
+        (5, 4, "float32", "float16"),
+        (2, 2, "float16", "float32"),
+    ):
+        yield rope_case(head_dim, rotary_dim, x_dtype, y_dtype)
+    for heads in (
+        Heads(2, 2, 24, 16, "float32"),
+        Heads(3, 3, 2, 8, "float16"),
+        Heads(1, 1, 260, 16, "float32", "q8"),
+        Heads(2, 2, 80, 16, "float16", "q8"),
+    ):
+        yield append_case(heads)
+    for heads, preparation in (
+        (Heads(4, 2, 22, 16, "float32"), Preparation(0, 0, None)),
+        (Heads(2, 1, 80, 16, "float16"), Preparation(MAX_POSITIONS, 20, EPS)),
+        (Heads(3, 3, 64, 16, "float32", "q8"), Preparation(0, 0, EPS)),
+    ):
+        yield rope_append_case(heads, preparation)
+
+
+# --- rope_attention and attention ---------------------------------------------------------------------------------------------------
+
+
+def attention_case(kind: str, facts: Facts, decode: DecodeOptions | None = None, tile: TileOptions | None = None) -> Case:
+    """rope_attention by the kernels of one of its variants."""
+    name = f"attention_{kind}_{facts.name}"
     if decode is not None:
         name += f"_{decode.heads}_{decode.threads}x{decode.tile}"
+    heads, preparation, scores = facts.heads, facts.preparation, facts.scores
 
     def build() -> list[Kernel]:
         if decode is not None:
-            first = attention_decode(f"{name}_first", facts, decode)
-            return [first] if decode.split is None else [first, attention_merge(f"{name}_merge", facts, decode.split)]
-        second = attention(name, facts) if tile is None else attention_tile(name, facts, tile)
-        return [rope_append(f"{name}_append", facts), second]
+            first = attention_decode(f"{name}_first", heads=heads, preparation=preparation, scores=scores, options=decode)
+            if decode.split is None:
+                return [first]
+            return [first, attention_merge(f"{name}_merge", heads=heads, window=scores.window, split=decode.split)]
+        append = rope_append(f"{name}_append", heads=heads, preparation=preparation, q_in_scratch=True)
+        return [append, prefill_kernel(name, facts, tile, q_in_scratch=True)]
 
     batches = DECODE_BATCHES if decode is not None else BATCHES_OF_ANY_KIND
     # SwiftShader has no f16, and takes seconds to compile a kernel of wide heads.
-    on_dawn = facts.activation == "float32" and facts.head_dim < 64
+    on_dawn = heads.activation == "float32" and heads.head_dim < 64
     return Case(name, build, lambda: [attention_run(facts, sequences) for sequences in batches], on_dawn=on_dawn)
 
 
-def attention_run(facts: Heads, sequences: Sequence[tuple[int, int]]) -> Run:
+def alone_case(facts: Facts, tile: TileOptions | None) -> Case:
+    """attention by one kernel."""
+    name = f"attention_{'plain' if tile is None else 'tile'}_alone_{facts.name}"
+    runs = lambda: [alone_run(facts, sequences) for sequences in BATCHES_OF_ANY_KIND]  # noqa: E731
+    on_dawn = facts.heads.activation == "float32" and facts.heads.head_dim < 64
+    return Case(name, lambda: prefill_kernel(name, facts, tile, q_in_scratch=False), runs, on_dawn=on_dawn)
+
+
+def prefill_kernel(name: str, facts: Facts, tile: TileOptions | None, *, q_in_scratch: bool) -> Kernel:
+    if tile is None:
+        return attention(name, heads=facts.heads, scores=facts.scores, q_in_scratch=q_in_scratch)
+    return attention_tile(name, heads=facts.heads, scores=facts.scores, options=tile, q_in_scratch=q_in_scratch)
+
+
+def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     rng = random(str((facts, sequences)))
-    page_size, num_kv_heads, head_dim = facts.page_size, facts.num_kv_heads, facts.head_dim
+    heads, preparation = facts.heads, facts.preparation
+    batch, kv = cached_pages(rng, heads, sequences, new_too=False)
+    arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch), "slots": batch.slots}
+    after = kv.copy()
+    y = OPS["rope_attention"].run({**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv, **score_attrs(facts.scores)})
+    assert y is not None
+    return attention_result(facts, batch, sequences, arrays, kv, after, y)
+
+
+def alone_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
+    rng = random(str((facts, sequences)))
+    heads = facts.heads
+    batch, kv = cached_pages(rng, heads, sequences, new_too=True)
+    arrays = row_arrays(batch)
+    arrays["q"] = (rng.normal(size=(len(batch.token_ids), heads.num_heads * heads.head_dim)) * 3).astype(heads.activation)
+    if facts.scores.sinks:
+        arrays["sinks"] = (rng.normal(size=heads.num_heads) * 3).astype(np.float32)
+    y = OPS["attention"].run({**arrays, "kv": kv}, {"kv": heads.kv, **score_attrs(facts.scores)})
+    assert y is not None
+    return attention_result(facts, batch, sequences, arrays, kv, kv.copy(), y)
+
+
+def attention_result(
+    facts: Facts, batch: Batch, sequences: Sequence[tuple[int, int]], arrays: dict[str, Array], before: Array, after: Array, y: Array
+) -> Run:
+    """The run, with pages that no new token sees spoilt before and after."""
+    window, page_size = facts.scores.window, facts.heads.page_size
+    if window is not None:
+        for index, (start, _) in enumerate(sequences):
+            first = batch.page_indptr[index]
+            unseen = batch.page_ids[first : first + max(0, start - window + 1) // page_size]
+            before[unseen] = after[unseen] = unwritten(facts.heads)
+    dims = batch.dims(len(before))
+    # A runtime may declare more than the longest context.
+    dims["T"] += 40
+    expected = {"y": y.astype(facts.heads.activation)}
+    if "qkv" in arrays:
+        expected["kv"] = after
+    return Run(dims, {**arrays, "kv": before, "y": np.full(y.shape, np.nan, facts.heads.activation)}, expected)
+
+
+def score_attrs(scores: Scores) -> dict[str, object]:
+    return {"scale": scores.scale, "window": scores.window, "softcap": scores.softcap, "causal": scores.causal}
+
+
+def cached_pages(rng: np.random.Generator, heads: Heads, sequences: Sequence[tuple[int, int]], *, new_too: bool) -> tuple[Batch, Array]:
+    """A batch on pages in no order, and the pages with what is cached; ``new_too``: with the new tokens."""
+    page_size = heads.page_size
     counts = [-(-(start + new) // page_size) for start, new in sequences]
     pages = rng.permutation(sum(counts) + 2)
-    shape = (len(pages), 2, num_kv_heads, page_size)
-    # Of quantized pages the scales are NaN.
-    kv = np.full((*shape, head_dim // 4 + 1), 0x7FC00000, np.uint32) if facts.kv == "q8" else nothing((*shape, head_dim), facts.activation)
+    shape = (len(pages), 2, heads.num_kv_heads, page_size)
+    kv = (
+        np.full((*shape, heads.head_dim // 4 + 1), 0, np.uint32)
+        if heads.kv == "q8"
+        else np.zeros((*shape, heads.head_dim), heads.activation)
+    )
+    kv[...] = unwritten(heads)
     chunks = []
     for index, (start, new) in enumerate(sequences):
         own = pages[sum(counts[:index]) : sum(counts[: index + 1])]
-        for position in range(start):
-            k, v = rng.normal(size=(2, 1, num_kv_heads * head_dim))
-            slots = np.array([own[position // page_size] * page_size + position % page_size])
-            append_kv({"k": k, "v": v, "kv": kv, "slots": slots}, {"kv": facts.kv})
+        positions = np.arange(start + new if new_too else start)
+        k, v = rng.normal(size=(2, len(positions), heads.num_kv_heads * heads.head_dim))
+        slots = own[positions // page_size] * page_size + positions % page_size
+        if len(slots):
+            append_rows({"k": k, "v": v, "kv": kv, "slots": slots}, {"kv": heads.kv})
         chunks.append(Chunk([0] * new, start, [int(page) for page in own]))
-    batch = make_batch(chunks, page_size)
+    return make_batch(chunks, page_size), kv
+
+
+def unwritten(heads: Heads) -> float:
+    """What pages hold where no token is: NaN, for quantized pages in the scales."""
+    return 0x7FC00000 if heads.kv == "q8" else np.nan
+
+
+def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, batch: Batch) -> dict[str, Array]:
     # Scores of some spread, so that the largest one changes from tile to tile.
-    heads = rng.normal(size=(len(batch.token_ids), facts.num_heads + 2 * num_kv_heads, head_dim))
-    heads[:, : facts.num_heads] *= 3
-    arrays: dict[str, Array] = {
-        "qkv": heads.reshape(len(heads), -1).astype(facts.activation),
-        "table": rope_table([0.5**pair for pair in range(head_dim // 2)], facts.positions),
-        **{each: getattr(batch, each) for each in ("positions", "slots", "seq_starts", "page_indptr", "page_ids")},
-    }
-    if facts.norm_eps is not None:
-        arrays["qk_norm"] = rng.normal(1, 0.3, 2 * head_dim).astype(np.float32)
-    after = kv.copy()
-    y = OPS["rope_attention"].run({**arrays, "kv": after}, {"eps": facts.norm_eps, "kv": facts.kv})
-    assert y is not None
-    before = {"kv": kv, "y": nothing(y.shape, facts.activation)}
-    dims = batch.dims(len(pages))
-    # A runtime may hand in more than the longest context.
-    dims["T"] += 40
-    return Run(dims, {**arrays, **before}, {"kv": after, "y": y.astype(facts.activation)})
+    qkv = rng.normal(size=(len(batch.token_ids), heads.num_heads + 2 * heads.num_kv_heads, heads.head_dim))
+    qkv[:, : heads.num_heads] *= 3
+    arrays: dict[str, Array] = {"qkv": qkv.reshape(len(qkv), -1).astype(heads.activation)}
+    if preparation.rotary_dim:
+        arrays["table"] = rotations(preparation)
+    if preparation.norm_eps is not None:
+        arrays["qk_norm"] = rng.normal(1, 0.3, 2 * heads.head_dim).astype(np.float32)
+    return arrays
+
+
+def rotations(preparation: Preparation) -> Array:
+    return rope_table([0.5**pair for pair in range(preparation.rotary_dim // 2)], preparation.positions)
+
+
+def row_arrays(batch: Batch) -> dict[str, Array]:
+    return {each: getattr(batch, each) for each in ("positions", "seq_starts", "page_indptr", "page_ids")}
+
+
+def random(name: str) -> np.random.Generator:
+    return np.random.default_rng(crc32(name.encode()))
+
+
+# --- rope, append_kv, rope_append ---------------------------------------------------------------------------------------------------
+
+
+def rope_case(head_dim: int, rotary_dim: int, x_dtype: str, y_dtype: str) -> Case:
+    name = f"rope_{head_dim}_{rotary_dim}_{x_dtype}_{y_dtype}"
+    preparation = Preparation(MAX_POSITIONS, rotary_dim, None)
+    columns = 3 * head_dim
+
+    def run(rows: int) -> Run:
+        rng = random(f"{name}_{rows}")
+        x = rng.normal(size=(rows, columns)).astype(x_dtype)
+        positions = rng.integers(0, MAX_POSITIONS, rows).astype(np.int32)
+        inputs = {"x": x, "positions": positions, "table": rotations(preparation)}
+        y = OPS["rope"].run(inputs, {"head_dim": head_dim, "dtype": "float32"})
+        assert y is not None
+        return Run({"S": rows}, {**inputs, "y": np.full(x.shape, np.nan, y_dtype)}, {"y": y.astype(y_dtype)})
+
+    def build() -> Kernel:
+        return rope(name, columns=columns, head_dim=head_dim, preparation=preparation, x_dtype=x_dtype, y_dtype=y_dtype)
+
+    return Case(name, build, lambda: [run(rows) for rows in (1, 33)], on_dawn="float16" not in (x_dtype, y_dtype))
+
+
+def append_case(heads: Heads) -> Case:
+    name = f"append_kv_{heads.num_kv_heads}_{heads.head_dim}_{heads.activation}_{heads.kv}"
+
+    def run(sequences: Sequence[tuple[int, int]]) -> Run:
+        rng = random(f"{name}_{sequences}")
+        batch, kv = cached_pages(rng, heads, sequences, new_too=False)
+        k, v = rng.normal(size=(2, len(batch.slots), heads.num_kv_heads * heads.head_dim)).astype(heads.activation)
+        # A row of zeros has no scale.
+        k[0] = 0
+        after = kv.copy()
+        OPS["append_kv"].run({"k": k, "v": v, "kv": after, "slots": batch.slots}, {"kv": heads.kv})
+        return Run(batch.dims(len(kv)), {"k": k, "v": v, "kv": kv, "slots": batch.slots}, {"kv": after})
+
+    on_dawn = heads.activation == "float32"
+    return Case(name, lambda: append_kv(name, heads=heads), lambda: [run(batch) for batch in BATCHES_OF_ANY_KIND[2:4]], on_dawn=on_dawn)
+
+
+def rope_append_case(heads: Heads, preparation: Preparation) -> Case:
+    name = f"rope_append_{heads.num_heads}_{heads.num_kv_heads}_{heads.head_dim}_{heads.activation}_{heads.kv}_{preparation.rotary_dim}"
+
+    def run(sequences: Sequence[tuple[int, int]]) -> Run:
+        rng = random(f"{name}_{sequences}")
+        batch, kv = cached_pages(rng, heads, sequences, new_too=False)
+        arrays = {**new_heads(rng, heads, preparation, batch), "positions": batch.positions, "slots": batch.slots}
+        after = kv.copy()
+        q = OPS["rope_append"].run({**arrays, "kv": after}, {"eps": preparation.norm_eps, "kv": heads.kv})
+        assert q is not None
+        before = {"kv": kv, "q": np.full(q.shape, np.nan, heads.activation)}
+        return Run(batch.dims(len(kv)), {**arrays, **before}, {"kv": after, "q": q.astype(heads.activation)})
+
+    def build() -> Kernel:
+        return rope_append(name, heads=heads, preparation=preparation, q_in_scratch=False)
+
+    runs = lambda: [run(batch) for batch in BATCHES_OF_ANY_KIND[1:3]]  # noqa: E731
+    return Case(name, build, runs, on_dawn=heads.activation == "float32")

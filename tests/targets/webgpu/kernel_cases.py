@@ -7,36 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attention_cases import BATCHES_OF_ANY_KIND, DECODE_BATCHES, attention_case, attention_cases, attention_run
-from case_arrays import EPS, FORMATS, nothing
+from attention_cases import attention_cases
 from elementwise_cases import elementwise_cases
 from kernel_harness import Case
 from lora_cases import lora_cases
-from projection_cases import projection_cases, projection_run
-from row_cases import embed_case, rms_norm_case, row_cases, take_rows_case
-from sampling_cases import SETTINGS, adjust_logits_case, conformance_cases, sample_case, sample_run, sampling_cases, top_logprobs_case
-
-# What the tests of other targets take from here.
-__all__ = [
-    "BATCHES_OF_ANY_KIND",
-    "DECODE_BATCHES",
-    "EPS",
-    "FORMATS",
-    "SETTINGS",
-    "adjust_logits_case",
-    "all_cases",
-    "attention_case",
-    "attention_run",
-    "conformance_cases",
-    "embed_case",
-    "nothing",
-    "projection_run",
-    "rms_norm_case",
-    "sample_case",
-    "sample_run",
-    "take_rows_case",
-    "top_logprobs_case",
-]
+from projection_cases import projection_cases
+from row_cases import row_cases
+from sampling_cases import sampling_cases
 
 
 def all_cases() -> Iterator[Case]:

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from kernel_cases import all_cases, nothing, sample_run
+from case_arrays import nothing
+from kernel_cases import all_cases
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
+from sampling_cases import sample_run
 from step_cases import step_cases
 
 from nearfar.compiler.ir.ops import OPS

@@ -1,0 +1,129 @@
+"""The new token of a sequence in attention_decode: its heads in workgroup memory, its key and value on their page, and its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .builder import Scalar, all_of, lane_of, maximum, minimum, number, select, splat, sum_of
+from .decode_range import DecodeRange
+from .heads import Scores
+from .linear_vector import power_of_two
+from .pages import largest_lane
+from .scores import capped
+
+
+class NewToken:
+    """``rows`` holds the workgroup's scaled queries, then the new key and value; ``scores`` the new key's score for each query head."""
+
+    def __init__(self, work: DecodeRange, scores: Scores) -> None:
+        self.work, self.facts = work, scores
+        kernel, heads, threads = work.kernel, work.options.heads, work.options.threads
+        self.rows = kernel.shared("rows", (heads + 2, work.facts.vectors), work.facts.vector_dtype)
+        self._fold_places = kernel.shared("fold_places", (threads,), "float32")
+        self._products = kernel.shared("products", (heads * work.facts.vectors,), "float32")
+        self.scores = kernel.shared("new_scores", (heads,), "float32")
+        self._threads_a_row = threads // power_of_two(heads + 1)
+
+    def load_heads(self) -> None:
+        """Read, norm, rotate and scale. A range without the new token needs its queries only. Ends without a barrier."""
+        work, kernel = self.work, self.work.kernel
+        heads, threads, vectors = work.options.heads, work.options.threads, work.facts.vectors
+        if work.new.normed:
+            self._sum_squares()
+        for start in range(0, (heads + 2) * vectors, threads):
+            item = kernel.let("item", work.thread + start)
+            needed = select(work.owns_new, heads + 2, heads) * vectors if work.options.split else (heads + 2) * vectors
+            with kernel.when(item < needed):
+                row_index, index = kernel.let("row_index", item // vectors), kernel.let("index", item % vectors)
+                factor = None
+                if work.new.normed:
+                    factor = work.new.factor(self._fold_places[minimum(row_index, heads) * self._threads_a_row])
+                value = kernel.let("value", work.new.vector(work.row, self._head_of(row_index), work.position, index, factor))
+                scale = splat(number(self.facts.scale, "float32"), work.facts.lanes)
+                self.rows[row_index, index] = select(row_index < heads, value * scale, value)
+
+    def append(self) -> None:
+        """Write the new key and value to their page, if they are this workgroup's to write, and keep what the page makes of them."""
+        work, kernel, facts = self.work, self.work.kernel, self.work.facts
+        heads, pages = work.options.heads, work.pages
+        if pages.quantized:
+            self._find_largest()
+        page = kernel.let("page", work.page_of(work.position))
+        writes = all_of(work.owns_new, work.first_head % facts.group == 0 if heads < facts.group else True)
+        for plane, block, guard in self._blocks():
+            with kernel.when(guard):
+                places = [block * facts.block_vectors + i for i in range(facts.block_vectors)]
+                fresh = [self.rows[plane + heads, place] for place in places]
+                largest = self._fold_places[plane * (work.options.threads // 2)] if pages.quantized else None
+                with kernel.when(writes):
+                    pages.store(page, plane, work.kv_head, work.position % facts.page_size, block, fresh, largest)
+                # This token then sees the same key and value as later ones will.
+                for place, value in zip(places, pages.rounded(fresh, largest), strict=True):
+                    self.rows[plane + heads, place] = value
+        kernel.barrier()
+
+    def score(self) -> None:
+        """The new key's scores, by threads that have nothing else to do until the first keys arrive."""
+        work, kernel, threads = self.work, self.work.kernel, self.work.options.threads
+        heads, vectors, lanes = work.options.heads, work.facts.vectors, work.facts.lanes
+        with kernel.when(work.owns_new):
+            for start in range(0, heads * vectors, threads):
+                item = kernel.let("item", work.thread + start)
+                with kernel.when(True if start + threads <= heads * vectors else item < heads * vectors):
+                    one, other = self.rows[item // vectors, item % vectors], self.rows[heads, item % vectors]
+                    self._products[item] = sum_of(lane_of(one, lane) * lane_of(other, lane) for lane in range(lanes))
+        kernel.barrier()
+        with kernel.when(all_of(work.owns_new, work.thread < heads)):
+            score = kernel.local("new_score", 1, "float32", fill=0)
+            with kernel.loop("i", vectors) as i:
+                score[0] = score[0] + self._products[work.thread * vectors + i]
+            self.scores[work.thread] = capped(kernel, self.facts, score[0])
+        kernel.barrier()
+
+    def _head_of(self, row_index: Scalar) -> Scalar:
+        """The projection's head that a row of ``rows`` comes from."""
+        work, facts, heads = self.work, self.work.facts, self.work.options.heads
+        return select(
+            row_index < heads, work.first_head + row_index, facts.num_heads + (row_index - heads) * facts.num_kv_heads + work.kv_head
+        )
+
+    def _sum_squares(self) -> None:
+        """Leave the sum of squares of each query head and of the key in the first of the threads that share a row."""
+        work, kernel, head_dim = self.work, self.work.kernel, self.work.facts.head_dim
+        lane = kernel.let("lane", work.thread % self._threads_a_row)
+        head = kernel.let("head", self._head_of(minimum(work.thread // self._threads_a_row, work.options.heads)))
+        squares = kernel.local("squares", 1, "float32", fill=0)
+        with kernel.loop("i", -(-head_dim // self._threads_a_row)) as i:
+            element = kernel.let("element", i * self._threads_a_row + lane)
+            with kernel.when(element < head_dim):
+                value = kernel.let("value", work.new.element(work.row, head, element))
+                squares[0] = squares[0] + value * value
+        self._fold_places[work.thread] = squares[0]
+        self._fold(lane, self._threads_a_row, lambda one, other: one + other)
+
+    def _find_largest(self) -> None:
+        """The largest magnitudes of the key, by half of the threads, and of the value, by the others."""
+        work, kernel = self.work, self.work.kernel
+        half, vectors = work.options.threads // 2, work.facts.vectors
+        plane, lane = kernel.let("plane", work.thread // half), kernel.let("lane", work.thread % half)
+        magnitude = kernel.local("magnitude", 1, "float32", fill=0)
+        for start in range(0, vectors, half):
+            with kernel.when(True if start + half <= vectors else lane + start < vectors):
+                row = self.rows[plane + work.options.heads, lane + start]
+                magnitude[0] = maximum(magnitude[0], largest_lane(row, work.facts.lanes))
+        self._fold_places[work.thread] = magnitude[0]
+        self._fold(lane, half, maximum)
+
+    def _blocks(self) -> Iterator[tuple[Scalar, Scalar, Scalar]]:
+        """Plane and index of the thread's blocks of the new key and value, and whether there is such a block."""
+        work = self.work
+        blocks = work.facts.vectors // work.facts.block_vectors
+        for start in range(0, 2 * blocks, work.options.threads):
+            item = work.kernel.let("item", work.thread + start)
+            yield item // blocks, item % blocks, item < 2 * blocks
+
+    def _fold(self, lane: Scalar, width: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
+        def into(mine: Scalar, other: Scalar) -> None:
+            self._fold_places[mine] = combine(self._fold_places[mine], self._fold_places[other])
+
+        self.work.kernel.fold(self.work.thread, lane, width, into)

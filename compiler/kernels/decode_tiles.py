@@ -1,0 +1,252 @@
+"""The cached keys and values of attention_decode, tile by tile, and the workgroup's result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import reduce
+
+from .builder import Array, Scalar, all_of, cast, lane_of, maximum, minimum, number, select, splat, vector
+from .decode_new_token import NewToken
+from .decode_range import VALUES_AT_ONCE, DecodeRange, HeadFold
+from .heads import Scores
+from .linear_vector import power_of_two
+from .scores import LOWEST, capped, weight
+from .vector_lanes import as_four, first_lanes, lane_at, part_of
+
+
+class CachedTiles:
+    """A thread scores every nth key of a tile, whole and for all heads; then it adds up a block, or a part of one, of every nth value.
+
+    ``places`` holds the tile's weights, ``largest`` and ``correction`` the running softmax, a vector for each four heads.
+    """
+
+    def __init__(self, work: DecodeRange, new: NewToken, scores: Scores) -> None:
+        self.work, self.new, self.facts = work, new, scores
+        kernel, options, heads = work.kernel, work.options, work.facts
+        self.places = kernel.shared("work", (options.work_size(heads),), "float32x4")
+        self.largest, self.correction = (kernel.shared(each, (options.score_vectors,), "float32x4") for each in ("largest", "correction"))
+        self.new_weights = kernel.shared("new_weights", (options.score_vectors,), "float32x4")
+        self.folds = HeadFold(work)
+        self.blocks, self.value_vectors = heads.vectors // heads.block_vectors, options.value_vectors(heads)
+        self.keys_a_thread = options.tile // options.threads
+        # A power of two, so that turns end where the tile does.
+        parts = options.parts(heads)
+        self.value_groups = min(power_of_two(options.threads // parts + 1) // 2, options.tile // VALUES_AT_ONCE)
+
+    def clear(self) -> None:
+        """Start the softmax. Ends without a barrier."""
+        with self.work.kernel.when(self.work.thread < self.work.options.score_vectors):
+            self.largest[self.work.thread] = LOWEST
+
+    def allocate(self) -> None:
+        """The thread's registers and its part of each value."""
+        work, kernel, heads = self.work, self.work.kernel, self.work.options.heads
+        parts = work.options.parts(work.facts)
+        self.scores = kernel.local("scores", self.keys_a_thread * heads, "float32")
+        self.totals = kernel.local("totals", work.options.score_vectors, "float32x4", fill=0)
+        self.key_blocks = kernel.local("key_blocks", self.keys_a_thread, work.pages.block_dtype)
+        self.value_blocks = kernel.local("value_blocks", VALUES_AT_ONCE, work.pages.block_dtype)
+        self.result = kernel.local("result", heads * self.value_vectors, work.facts.vector_dtype, fill=0)
+        self.value_group, self.part = kernel.let("value_group", work.thread // parts), kernel.let("part", work.thread % parts)
+        self.has_values = True if self.value_groups * parts == work.options.threads else self.value_group < self.value_groups
+
+    @contextmanager
+    def tiles(self) -> Iterator[None]:
+        """A loop over the tiles of the workgroup's keys: ``count`` of them from ``start`` on, of which ``cached`` are on pages."""
+        work, kernel, tile = self.work, self.work.kernel, self.work.options.tile
+        loop: AbstractContextManager[Scalar] = kernel.loop("tile_index", (work.count + tile - 1) // tile)
+        if work.options.split == tile:
+            loop = kernel.when(work.count > 0)
+        with loop as looped:
+            tile_index = 0 if work.options.split == tile else looped
+            self.start = kernel.let("tile_start", work.first_key + tile_index * tile)
+            self.count = kernel.let("tile_count", minimum(work.count - tile_index * tile, tile))
+            self.cached = kernel.let("cached", minimum(work.position - self.start, self.count))
+            yield
+
+    def score_keys(self) -> None:
+        """The scores of the thread's keys for all heads."""
+        work, kernel, facts = self.work, self.work.kernel, self.work.facts
+        heads, pages = work.options.heads, work.pages
+        for i in range(self.keys_a_thread * heads):
+            self.scores[i] = 0
+        keys, key_pages = [], []
+        for u in range(self.keys_a_thread):
+            # A key beyond the last cached one is read as that one and left out later, which costs less than a branch.
+            place = minimum(self._key(u), maximum(self.cached - 1, 0))
+            keys.append(kernel.let("key", self.start + place))
+            key_pages.append(kernel.let("key_page", work.page_of(keys[-1])))
+        with kernel.loop("block", self.blocks) as block:
+            for u in range(self.keys_a_thread):
+                self.key_blocks[u] = pages.block(key_pages[u], 0, work.kv_head, keys[u] % facts.page_size, block)
+            loaded = [[kernel.let("key_vector", each) for each in pages.vectors_of(self.key_blocks[u])] for u in range(self.keys_a_thread)]
+            for h in range(heads):
+                for i in range(facts.block_vectors):
+                    query = kernel.let("query", self.new.rows[h, block * facts.block_vectors + i])
+                    for u in range(self.keys_a_thread):
+                        self.scores[u * heads + h] = added_dot(self.scores[u * heads + h], query, loaded[u][i], facts.lanes)
+        self.value_scales = []
+        for u in range(self.keys_a_thread):
+            scale = None
+            if pages.quantized:
+                self.value_scales.append(kernel.let("value_scale", pages.scale(key_pages[u], 1, work.kv_head, keys[u] % facts.page_size)))
+                scale = kernel.let("scale", pages.scale(key_pages[u], 0, work.kv_head, keys[u] % facts.page_size))
+            for h in range(heads):
+                self._finish_score(u, h, scale)
+
+    def update_softmax(self) -> None:
+        """Turn scores into weights, those of cached keys in ``places``, and scale the sums so far to the largest scores."""
+        work, kernel, vectors = self.work, self.work.kernel, self.work.options.score_vectors
+        heads = work.options.heads
+        mine = [
+            [kernel.let("mine", four_heads(self.scores, u * heads, v, heads)) for v in range(vectors)] for u in range(self.keys_a_thread)
+        ]
+        kernel.barrier()
+        for v in range(vectors):
+            self.places[work.thread * vectors + v] = reduce(maximum, (each[v] for each in mine))
+        self.folds.fold(self.places, maximum)
+        with kernel.when(work.thread < vectors):
+            best = kernel.let("best", maximum(self.largest[work.thread], self.folds.folded(maximum)))
+            self.correction[work.thread] = weight(self.largest[work.thread], best)
+            self.largest[work.thread] = best
+        kernel.barrier()
+        for v in range(vectors):
+            best, by = kernel.let("best", self.largest[v]), kernel.let("by", self.correction[v])
+            self.totals[v] = self.totals[v] * by
+            for u in range(self.keys_a_thread):
+                self._store_weights(u, v, kernel.let("weights", weight(mine[u][v], best)))
+            for h in range(v * 4, min(v * 4 + 4, heads)):
+                for i in range(self.value_vectors):
+                    at = h * self.value_vectors + i
+                    self.result[at] = self.result[at] * splat(lane_of(by, h % 4), work.facts.lanes)
+        kernel.barrier()
+
+    def add_values(self) -> None:
+        """Add the tile's weighted values, a few keys in a row at a time, and last the new token's."""
+        work, kernel, facts, vectors = self.work, self.work.kernel, self.work.facts, self.work.options.score_vectors
+        with kernel.when(self.has_values):
+            turn_keys = self.value_groups * VALUES_AT_ONCE
+            with kernel.loop("turn", (self.cached + turn_keys - 1) // turn_keys) as turn:
+                first = kernel.let("first", turn * turn_keys + self.value_group * VALUES_AT_ONCE)
+                # Keys beyond the last weigh nothing; the last one's value is read for theirs.
+                keys = [kernel.let("value_key", self.start + minimum(first + i, self.cached - 1)) for i in range(VALUES_AT_ONCE)]
+                page = kernel.let("value_page", work.page_of(keys[0]))
+                block = self.part * self.value_vectors // facts.block_vectors
+                for i, key in enumerate(keys):
+                    self.value_blocks[i] = work.pages.block(page, 1, work.kv_head, key % facts.page_size, block)
+                for i in range(VALUES_AT_ONCE):
+                    value = part_of(work.pages.vectors_of(self.value_blocks[i]), self.part, self.value_vectors)
+                    self._add_value(self.places, (first + i) * vectors, value)
+            with kernel.when(all_of(self.value_group == 0, self.cached < self.count)):
+                row = work.options.heads + 1
+                value = [self.new.rows[row, self.part * self.value_vectors + i] for i in range(self.value_vectors)]
+                self._add_value(self.new_weights, 0, value)
+
+    def store(self) -> None:
+        """Sum up weights and results over threads; store the weighted mean, or for a range the sums and what they are relative to."""
+        work, kernel, split = self.work, self.work.kernel, self.work.options.split
+        heads, vectors, lanes = work.options.heads, work.facts.vectors, work.facts.lanes
+        self._sum_weights()
+        kept = self._gather_results()
+        size = heads * vectors
+        for start in range(0, size, work.options.threads):
+            item = kernel.let("item", work.thread + start)
+            with kernel.when(all_of(item < size, work.count > 0 if split else True)):
+                sum_ = self.folds.sum(kept, size, self.places, item)
+                head, index = kernel.let("head", item // vectors), kernel.let("index", item % vectors)
+                if split:
+                    work.results[work.row, work.range_index, work.first_head + head, index] = first_lanes(sum_, lanes)
+                else:
+                    total = lane_at(kernel.let("of_heads", self.correction[head // 4]), head % 4)
+                    mean = first_lanes(sum_, lanes) / splat(total, lanes)
+                    work.results[work.row, work.first_head + head, index] = cast(mean, work.facts.stored_dtype)
+        if split:
+            with kernel.when(all_of(work.thread < heads, work.count > 0)):
+                softmax = (self.largest, self.correction)
+                kept_of = [lane_at(kernel.let("of_heads", each[work.thread // 4]), work.thread % 4) for each in softmax]
+                zeros = [number(0, "float32")] * (lanes - 2)
+                work.results[work.row, work.range_index, work.first_head + work.thread, vectors] = vector(*kept_of, *zeros)
+
+    def _key(self, u: int) -> Scalar:
+        """The u-th of the thread's keys, counted from the tile's first."""
+        return u * self.work.options.threads + self.work.thread
+
+    def _finish_score(self, u: int, h: int, scale: Scalar | None) -> None:
+        """A cached key's score, the new key's, or the lowest if there is no such key or the row does not see it."""
+        work, at = self.work, u * self.work.options.heads + h
+        score = self.scores[at] * scale if scale is not None else self.scores[at]
+        score = capped(work.kernel, self.facts, score)
+        key, lowest = self._key(u), number(LOWEST, "float32")
+        if work.first_visible is not None:
+            score = select(self.start + key >= work.first_visible, score, lowest)
+        beyond = select(key < self.count, self.new.scores[h], lowest)
+        self.scores[at] = select(key < self.cached, score, beyond)
+
+    def _store_weights(self, u: int, v: int, weights: Scalar) -> None:
+        work, kernel, key = self.work, self.work.kernel, self._key(u)
+        self.totals[v] = self.totals[v] + weights
+        # The new token's value is not read from its page.
+        with kernel.when(key == self.cached):
+            self.new_weights[v] = weights
+        if work.pages.quantized:
+            weights = weights * splat(self.value_scales[u])
+        self.places[key * work.options.score_vectors + v] = select(key == self.cached, number(0, "float32x4"), weights)
+
+    def _add_value(self, weights: Array, first: Scalar | int, value: list[Scalar]) -> None:
+        kernel, options = self.work.kernel, self.work.options
+        value = [kernel.let("value", each) for each in value]
+        for v in range(options.score_vectors):
+            four = kernel.let("four", weights[first + v])
+            for h in range(v * 4, min(v * 4 + 4, options.heads)):
+                for i in range(self.value_vectors):
+                    at = h * self.value_vectors + i
+                    self.result[at] = self.result[at] + splat(lane_of(four, h % 4), self.work.facts.lanes) * value[i]
+
+    def _sum_weights(self) -> None:
+        """Leave each head's sum of weights in ``correction``."""
+        work, kernel, vectors = self.work, self.work.kernel, self.work.options.score_vectors
+        kernel.barrier()
+        for v in range(vectors):
+            self.places[work.thread * vectors + v] = self.totals[v]
+
+        def add(one: Scalar, other: Scalar) -> Scalar:
+            return one + other
+
+        self.folds.fold(self.places, add)
+        with kernel.when(work.thread < vectors):
+            self.correction[work.thread] = self.folds.folded(add)
+
+    def _gather_results(self) -> int:
+        """Put the results of all groups of threads into ``places``, in turns if there are too many; returns how many remain to be added."""
+        work, kernel, vectors, lanes = self.work, self.work.kernel, self.work.facts.vectors, self.work.facts.lanes
+        size, kept = work.options.heads * vectors, self.value_groups
+        while kept * size > work.options.work_size(work.facts):
+            kept = -(-kept // 2)
+        own = [(h, i) for h in range(work.options.heads) for i in range(self.value_vectors)]
+        places = [(h * self.value_vectors + i, h * vectors + self.part * self.value_vectors + i) for h, i in own]
+        for turn in range(-(-self.value_groups // kept) - 1, -1, -1):
+            first = turn * kept
+            inside = min(kept, self.value_groups - first)
+            with kernel.when(all_of(self.value_group >= first, self.value_group < first + inside)):
+                for mine, place in places:
+                    self.places[(self.value_group - first) * size + place] = as_four(self.result[mine], lanes)
+            kernel.barrier()
+            if turn:
+                with kernel.when(self.value_group < inside):
+                    for mine, place in places:
+                        self.result[mine] = self.result[mine] + first_lanes(self.places[self.value_group * size + place], lanes)
+                kernel.barrier()
+        return kept
+
+
+def added_dot(sum_: Scalar, one: Scalar, other: Scalar, lanes: int) -> Scalar:
+    """``sum_`` and the dot product, lane by lane, so that a device may fuse each product into the sum."""
+    for lane in range(lanes):
+        sum_ = sum_ + lane_of(one, lane) * lane_of(other, lane)
+    return sum_
+
+
+def four_heads(scores: Array, first: int, v: int, heads: int) -> Scalar:
+    """A vector of a key's scores for four heads; beyond the last head, the lowest."""
+    return vector(*(scores[first + h] if h < heads else number(LOWEST, "float32") for h in range(v * 4, v * 4 + 4)))

@@ -1,0 +1,65 @@
+"""The scores of attention: which keys a row sees, the soft-cap, and the weights of a running softmax.
+
+A query is scaled as it is loaded, so kernels pass the dot product of a scaled query with a key to `capped`. Positions are those of
+a row's sequence. ``last`` is the position of the sequence's last new token; only attention that is not causal reads it.
+"""
+
+from __future__ import annotations
+
+from ..ir.expr import Expr
+from .builder import KernelBuilder, Scalar, all_of, exp, magnitude, maximum, minimum, number, select
+from .heads import Heads, Scores
+
+# The score of a key that a row does not see: minus infinity, which WGSL must not compute with. `weight` makes 0 of it.
+LOWEST = -3.0e38
+
+
+def capped(kernel: KernelBuilder, scores: Scores, score: Scalar) -> Scalar:
+    """softcap * tanh(score / softcap), float32; the score itself if there is no soft-cap."""
+    if scores.softcap is None:
+        return score
+    ratio = kernel.let("ratio", score * number(1 / scores.softcap, "float32"))
+    # tanh |x| = (1 - exp(-2|x|)) / (1 + exp(-2|x|)), which cannot overflow. Shading languages' own tanh may, for large x.
+    falling = kernel.let("falling", exp(magnitude(ratio) * number(-2, "float32")))
+    one = number(1, "float32")
+    size = kernel.let("size", number(scores.softcap, "float32") * (one - falling) / (one + falling))
+    return select(ratio < 0, -size, size)
+
+
+def weight(score: Scalar, largest: Scalar) -> Scalar:
+    """exp(score - largest): the weight of a key, and the factor of sums whose largest score so far was ``score``.
+
+    Before a row's first visible key both are `LOWEST` and the weights are 1. The factor of that key is 0, so it clears the sums.
+    """
+    return exp(score - largest)
+
+
+def first_key(scores: Scores, position: Scalar) -> Scalar | int:
+    """The first key that the row at a position sees."""
+    return 0 if scores.window is None else maximum(position - (scores.window - 1), 0)
+
+
+def last_key(scores: Scores, position: Scalar, last: Scalar | None = None) -> Scalar:
+    """The last key that the row at a position sees."""
+    if scores.causal:
+        return position
+    assert last is not None
+    return last if scores.window is None else minimum(last, position + (scores.window - 1))
+
+
+def sees(scores: Scores, key: Scalar, position: Scalar, last: Scalar | None = None) -> Scalar:
+    """Whether the row at a position sees a key."""
+    within = key > position - scores.window if scores.window is not None else True
+    return all_of(key <= last_key(scores, position, last), within)
+
+
+def first_page_key(heads: Heads, window: int | None, position: Scalar) -> Scalar | int:
+    """The first key of the first page that the row at a position sees a key of. Kernels that read whole pages start here."""
+    if window is None:
+        return 0
+    return maximum(position - (window - 1), 0) // heads.page_size * heads.page_size
+
+
+def longest_reach(heads: Heads, window: int | None) -> Expr:
+    """The most keys from `first_page_key` to a row's own position."""
+    return "T" if window is None else ["min", "T", window + heads.page_size - 1]

@@ -1,0 +1,171 @@
+"""The variants of the attention ops on GPUs: which rows a step has, and that every step has kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nearfar.compiler import quant
+from nearfar.compiler.errors import UnsupportedModel
+from nearfar.compiler.ir.expr import Expr
+from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
+from nearfar.compiler.ir.plan import make_plan
+from nearfar.targets.context import Context
+from nearfar.targets.cuda.source import cuda
+from nearfar.targets.cuda.variants import ATTENTION as CUDA
+from nearfar.targets.gpu_attention import AttentionNumbers, attention_rows
+from nearfar.targets.variant import Variant
+from nearfar.targets.webgpu.lower import wgsl
+from nearfar.targets.webgpu.variants import ATTENTION as WEBGPU
+
+ROWS = {"kv": "kv", "positions": "positions", "seq_starts": "seq_starts", "page_indptr": "page_indptr", "page_ids": "page_ids"}
+SHORT = ["and", ["==", "S", "B"], ["<=", "T", 256]]
+DECODE = ["==", "S", "B"]
+# (query heads, kv heads, head_dim, page size): the least, uneven, a group that has no divisor, heads of 2 elements a vector, a large page.
+HEADS = ((1, 1, 2, 16), (14, 2, 24, 16), (11, 1, 64, 16), (4, 4, 66, 8), (8, 1, 256, 64), (2, 2, 80, 6))
+
+
+def rows_of(
+    op: str,
+    numbers: AttentionNumbers = WEBGPU,
+    *,
+    num_heads: int = 8,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    page_size: int = 16,
+    rotary_dim: int | None = None,
+    sinks: bool = False,
+    activations: tuple[str, ...] = ("float16",),
+    dtype: str = "activation",
+    **attrs: Any,
+) -> tuple[Variant, ...]:
+    """The rows of a plan of one step."""
+    kv_shape = (2, num_kv_heads, page_size)
+    integers: Mapping[str, Expr] = {
+        "positions": "S",
+        "slots": "S",
+        "seq_starts": ["add", "B", 1],
+        "page_indptr": ["add", "B", 1],
+        "page_ids": "L",
+    }
+    graph = Graph()
+    for name, size in integers.items():
+        graph.inputs[name] = Value(name, (size,), "int32")
+    words = attrs.get("kv") == "q8"
+    graph.states["kv"] = Value("kv", ("P", *kv_shape, head_dim // 4 + 1 if words else head_dim), "uint32" if words else "activation")
+    for name, heads in (("q", num_heads), ("k", num_kv_heads), ("v", num_kv_heads), ("qkv", num_heads + 2 * num_kv_heads)):
+        graph.inputs[name] = Value(name, ("S", heads * head_dim), "activation")
+    graph.inputs["x"] = Value("x", ("S", num_heads * head_dim), "float32")
+    half = (head_dim if rotary_dim is None else rotary_dim) // 2
+    graph.constants["table"] = Constant("table", "rope", (256, half, 2), {"inverse_frequencies": [1.0] * half, "scale": 1.0})
+    table = {"table": "table"} if half else {}
+    inputs: Mapping[str, Mapping[str, str]] = {
+        "rope": {"x": "x", "positions": "positions", "table": "table"},
+        "append_kv": {"k": "k", "v": "v", "kv": "kv", "slots": "slots"},
+        "rope_append": {"qkv": "qkv", "positions": "positions", "slots": "slots", "kv": "kv", **table},
+        "attention": {"q": "q", **ROWS},
+        "rope_attention": {"qkv": "qkv", "slots": "slots", **ROWS, **table},
+    }
+    if op == "rope":
+        attrs |= {"head_dim": head_dim, "dtype": dtype}
+    roles = dict(inputs[op])
+    if sinks:
+        graph.parameters["sinks"] = Parameter("sinks", (Source("sinks", 0, num_heads),), None)
+        roles["sinks"] = "sinks"
+    graph.add(op, roles, name="y", **attrs)
+    plan = make_plan(graph)
+    return attention_rows(plan.steps[0], Context(plan, quant.by_name("q4f16"), activations), numbers)
+
+
+def templates(row: Variant) -> list[str]:
+    return [call.template.__name__ for call in row.kernels]
+
+
+def test_decode_has_one_kernel_for_short_contexts_and_two_for_long_ones() -> None:
+    found = [(templates(row), row.when) for row in rows_of("rope_attention")]
+    many = ["<=", ["mul", "B", 8], "S"]
+    assert found == [
+        (["attention_decode"], SHORT),
+        (["attention_decode", "attention_merge"], DECODE),
+        (["attention_decode", "attention_merge"], DECODE),
+        (["rope_append", "attention_tile"], many),
+        (["rope_append", "attention_tile"], many),
+        (["rope_append", "attention"], None),
+    ]
+
+
+def test_cuda_prefers_tensor_cores_to_tiles() -> None:
+    found = [(templates(row), row.when) for row in rows_of("rope_attention", CUDA)]
+    many = ["<=", ["mul", "B", 32], "S"]
+    assert found[2:] == [(["rope_append", "attention_mma"], many), (["rope_append", "attention"], None)]
+    float32 = rows_of("rope_attention", CUDA, activations=("float32",))
+    assert templates(float32[2]) == ["rope_append", "attention_tile"]
+
+
+@pytest.mark.parametrize(("window", "split"), [(16, False), (241, False), (242, True)])
+def test_a_window_that_one_workgroup_takes_at_once_is_never_split(window: int, split: bool) -> None:
+    rows = [row for row in rows_of("rope_attention", window=window) if templates(row)[0] == "attention_decode"]
+    assert [row.when for row in rows] == ([SHORT, DECODE, DECODE] if split else [DECODE])
+
+
+def test_a_window_bounds_the_ranges_of_a_split_kernel() -> None:
+    (row,) = [row for row in rows_of("rope_attention", CUDA, window=1000) if "attention_merge" in templates(row)]
+    grid = row.kernels[0].build().grid
+    # One workgroup a kv head and range.
+    assert grid[0] == ["mul", 2, ["ceildiv", ["min", "T", 1015], 256]]
+
+
+def test_rows_that_hold_no_activation_fit_every_dtype() -> None:
+    both = ("float16", "float32")
+    assert [row.activation for row in rows_of("rope", activations=both, dtype="float32")] == [None]
+    assert [row.activation for row in rows_of("rope", activations=both)] == ["float16", "float32"]
+
+
+def test_kernels_are_named_by_what_they_depend_on() -> None:
+    def names(**facts: Any) -> list[str]:
+        return [call.name for row in rows_of("rope_attention", **facts) for call in row.kernels]
+
+    usual = names()
+    assert names() == usual
+    # Whether attention is causal changes nothing for single new tokens.
+    assert names(causal=False)[:5] == usual[:5]
+    # The scale is part of scores alone: rope_append and attention_merge do without it.
+    assert {name.rsplit("_", 1)[0] for name in set(names(scale=0.5)) & set(usual)} == {"rope_append", "attention_merge"}
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("target", ["webgpu", "cuda"])
+def test_every_attention_op_has_kernels_for_heads_of_any_even_size(target: str, heads: tuple[int, int, int, int]) -> None:
+    numbers = {"webgpu": WEBGPU, "cuda": CUDA}[target]
+    activations = ("float32",) if target == "webgpu" else ("bfloat16",)
+    num_heads, num_kv_heads, head_dim, page_size = heads
+    sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "page_size": page_size}
+    steps: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("rope", {}),
+        ("append_kv", {}),
+        ("rope_append", {"rotary_dim": 0}),
+        ("attention", {"sinks": True, "window": 20, "softcap": 5.0}),
+        ("rope_attention", {"rotary_dim": head_dim // 4 * 2, "causal": False}),
+    )
+    for op, attrs in steps:
+        rows = rows_of(op, numbers, activations=activations, **sizes, **attrs)
+        assert rows[-1].when is None
+        for call in {call.name: call for row in rows for call in row.kernels}.values():
+            if target == "webgpu":
+                wgsl(call.build())
+            else:
+                cuda(call.build(), "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "message"),
+    [
+        (65, "head_dim is 65; kernels for GPUs read pairs of elements and need an even number"),
+        (1032, "head_dim is 1032; a workgroup holds 1024 elements at most"),
+    ],
+)
+def test_heads_that_no_kernel_can_run_are_refused(head_dim: int, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"attention: {message}"):
+        rows_of("attention", head_dim=head_dim)
