@@ -102,11 +102,10 @@ class OnnxRunner:
         self._kv.planes.clear()
 
     def _allocate(self, bundle: ExportBundle) -> KvRows:
-        spec = self._manifest.spec
-        heads, context = spec.num_kv_heads, self._manifest.context
+        context = self._manifest.context
         dtype = "int8" if self._manifest.kv == "q8" else self._manifest.activation
         try:
-            return KvRows(2 * spec.num_layers, self._num_pages, heads, context, spec.head_dim, dtype)
+            return KvRows(self._decoder.cache_shapes, self._num_pages, context, dtype)
         except MemoryError as error:
             raise DeviceError(
                 f"{bundle.path}: there is no memory for the keys and values of {self._num_pages} sequences of {context:,} tokens; "
