@@ -257,7 +257,7 @@ def nvrtc() -> None:
 def mlx() -> Any:
     """MLX itself, mlx.core."""
     from nearfar.compiler.errors import ToolError
-    from nearfar.targets.mlx.runner import load_mlx
+    from nearfar.targets.mlx.framework import load_mlx
 
     try:
         return load_mlx()

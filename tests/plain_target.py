@@ -19,6 +19,7 @@ class PlainTarget:
     """Fulfils `Target`."""
 
     MAX_BINDING_BYTES = 1 << 30
+    EXTRA_ACTIVATIONS: tuple[str, ...] = ()
     TAKES_LORA = False
     LAYOUT = "rows"
 

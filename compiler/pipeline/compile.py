@@ -110,7 +110,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     """
     target = load_target(options.target)
     quantization = quant.by_name(options.quantization)
-    activations = choose_activations(options.activations, quantization, getattr(target, "EXTRA_ACTIVATIONS", ()))
+    activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS)
     tuning = read_tuning(options.tuning)
     if options.group_size is not None or options.device is not None:
         raise RequestError(f"--group-size and --device: target {options.target} has its own; they are for {', '.join(EXPORTS)}")

@@ -82,7 +82,7 @@ def export_model(
             files=[file_entry(folder, file) for file in files],
             device=device,
             activation=cast(Literal["float32", "float16", "bfloat16"], options.activation),
-            group_size=getattr(fmt, "group", None),
+            group_size=fmt.group,
         )
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False))
     return ExportBundle(output, manifest)

@@ -64,6 +64,8 @@ class LoweredPlan:
 class Target(Protocol):
     # The largest buffer that a kernel may bind, in bytes.
     MAX_BINDING_BYTES: int
+    # The dtypes of activations that it offers beside those of the quantization: of "bfloat16", "int8".
+    EXTRA_ACTIVATIONS: tuple[str, ...]
     # Whether its bundles can take LoRA adapters.
     TAKES_LORA: bool
     # How its kernels read matrices.

@@ -51,6 +51,10 @@ class Quantization(Protocol):
     def activations(self) -> tuple[str, ...]:
         """Activation dtypes that a bundle offers with these weights, best first: of "float16", "float32"."""
 
+    @property
+    def group(self) -> int | None:
+        """Weights along a row that share a scale; None for a format without scales."""
+
     def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
         """The planes of a matrix with that many columns."""
 

@@ -21,6 +21,10 @@ class Dense:
     def kind(self) -> str:
         return self.name
 
+    @property
+    def group(self) -> None:
+        return None
+
     def planes(self, columns: int) -> tuple[PlaneLayout, ...]:
         return (PlaneLayout("w", self.dtype, padded_columns(columns)),)
 

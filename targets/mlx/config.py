@@ -2,30 +2,48 @@
 
 config.json is written from the ModelSpec and not copied: mlx-lm reads ``rope_theta`` at the top of the file only, and some of its defaults
 are not those of transformers.
+
+mlx-lm's phi3 ignores a sliding window, and its llama, which also reads mistral, needs a layer without one. A folder whose windows mlx-lm
+does not compute names a model_type that mlx-lm does not know, so mlx-lm refuses it and never answers wrongly; our runner computes it.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.json_file import read_json_object
+from nearfar.compiler.ir.rope import rotary_dim
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 
 from .packing import Packing
 
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model of mlx-lm: transformers' name of it, whether it computes a spec, and the keys of config.json that only it reads.
+
+    ``mixes_windows``: it reads ``layer_types`` and ``sliding_window``, and needs at least one layer without a window.
+    """
+
+    class_name: str
+    computes: Callable[[ModelSpec], bool]
+    keys: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}  # noqa: ARG005
+    mixes_windows: bool = False
 
 
-def write_config(spec: ModelSpec, packing: Packing, folder: Path) -> None:
-    """Raises UnsupportedModel where mlx-lm would compute another model than the spec's."""
-    require_known(spec)
+def write_config(spec: ModelSpec, packing: Packing, context: int, folder: Path) -> None:
+    """``context``: the longest sequence that the bundle takes. Raises UnsupportedModel if mlx-lm would compute another model."""
+    model = require_known(spec)
+    windows = windows_within(spec, context)
     config: dict[str, Any] = {
-        "architectures": [CLASSES[spec.model_type]],
+        "architectures": [model.class_name],
         "model_type": spec.model_type,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
@@ -35,12 +53,14 @@ def write_config(spec: ModelSpec, packing: Packing, folder: Path) -> None:
         "num_key_value_heads": spec.num_kv_heads,
         "head_dim": spec.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": spec.max_position_embeddings,
+        # Beyond the context, windows that are left out would hide tokens.
+        "max_position_embeddings": context if windows != spec.windows else spec.max_position_embeddings,
         "rms_norm_eps": spec.rms_norm_eps,
         "rope_theta": spec.rope.theta,
         **rope_scaling(spec.rope),
         "tie_word_embeddings": spec.tie_word_embeddings,
-        **({"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias} if spec.model_type == "llama" else {}),
+        **model.keys(spec),
+        **window_keys(spec.model_type, model, windows),
         "torch_dtype": packing.activation,
     }
     if spec.bos_token_id is not None:
@@ -54,18 +74,94 @@ def write_config(spec: ModelSpec, packing: Packing, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def require_known(spec: ModelSpec) -> None:
-    known = {
-        "llama": spec.qkv_bias == spec.output_bias and not spec.qk_norm,
-        "qwen2": spec.qkv_bias and not spec.output_bias and not spec.mlp_bias and spec.head_dim * spec.num_heads == spec.hidden_size,
-        "qwen3": not spec.qkv_bias and not spec.output_bias and not spec.mlp_bias and spec.qk_norm,
-    }
-    if not known.get(spec.model_type, False):
+def require_known(spec: ModelSpec) -> Model:
+    """The model of mlx-lm that computes the spec. Raises UnsupportedModel."""
+    model = MODELS.get(spec.model_type)
+    if model is None or not model.computes(spec) or spec.activation != "silu":
+        rotated = rotary_dim(spec.rope, spec.head_dim)
         raise UnsupportedModel(
             f"mlx-lm's {spec.model_type} has no such model (biases qkv {spec.qkv_bias}, output {spec.output_bias}, feed-forward "
-            f"{spec.mlp_bias}; head size {spec.head_dim}, {spec.num_heads} heads, hidden size {spec.hidden_size}); take another --target",
+            f"{spec.mlp_bias}; norms of heads {spec.qk_norm}; head size {spec.head_dim}, {rotated} of them rotated with scaling "
+            f"{spec.rope.scaling}; {spec.num_heads} heads, hidden size {spec.hidden_size}; activation {spec.activation}); "
+            "take another --target",
             model_type=spec.model_type,
         )
+    return model
+
+
+def windows_within(spec: ModelSpec, context: int) -> tuple[int | None, ...]:
+    """The windows that hide a token of a context, by layer; empty if none does."""
+    windows = tuple(None if window is None or window >= context else window for window in spec.windows)
+    return windows if any(windows) else ()
+
+
+def window_keys(model_type: str, model: Model, windows: tuple[int | None, ...]) -> dict[str, Any]:
+    if not windows:
+        return {}
+    sizes = {window for window in windows if window is not None}
+    keys: dict[str, Any] = {
+        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
+        "sliding_window": max(sizes),
+    }
+    if model.mixes_windows and len(sizes) == 1 and None in windows:
+        return keys
+    return {**keys, "model_type": f"{model_type}_sliding_window"}
+
+
+def has_bias(spec: ModelSpec) -> bool:
+    return spec.qkv_bias or spec.output_bias or spec.mlp_bias
+
+
+def rotates_whole_heads(spec: ModelSpec) -> bool:
+    return rotary_dim(spec.rope, spec.head_dim) == spec.head_dim
+
+
+def splits_hidden_size(spec: ModelSpec) -> bool:
+    """Whether heads have the size that a model without ``head_dim`` gives them."""
+    return spec.head_dim * spec.num_heads == spec.hidden_size
+
+
+def partial_rotary_factor(spec: ModelSpec) -> float:
+    return rotary_dim(spec.rope, spec.head_dim) / spec.head_dim
+
+
+MODELS = {
+    "llama": Model(
+        "LlamaForCausalLM",
+        lambda spec: spec.qkv_bias == spec.output_bias and not spec.qk_norm and rotates_whole_heads(spec),
+        lambda spec: {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias},
+        mixes_windows=True,
+    ),
+    "mistral": Model(
+        "MistralForCausalLM",
+        lambda spec: not has_bias(spec) and not spec.qk_norm and rotates_whole_heads(spec),
+        mixes_windows=True,
+    ),
+    "phi3": Model(
+        "Phi3ForCausalLM",
+        lambda spec: (
+            not has_bias(spec)
+            and not spec.qk_norm
+            and splits_hidden_size(spec)
+            and spec.rope.scaling == "none"
+            # mlx-lm computes the rotated width from the factor.
+            and int(spec.head_dim * partial_rotary_factor(spec)) == rotary_dim(spec.rope, spec.head_dim)
+        ),
+        lambda spec: {"partial_rotary_factor": partial_rotary_factor(spec)},
+    ),
+    "qwen2": Model(
+        "Qwen2ForCausalLM",
+        lambda spec: (
+            spec.qkv_bias
+            and not spec.output_bias
+            and not spec.mlp_bias
+            and not spec.qk_norm
+            and splits_hidden_size(spec)
+            and rotates_whole_heads(spec)
+        ),
+    ),
+    "qwen3": Model("Qwen3ForCausalLM", lambda spec: not has_bias(spec) and spec.qk_norm and rotates_whole_heads(spec)),
+}
 
 
 def rope_scaling(rope: RopeSpec) -> dict[str, Any]:

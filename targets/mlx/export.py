@@ -1,7 +1,7 @@
 """Exporting for MLX: a folder that mlx-lm loads as it is.
 
 config.json, tokenizer files       `config.py`
-model.safetensors (or shards)      `packing.py`, `shards.py`; names are those of transformers, which mlx-lm keeps
+model.safetensors (or shards)      `packing.py`, `shards.py`; tensors and their names are the checkpoint's, which mlx-lm keeps
 model.safetensors.index.json
 """
 
@@ -33,6 +33,6 @@ def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder:
         # A matter of who runs the folder: our runner finds it in the manifest, mlx-lm takes an option.
         kv_group(checkpoint.spec.head_dim)
     packing = Packing(options.quantization, options.activation)
-    write_config(checkpoint.spec, packing, folder)
+    write_config(checkpoint.spec, packing, options.context, folder)
     write_tokenizer(checkpoint, folder)
     write_shards(checkpoint, graph.parameters, packing, folder, progress)

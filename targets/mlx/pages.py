@@ -5,7 +5,7 @@ MLX's arrays are values, so a copy of a page costs nothing until either is writt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +41,13 @@ Arrays = tuple[Any, ...]
 
 
 class Pages:
-    """``names`` are the layers' states in the graph; ``group`` None keeps keys and values as they are, else as 8-bit integers in groups of
-    that many. MLX computes nothing until `written` is evaluated.
+    """``groups``: for each layer's state in the graph, None if keys and values stay as they are, or how many elements share the scale of
+    their 8-bit integers. MLX computes nothing until `written` is evaluated.
     """
 
-    def __init__(self, names: Iterable[str], num_pages: int, group: int | None = None) -> None:
-        self.group = group
-        self._layers: dict[str, list[tuple[Arrays, Arrays] | None]] = {name: [None] * num_pages for name in names}
+    def __init__(self, groups: Mapping[str, int | None], num_pages: int) -> None:
+        self.groups = groups
+        self._layers: dict[str, list[tuple[Arrays, Arrays] | None]] = {name: [None] * num_pages for name in groups}
 
     def append(self, name: str, span: Span, keys: Any, values: Any) -> None:
         """Put a span's new keys and values (1, K, n, D) behind the tokens that its page has."""
@@ -55,19 +55,20 @@ class Pages:
         # What begins anew gives back the memory of what was there before.
         old = pages[span.page] if span.start else None
         old_keys, old_values = old or (None, None)
-        pages[span.page] = self._placed(old_keys, keys, span.start), self._placed(old_values, values, span.start)
+        group = self.groups[name]
+        pages[span.page] = self._placed(old_keys, keys, span.start, group), self._placed(old_values, values, span.start, group)
 
-    def read(self, name: str, span: Span) -> tuple[Arrays, Arrays]:
-        """Keys and values of a span's sequence, (1, K, length, elements of a row), the new ones too."""
+    def read(self, name: str, span: Span, first: int) -> tuple[Arrays, Arrays]:
+        """Keys and values of a span's sequence from position ``first`` on, (1, K, length - first, elements of a row), the new ones too."""
         page = self._layers[name][span.page]
         assert page is not None, (name, span)
-        keys, values = (tuple(array[:, :, : span.length] for array in arrays) for arrays in page)
+        keys, values = (tuple(array[:, :, first : span.length] for array in arrays) for arrays in page)
         return keys, values
 
-    def _placed(self, old: Arrays | None, rows: Any, start: int) -> Arrays:
+    def _placed(self, old: Arrays | None, rows: Any, start: int, group: int | None) -> Arrays:
         import mlx.core as mx
 
-        new = (rows,) if self.group is None else mx.quantize(rows, group_size=self.group, bits=8)
+        new = (rows,) if group is None else mx.quantize(rows, group_size=group, bits=8)
         return tuple(placed(None if old is None else old[index], array, start) for index, array in enumerate(new))
 
     def written(self, spans: Sequence[Span]) -> list[Any]:

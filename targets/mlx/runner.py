@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
-from nearfar.compiler.errors import DeviceError, ToolError
+from nearfar.compiler.errors import DeviceError
 from nearfar.compiler.quant import by_name
 from nearfar.compiler.runtime.base_runner import BaseRunner, Room
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output
 from nearfar.compiler.runtime.host_sampler import HostSampler
 
-from .forward import Forward
+from .forward import Forward, require_known
+from .framework import load_mlx
 from .packing import Packing, kv_group
 from .pages import Pages, spans_of
+from .weights import load_weights
 
 
 def open_runner(bundle: ExportBundle, limits: Limits) -> MlxRunner:
@@ -30,7 +31,9 @@ def open_runner(bundle: ExportBundle, limits: Limits) -> MlxRunner:
 
 
 class MlxRunner(BaseRunner[ExportManifest]):
-    """Raises ToolError where MLX is not installed, DeviceError where the model does not fit into memory."""
+    """Raises ToolError if MLX is not installed, UnsupportedModel for an op that `forward.py` lacks, and DeviceError if the model does not
+    fit into memory.
+    """
 
     def __init__(self, bundle: ExportBundle, limits: Limits) -> None:
         self._mx = load_mlx()
@@ -41,9 +44,11 @@ class MlxRunner(BaseRunner[ExportManifest]):
         graph = by_model_type(spec.model_type).forward(spec, context, context)
         packing = Packing(by_name(self.manifest.quantization, self.manifest.group_size), self.activation)
         dtype = getattr(self._mx, self.activation)
-        self._forward = Forward(graph, load_weights(bundle, dtype), packing.group, dtype)
+        require_known(graph)
+        self._forward = Forward(graph, load_weights(bundle, graph.parameters, packing.group, dtype), dtype)
         states = [name for name, state in graph.states.items() if state.shape[0] == "P"]
-        self._pages = Pages(states, self.num_pages, kv_group(spec.head_dim) if self.manifest.kv == "q8" else None)
+        group = kv_group(spec.head_dim) if self.manifest.kv == "q8" else None
+        self._pages = Pages(dict.fromkeys(states, group), self.num_pages)
         self._sampler = HostSampler(spec.vocab_size, limits.sequences)
 
     @property
@@ -78,29 +83,3 @@ class MlxRunner(BaseRunner[ExportManifest]):
     def _release(self) -> None:
         self._pages.clear()
         self._mx.clear_cache()
-
-
-def load_mlx() -> Any:
-    """mlx.core. Raises ToolError."""
-    try:
-        import mlx.core as mx
-    except ImportError as error:
-        raise ToolError(f"running MLX bundles needs the package mlx ({error}): pip install 'nearfar[mlx]'") from error
-    return mx
-
-
-def load_weights(bundle: ExportBundle, dtype: Any) -> dict[str, Any]:
-    """All tensors of the folder by name, in memory, those that are not codes in ``dtype``. Raises DeviceError."""
-    mx = load_mlx()
-    weights: dict[str, Any] = {}
-    try:
-        for entry in bundle.manifest.files:
-            if entry.file.endswith(".safetensors"):
-                weights |= mx.load(str(bundle.path / entry.file))
-        for name, array in weights.items():
-            if array.dtype != mx.uint32:
-                weights[name] = array.astype(dtype)
-        mx.eval(list(weights.values()))
-    except RuntimeError as error:
-        raise DeviceError(f"{bundle.path}: MLX cannot load the weights: {error}; free memory, or take a smaller --quantization") from error
-    return weights

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.errors import QuantizationError
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.ir.graph import Parameter
-from nearfar.compiler.pipeline.weights import blocks, read_rows
+from nearfar.compiler.ir.graph import Parameter, Source
+from nearfar.compiler.pipeline.weights import blocks, read_rows, tensor_shapes
 
 from .packing import ITEM_BYTES, Packing
 
@@ -32,12 +32,15 @@ def write_shards(
     progress: Callable[[int, int], None],
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Pack all parameters into safetensors files of at most ``shard_bytes``, or one parameter, and write their index.
+    """Pack the tensors that parameters read into safetensors files of at most ``shard_bytes``, or one tensor, and write their index.
+
+    Tensors go out under the checkpoint's names and as it holds them: a fused one is whole, and offsets and factors are the reader's.
 
     Raises CheckpointError or QuantizationError, naming the tensor.
     """
-    shards = split(parameters, packing, shard_bytes)
-    total = sum(math.prod(parameter.shape) for parameter in parameters.values())
+    tensors = whole_tensors(parameters)
+    shards = split(tensors, packing, shard_bytes)
+    total = sum(math.prod(tensor.shape) for tensor in tensors)
     done, data_bytes = 0, 0
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
@@ -59,11 +62,17 @@ def write_shards(
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2))
 
 
-def split(parameters: Mapping[str, Parameter], packing: Packing, shard_bytes: int) -> list[list[Parameter]]:
+def whole_tensors(parameters: Mapping[str, Parameter]) -> list[Parameter]:
+    """The tensors that parameters read, each as a parameter of its own."""
+    shapes = tensor_shapes(parameters).items()
+    return [Parameter(name, (Source(name, 0, shape[0]),), shape[1] if len(shape) > 1 else None) for name, shape in shapes]
+
+
+def split(parameters: Sequence[Parameter], packing: Packing, shard_bytes: int) -> list[list[Parameter]]:
     """The parameters of each file, in order; the tensors of one stay together."""
     shards: list[list[Parameter]] = [[]]
     filled = 0
-    for parameter in parameters.values():
+    for parameter in parameters:
         size = sum(size_of(tensor) for tensor in packing.tensors(parameter).values())
         if filled and filled + size > shard_bytes:
             shards.append([])

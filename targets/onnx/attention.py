@@ -1,84 +1,127 @@
-"""GroupQueryAttention: rotation, append to the cache and attention of one layer, with one length a row and keys and values in place."""
+"""attention -> GroupQueryAttention, which appends to the cache, attends, and may rotate and norm the heads of queries and keys first.
+
+Every row of the batch has its own length, and keys and values lie in place. What GroupQueryAttention cannot take in comes before it as
+nodes of its own, so a model whose queries and keys differ in their norms, their tables or their widths is computed as it says.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import RequestError, UnsupportedModel
 from nearfar.compiler.ir.graph import Node
-from nearfar.compiler.ir.rope import rope_table
 
 from .builder import MICROSOFT
 from .emitter import Emitter
+from .rotation import rope_caches, rotated_width
 
-# GroupQueryAttention with rotation takes no other heads.
-HEAD_DIM_MULTIPLE = 16
+# The kernels' conditions: on the size of a head, and for a rotation inside GroupQueryAttention on that of a head and of the rotated part.
+HEAD_DIM_MULTIPLE = 8
+ROTATION_MULTIPLE = 16
+
+
+def add_append(emitter: Emitter, node: Node) -> None:
+    """The attention that reads these keys and values appends them."""
+    emitter.appends[node.inputs["kv"]] = node
 
 
 def add_attention(emitter: Emitter, node: Node) -> None:
-    """Raises RequestError for heads that the kernels do not take."""
-    spec, builder, y = emitter.spec, emitter.builder, node.outputs["y"]
-    if spec.head_dim % HEAD_DIM_MULTIPLE:
-        raise RequestError(
-            f"heads have {spec.head_dim} elements, and ONNX Runtime's GroupQueryAttention takes multiples of {HEAD_DIM_MULTIPLE}; "
+    """Raises RequestError for heads that the kernels do not take, and UnsupportedModel for an attention that they do not compute."""
+    builder, y, kv = emitter.builder, node.outputs["y"], node.inputs["kv"]
+    append = emitter.appends.pop(kv, None)
+    if append is None:
+        raise UnsupportedModel(
+            f"attention {y} appends no keys and values of its own, and ONNX Runtime's GroupQueryAttention always does; "
             "take --target webgpu, cpu or cuda"
         )
-    append = emitter.pending.pop(node.inputs["kv"])
-    rotations = emitter.pending.pop(node.inputs["q"]), emitter.pending.pop(append.inputs["k"])
-    (q, q_norm), (k, k_norm) = (before_rotation(emitter, rotation) for rotation in rotations)
-    sequences = [
-        builder.add("Reshape", [rows, "sequences_shape"], f"{y}.{role}")
-        for role, rows in (("query", q), ("key", k), ("value", emitter.names[append.inputs["v"]]))
-    ]
-    past, present = cache(emitter)
-    table = rope_caches(emitter, rotations[0].inputs["table"])
-    inputs = [*sequences, *past, "seqlens_k", "total_sequence_length", *table]
-    attrs: dict[str, int | float | str] = {"num_heads": spec.num_heads, "kv_num_heads": spec.num_kv_heads, "do_rotary": 1}
-    # position_ids, attention_bias and head_sink, which are left out, then the scales of the cache and the norms of heads.
-    inputs += ["", "", "", *cache_scales(emitter, past)]
-    if emitter.cache_scales:
-        attrs |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
-    if q_norm is not None and k_norm is not None:
-        inputs += [emitter.vector(norm.inputs["weight"]) for norm in (q_norm, k_norm)]
-        attrs["qk_norm_epsilon"] = q_norm.attrs["eps"]
+    _, _, num_kv_heads, _, head_dim = emitter.graph.states[kv].shape
+    assert isinstance(num_kv_heads, int)
+    assert isinstance(head_dim, int)
+    if head_dim % HEAD_DIM_MULTIPLE:
+        raise RequestError(
+            f"heads have {head_dim} elements, and ONNX Runtime's GroupQueryAttention takes multiples of {HEAD_DIM_MULTIPLE}; "
+            "take --target webgpu, cpu or cuda"
+        )
+    values = {"query": node.inputs["q"], "key": append.inputs["k"], "value": append.inputs["v"]}
+    rotated = rotated_width(emitter, values["key"])
+    rotations = claim_rotations(emitter, node, append, head_dim)
+    norms = claim_norms(emitter, rotations)
+    table = rope_caches(emitter, rotations[0].inputs["table"]) if rotations else ["", ""]
+    for role, claimed in zip(("query", "key"), norms or rotations, strict=False):
+        values[role] = claimed.inputs["x"]
+    past, present = cache(emitter, num_kv_heads, head_dim)
+    emitter.caches[past[0]] = rotated
+    sequences = [emitter.sequences(value, f"{y}.{role}") for role, value in values.items()]
+    sinks = emitter.vector(node.inputs["sinks"]) if "sinks" in node.inputs else ""
+    # Between the table and the sinks: position_ids and attention_bias.
+    inputs = [*sequences, *past, "seqlens_k", "total_sequence_length", *table, "", "", sinks, *cache_scales(emitter, past)]
+    inputs += [emitter.vector(norm.inputs["weight"]) for norm in norms]
     while not inputs[-1]:
         inputs.pop()
-    builder.add("GroupQueryAttention", inputs, f"{y}.sequences", *present, domain=MICROSOFT, **attrs)
-    columns = spec.num_heads * spec.head_dim
-    emitter.names[y] = builder.add("Reshape", [f"{y}.sequences", builder.integers(-1, columns)], y)
+    columns = emitter.columns(y)
+    attrs: dict[str, int | float | str] = {
+        "num_heads": columns // head_dim,
+        "kv_num_heads": num_kv_heads,
+        "do_rotary": int(bool(rotations)),
+    }
+    attrs |= score_attrs(emitter, node)
+    if emitter.cache_scales:
+        attrs |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+    if norms:
+        attrs["qk_norm_epsilon"] = norms[0].attrs["eps"]
+    emitter.names[y] = builder.add("GroupQueryAttention", inputs, f"{y}.sequences", *present, domain=MICROSOFT, **attrs)
+    emitter.reshaped.add(y)
 
 
-def before_rotation(emitter: Emitter, rotation: Node) -> tuple[str, Node | None]:
-    """What is rotated, and the norm of its heads where the attention is to do that too."""
-    x = rotation.inputs["x"]
-    norm = emitter.pending.pop(x, None)
-    return emitter.names[norm.inputs["x"] if norm else x], norm
+def score_attrs(emitter: Emitter, node: Node) -> dict[str, int | float | str]:
+    """The attributes that say how scores are made. A window counts the row's own token here and there."""
+    names = {"scale": "scale", "softcap": "softcap", "window": "local_window_size"}
+    if node.attr("softcap") is not None and not emitter.device.soft_caps:
+        raise UnsupportedModel(
+            "the model has attention with softcap, which ONNX Runtime's kernel for this device ignores; "
+            "take --device cpu, or --target webgpu, cpu or cuda"
+        )
+    return {name: node.attr(attr) for attr, name in names.items() if node.attr(attr) is not None}
 
 
-def cache(emitter: Emitter) -> tuple[list[str], list[str]]:
+def claim_rotations(emitter: Emitter, node: Node, append: Node, head_dim: int) -> list[Node]:
+    """The rotations of queries and keys, if GroupQueryAttention can do both; they are then its own."""
+    q, k = emitter.deferred_node(node.inputs["q"], "rope"), emitter.deferred_node(append.inputs["k"], "rope")
+    if q is None or k is None or q.inputs["table"] != k.inputs["table"]:
+        return []
+    alone = emitter.graph.only_user(q.outputs["y"]) is node and emitter.graph.only_user(k.outputs["y"]) is append
+    sizes = head_dim, rotated_width(emitter, k.outputs["y"])
+    fits = all(size % ROTATION_MULTIPLE == 0 for size in sizes) and all(each.attrs["head_dim"] == head_dim for each in (q, k))
+    if not alone or not fits:
+        return []
+    emitter.claim(q, k)
+    return [q, k]
+
+
+def claim_norms(emitter: Emitter, rotations: list[Node]) -> list[Node]:
+    """The norms of heads before the rotations, if GroupQueryAttention can do both; they are then its own."""
+    norms = [norm for rotation in rotations if (norm := emitter.deferred_node(rotation.inputs["x"], "rms_norm")) is not None]
+    if len(norms) != 2 or norms[0] is norms[1] or norms[0].attrs["eps"] != norms[1].attrs["eps"]:
+        return []
+    for norm, rotation in zip(norms, rotations, strict=True):
+        width = emitter.graph.parameters[norm.inputs["weight"]].rows
+        if width != rotation.attrs["head_dim"] or emitter.graph.only_user(norm.outputs["y"]) is not rotation:
+            return []
+    emitter.claim(*norms)
+    return norms
+
+
+def cache(emitter: Emitter, num_kv_heads: int, head_dim: int) -> tuple[list[str], list[str]]:
     """The next layer's inputs and outputs for keys and values."""
-    builder, spec = emitter.builder, emitter.spec
+    builder, layer = emitter.builder, len(emitter.caches)
     dtype = "int8" if emitter.cache_scales else emitter.activation
-    layer = sum(each.name.startswith("past_key_values.") for each in builder.inputs) // 2
     past, present = ([f"{prefix}.{layer}.{plane}" for plane in ("key", "value")] for prefix in ("past_key_values", "present"))
     for before, after in zip(past, present, strict=True):
-        builder.add_input(before, dtype, ("batch_size", spec.num_kv_heads, "past_sequence_length", spec.head_dim))
-        builder.add_output(after, dtype, ("batch_size", spec.num_kv_heads, "present_sequence_length", spec.head_dim))
+        builder.add_input(before, dtype, ("batch_size", num_kv_heads, "past_sequence_length", head_dim))
+        builder.add_output(after, dtype, ("batch_size", num_kv_heads, "present_sequence_length", head_dim))
     return past, present
 
 
 def cache_scales(emitter: Emitter, past: list[str]) -> list[str]:
-    """The scales of a layer's keys and values, "" where the cache holds activations."""
+    """The scales of a layer's keys and values, "" if the cache holds activations."""
     if not emitter.cache_scales:
         return ["", ""]
     return [emitter.builder.constant(f"{name}.scale", emitter.cache_scales[name]) for name in past]
-
-
-def rope_caches(emitter: Emitter, name: str) -> list[str]:
-    """Cosines and sines (context, head_dim / 2) as constants."""
-    constant = emitter.graph.constants[name]
-    if f"{name}.cos" not in emitter.builder.constants:
-        table = rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
-        for index, part in enumerate(("cos", "sin")):
-            emitter.builder.constant(f"{name}.{part}", table[..., index].astype(np.dtype(emitter.activation)))
-    return [f"{name}.cos", f"{name}.sin"]

@@ -4,6 +4,7 @@ measured: a graph with floats reads a text, and what its cache then holds shows 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,38 +27,40 @@ Question: what is 17 + 25? Answer: 17 + 25 = 42. Then 42 / 6 = 7, and the square
 MARGIN = 1.5
 
 
-def measure_scales(model: Path, checkpoint: Checkpoint, context: int) -> dict[str, Array]:
+def measure_scales(model: Path, checkpoint: Checkpoint, context: int, caches: Mapping[str, int]) -> dict[str, Array]:
     """For each input of the cache, what a step of its integers means: (1, kv_heads, 1, head_dim) float32.
 
-    ``model`` is a graph for ``context`` tokens with a cache of float32.
+    ``model`` is a graph for ``context`` tokens with a cache of float32; ``caches`` gives, for each input that holds keys, how many elements
+    of a key are rotated.
     """
     import onnxruntime
     from tokenizers import Tokenizer
 
     token_ids = Tokenizer.from_file(str(checkpoint.tokenizer.tokenizer_json)).encode(SAMPLE, add_special_tokens=False).ids
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    spec = checkpoint.spec
-    names = [each.name for each in session.get_inputs() if each.name.startswith("past_key_values.")]
-    empty = dict.fromkeys(names, np.zeros((1, spec.num_kv_heads, 0, spec.head_dim), np.float32))
+    inputs = {each.name: each.shape for each in session.get_inputs() if each.name.startswith("past_key_values.")}
+    names = list(inputs)
+    empty = {name: np.zeros((1, heads, 0, head_dim), np.float32) for name, (_, heads, _, head_dim) in inputs.items()}
     largest: dict[str, Array] = {}
     for start in range(0, len(token_ids), context):
         piece = np.array([token_ids[start : start + context]])
         feeds = {"input_ids": piece, "attention_mask": np.ones_like(piece), **empty}
         presents = session.run([name.replace("past_key_values", "present") for name in names], feeds)
         for name, present in zip(names, presents, strict=True):
-            found = largest_of(present, rotated=name.endswith(".key"))
+            found = largest_of(present, caches.get(name, 0))
             largest[name] = np.maximum(largest.get(name, found), found)
     # A channel that is always zero needs a scale too.
     return {name: np.maximum(each * np.float32(MARGIN / 127), np.float32(1e-6)) for name, each in largest.items()}
 
 
-def largest_of(cache: Array, *, rotated: bool) -> Array:
-    """The largest magnitude of each channel of (1, kv_heads, tokens, head_dim).
+def largest_of(cache: Array, rotated: int) -> Array:
+    """The largest magnitude of each channel of (1, kv_heads, tokens, head_dim), the first ``rotated`` of which are rotated in pairs.
 
-    Channels that are rotated in pairs can each become as large as the pair is long, at another position.
+    A channel of a pair can become as large as the pair is long, at another position.
     """
     magnitudes = np.abs(cache)
     if rotated:
-        magnitudes = np.tile(np.hypot(*np.split(magnitudes, 2, axis=-1)), 2)
+        pairs = np.hypot(*np.split(magnitudes[..., :rotated], 2, axis=-1))
+        magnitudes = np.concatenate([pairs, pairs, magnitudes[..., rotated:]], axis=-1)
     largest: Array = magnitudes.max(axis=2, keepdims=True)
     return largest

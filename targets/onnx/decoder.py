@@ -1,9 +1,9 @@
 """Decoder: our graph of a forward pass becomes ONNX nodes, op by op, up to the logits.
 
-Our graph is for a ragged batch and pages of keys and values; this one for rows of equal length, padded at their end, and one cache a
-sequence. So what knows about sequences changes: lengths follow from ``attention_mask``, rope, append_kv and attention become one
-GroupQueryAttention (`attention.py`), and the sampled rows are the last of each sequence. All else works on rows (batch * sequence, columns)
-of the activation dtype.
+Our graph is for a ragged batch and pages of keys and values; the ONNX graph is for rows of equal length, padded at their end, with one
+cache a sequence. So the ops that know about sequences change: lengths follow from ``attention_mask``, append_kv and attention become one
+GroupQueryAttention (`attention.py`), and the sampled rows are the last of each sequence. All other ops work on rows (batch * sequence,
+columns) of the activation dtype.
 
     input_ids (batch, sequence) int64       new tokens
     attention_mask (batch, total) int64     ones, as many as the sequence has tokens, past and new, then zeros
@@ -13,23 +13,27 @@ of the activation dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.ir.ops import OPS
 
-from .attention import add_attention
+from .attention import add_append, add_attention
 from .builder import ELEMENT_TYPES, MICROSOFT
-from .emitter import Emitter
+from .emitter import Emit, Emitter
+from .gates import add_gate, add_gate_halves, add_halves
 from .matmul_nbits import ACCURACY_LEVEL
+from .rotation import defer_rotation
 
 
 def build_decoder(emitter: Emitter) -> None:
     """Fill the emitter's builder.
 
-    Raises UnsupportedModel for what has no form here, RequestError and QuantizationError for what ONNX Runtime's kernels do not take.
+    Raises UnsupportedModel for an op, or an attribute of one, that has no form here, RequestError and QuantizationError for what ONNX
+    Runtime's kernels do not take.
     """
     add_inputs(emitter)
     logits = emitter.graph.outputs["logits"]
@@ -37,23 +41,30 @@ def build_decoder(emitter: Emitter) -> None:
     for node in emitter.graph.nodes:
         if node.outputs.get("y") == logits:
             break
-        require_known(node)
-        EMITTERS[node.op](emitter, node)
-    # The output has an axis more and its own dtype, so ours takes another name.
-    EMITTERS[node.op](emitter, Node(node.op, node.inputs, {"y": "logits_rows"}, node.attrs))
-    rows = emitter.names["logits_rows"]
+        form_of(node).emit(emitter, node)
+    if emitter.appends:
+        raise UnsupportedModel(
+            f"no attention follows the keys and values appended to {next(iter(emitter.appends))}, and ONNX Runtime appends them in one; "
+            "take --target webgpu, cpu or cuda"
+        )
+    # The output has one more axis and its own dtype, so our value takes another name.
+    form_of(node).emit(emitter, Node(node.op, node.inputs, {"y": "logits_rows"}, node.attrs))
+    rows = emitter.rows("logits_rows")
     if emitter.activation != "float32":
         rows = emitter.builder.add("Cast", [rows], "logits_float32", to=ELEMENT_TYPES["float32"])
     emitter.builder.add("Unsqueeze", [rows, emitter.builder.integers(1)], "logits")
 
 
-def require_known(node: Node) -> None:
-    """Raise UnsupportedModel for an op, or a variation of one, that has no form here: leaving it out would change the answers."""
-    unknown = (
-        node.op if node.op not in EMITTERS else next((f"{node.op} with {name}" for name in node.attrs if name not in KNOWN_ATTRS), None)
-    )
-    if unknown:
-        raise UnsupportedModel(f"the model has {unknown}, which --target onnx does not write; take --target webgpu, cpu or cuda")
+def form_of(node: Node) -> Form:
+    """Raises UnsupportedModel for an op, an input or an attribute that has no form here: to leave it out would change the answers."""
+    form = FORMS.get(node.op)
+    known = () if form is None else (*OPS[node.op].inputs, *form.optional)
+    unknown = [f"input {role!r}" for role in node.inputs if role not in known]
+    unknown += [] if form is None else [f"{name} {value!r}" for name, value in node.attrs.items() if name not in form.attrs]
+    if form is not None and not unknown:
+        return form
+    found = node.op if form is None else f"{node.op} with {unknown[0]}"
+    raise UnsupportedModel(f"the model has {found}, which has no form in --target onnx; take --target webgpu, cpu or cuda")
 
 
 def add_inputs(emitter: Emitter) -> None:
@@ -89,8 +100,10 @@ def add_embed(emitter: Emitter, node: Node) -> None:
     (token_ids,), y = emitter.inputs(node, "token_ids"), node.outputs["y"]
     add = emitter.builder.add
     if not emitter.packed:
-        rows = add("Gather", [emitter.dense(table), token_ids], y if emitter.stores_activations else f"{y}.stored", axis=0)
-        emitter.names[y] = rows if emitter.stores_activations else add("Cast", [rows], y, to=ELEMENT_TYPES[emitter.activation])
+        rows = add("Gather", [emitter.dense(table), token_ids], f"{y}.stored", axis=0)
+        if not emitter.stores_activations:
+            rows = add("Cast", [rows], f"{y}.activations", to=ELEMENT_TYPES[emitter.activation])
+        emitter.names[y] = scaled(emitter, node, rows)
         return
     # The blob of MatMulNBits, so that a tied head shares it: blocks are an axis of their own, and scales have as many axes as codes.
     bits, block = emitter.bits, emitter.block
@@ -99,28 +112,42 @@ def add_embed(emitter: Emitter, node: Node) -> None:
     blocks = add("GatherBlockQuantized", inputs, f"{y}.blocks", domain=MICROSOFT, **attrs)
     columns, integers = table.shape[1], emitter.builder.integers
     padded = -(-columns // block) * block
-    rows = add("Reshape", [blocks, integers(-1, padded)], y if padded == columns else f"{y}.padded")
-    emitter.names[y] = rows if padded == columns else add("Slice", [rows, integers(0), integers(columns), integers(1)], y)
+    rows = add("Reshape", [blocks, integers(-1, padded)], f"{y}.padded")
+    rows = rows if padded == columns else add("Slice", [rows, integers(0), integers(columns), integers(1)], f"{y}.columns")
+    emitter.names[y] = scaled(emitter, node, rows)
+
+
+def scaled(emitter: Emitter, node: Node, rows: str) -> str:
+    """The embedding times the node's scale."""
+    scale = node.attr("scale")
+    if scale == 1:
+        return rows
+    factor = emitter.builder.constant(f"scale_{scale}", np.array(scale, emitter.activation))
+    return emitter.builder.add("Mul", [rows, factor], node.outputs["y"])
 
 
 def add_gated_linear(emitter: Emitter, node: Node) -> None:
     """A product that gives gate and up side by side."""
-    y = node.outputs["y"]
-    both, gate, up = (f"{y}.{part}" for part in ("gate_up", "gate", "up"))
+    both = f"{node.outputs['y']}.gate_up"
     add_linear(emitter, Node("linear", node.inputs, {"y": both}))
-    emitter.builder.add("Split", [emitter.names[both]], gate, up, axis=1, num_outputs=2)
-    add_silu_product(emitter, gate, up, y)
+    add_halves(emitter, node, emitter.rows(both))
 
 
 def add_slice_columns(emitter: Emitter, node: Node) -> None:
-    """All slices of a value at once, when the first is met; they are in order and leave nothing out."""
-    if node.outputs["y"] in emitter.names:
+    """All slices of a value at once, when the first is met, if they are in order and leave nothing out; else this one."""
+    y, add, integers = node.outputs["y"], emitter.builder.add, emitter.builder.integers
+    if y in emitter.names:
         return
-    slices = emitter.graph.users(node.inputs["x"])
-    sizes = [each.attrs["stop"] - each.attrs["start"] for each in slices]
-    names = [each.outputs["y"] for each in slices]
-    emitter.builder.add("Split", [*emitter.inputs(node, "x"), emitter.builder.integers(*sizes)], *names, axis=1)
-    emitter.names |= {name: name for name in names}
+    slices = [each for each in emitter.graph.users(node.inputs["x"]) if each.op == "slice_columns"]
+    bounds = [(each.attrs["start"], each.attrs["stop"]) for each in slices]
+    ends = [0, *(stop for _, stop in bounds)]
+    if [start for start, _ in bounds] == ends[:-1] and ends[-1] == emitter.columns(node.inputs["x"]):
+        names = [each.outputs["y"] for each in slices]
+        add("Split", [*emitter.inputs(node, "x"), integers(*(stop - start for start, stop in bounds))], *names, axis=1)
+        emitter.names |= {name: name for name in names}
+    else:
+        start, stop = node.attrs["start"], node.attrs["stop"]
+        emitter.names[y] = add("Slice", [*emitter.inputs(node, "x"), integers(start), integers(stop), integers(1)], y)
 
 
 def add_linear(emitter: Emitter, node: Node) -> None:
@@ -138,23 +165,33 @@ def add_linear(emitter: Emitter, node: Node) -> None:
 
 
 def add_rms_norm(emitter: Emitter, node: Node) -> None:
-    x, y, eps = node.inputs["x"], node.outputs["y"], node.attrs["eps"]
-    gamma = emitter.vector(node.inputs["weight"])
-    width, columns = emitter.graph.parameters[node.inputs["weight"]].rows, emitter.columns(x)
-    add, integers = emitter.builder.add, emitter.builder.integers
-    if columns != width and emitter.device.norms_heads:
-        emitter.pending[y] = node
-    elif columns != width:
-        # They stay rows of heads, for the attention gives them its own shape.
-        assert all(user.op == "rope" for user in emitter.graph.users(y)), node
-        heads = add("Reshape", [emitter.names[x], integers(-1, width)], f"{y}.heads")
-        emitter.names[y] = norm_rows(emitter, heads, gamma, eps, y)
-    elif x in emitter.pending:
-        a, b = emitter.inputs(emitter.pending.pop(x), "a", "b")
-        add("SkipSimplifiedLayerNormalization", [a, b, gamma], y, "", "", x, domain=MICROSOFT, epsilon=eps)
-        emitter.names |= {x: x, y: y}
+    """A norm of heads is deferred on devices whose attention can do it."""
+    width = emitter.graph.parameters[node.inputs["weight"]].rows
+    if width == emitter.columns(node.inputs["x"]):
+        add_row_norm(emitter, node)
+    elif emitter.device.norms_heads:
+        emitter.defer(node, add_head_norm)
     else:
-        emitter.names[y] = norm_rows(emitter, emitter.names[x], gamma, eps, y)
+        add_head_norm(emitter, node)
+
+
+def add_head_norm(emitter: Emitter, node: Node) -> None:
+    y, width = node.outputs["y"], emitter.graph.parameters[node.inputs["weight"]].rows
+    heads = emitter.builder.add("Reshape", [emitter.name(node.inputs["x"]), emitter.builder.integers(-1, width)], f"{y}.heads")
+    emitter.names[y] = norm_rows(emitter, heads, emitter.vector(node.inputs["weight"]), node.attrs["eps"], y)
+    emitter.reshaped.add(y)
+
+
+def add_row_norm(emitter: Emitter, node: Node) -> None:
+    x, y, eps = node.inputs["x"], node.outputs["y"], node.attrs["eps"]
+    gamma, total = emitter.vector(node.inputs["weight"]), emitter.deferred_node(x, "add")
+    if total is None:
+        emitter.names[y] = norm_rows(emitter, emitter.rows(x), gamma, eps, y)
+        return
+    emitter.claim(total)
+    inputs = [*emitter.inputs(total, "a", "b"), gamma]
+    emitter.builder.add("SkipSimplifiedLayerNormalization", inputs, y, "", "", x, domain=MICROSOFT, epsilon=eps)
+    emitter.names |= {x: x, y: y}
 
 
 def norm_rows(emitter: Emitter, x: str, gamma: str, eps: float, y: str) -> str:
@@ -168,49 +205,44 @@ def norm_rows(emitter: Emitter, x: str, gamma: str, eps: float, y: str) -> str:
     return add("Mul", [add("Div", [x, root], f"{y}.unit"), gamma], y)
 
 
+def defer_sum(emitter: Emitter, node: Node) -> None:
+    """A sum is deferred on devices whose norms can do it."""
+    if emitter.device.fused_norms:
+        emitter.defer(node, add_sum)
+    else:
+        add_sum(emitter, node)
+
+
 def add_sum(emitter: Emitter, node: Node) -> None:
     y = node.outputs["y"]
-    if emitter.device.fused_norms and emitter.graph.users(y)[0].op == "rms_norm":
-        emitter.pending[y] = node
-    else:
-        emitter.names[y] = emitter.builder.add("Add", emitter.inputs(node, "a", "b"), y)
-
-
-def add_gate(emitter: Emitter, node: Node) -> None:
-    gate, up = emitter.inputs(node, "gate", "up")
-    add_silu_product(emitter, gate, up, node.outputs["y"])
-
-
-def add_silu_product(emitter: Emitter, gate: str, up: str, y: str) -> None:
-    add = emitter.builder.add
-    # ONNX Runtime fuses the first two where the device has a kernel for both.
-    sigmoid = add("Sigmoid", [gate], f"{y}.sigmoid")
-    silu = add("Mul", [gate, sigmoid], f"{y}.silu")
-    emitter.names[y] = add("Mul", [silu, up], y)
+    emitter.names[y] = emitter.builder.add("Add", emitter.inputs(node, "a", "b"), y)
 
 
 def add_take_rows(emitter: Emitter, node: Node) -> None:
     emitter.names[node.outputs["y"]] = emitter.builder.add("Gather", emitter.inputs(node, "x", "rows"), node.outputs["y"], axis=0)
 
 
-def add_later(emitter: Emitter, node: Node) -> None:
-    """A rotation, or keys and values on their way to a cache: the attention behind them takes them in."""
-    name = node.inputs["kv"] if node.op == "append_kv" else node.outputs["y"]
-    emitter.pending[name] = node
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an op is written, and the attributes and optional inputs that this honours."""
+
+    emit: Emit
+    attrs: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
-# All values have the dtype of activations, whatever ours have.
-KNOWN_ATTRS = ("dtype", "eps", "start", "stop", "head_dim")
-EMITTERS: dict[str, Callable[[Emitter, Node], None]] = {
-    "embed": add_embed,
-    "linear": add_linear,
-    "gated_linear": add_gated_linear,
-    "slice_columns": add_slice_columns,
-    "rms_norm": add_rms_norm,
-    "add": add_sum,
-    "gate": add_gate,
-    "take_rows": add_take_rows,
-    "rope": add_later,
-    "append_kv": add_later,
-    "attention": add_attention,
+# All values have the dtype of activations, whatever dtype the graph gives them.
+FORMS: dict[str, Form] = {
+    "embed": Form(add_embed, ("scale",)),
+    "linear": Form(add_linear, ("dtype",), ("bias",)),
+    "gated_linear": Form(add_gated_linear, ("activation",), ("bias",)),
+    "slice_columns": Form(add_slice_columns, ("start", "stop", "dtype")),
+    "rms_norm": Form(add_rms_norm, ("eps", "dtype")),
+    "add": Form(defer_sum),
+    "gate": Form(add_gate, ("activation",)),
+    "gate_halves": Form(add_gate_halves, ("activation",)),
+    "take_rows": Form(add_take_rows),
+    "rope": Form(defer_rotation, ("head_dim", "dtype")),
+    "append_kv": Form(add_append),
+    "attention": Form(add_attention, ("scale", "window", "softcap"), ("sinks",)),
 }

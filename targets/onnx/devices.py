@@ -17,7 +17,8 @@ class Device:
 
     ``norms_heads``: GroupQueryAttention norms queries and keys itself. ``takes_codes``: there is a MatMulNBits. ``fused_norms``: there are
     RMS norms as one op, alone and with a sum before them. ``int8_cache``: GroupQueryAttention takes keys and values of 8-bit integers.
-    ``stacks_projections``: those of the same input are one product, for each product costs threads a meeting.
+    ``stacks_projections``: those of the same input are one product, for each product costs threads a meeting. ``soft_caps``:
+    GroupQueryAttention caps scores; without it, it ignores the attribute.
     """
 
     activations: tuple[str, ...]
@@ -26,11 +27,12 @@ class Device:
     fused_norms: bool = True
     int8_cache: bool = False
     stacks_projections: bool = False
+    soft_caps: bool = True
 
 
 _DEVICES = {
     "cpu": Device(("float32",), int8_cache=True, stacks_projections=True),
-    "webgpu": Device(("float16", "float32"), norms_heads=True),
+    "webgpu": Device(("float16", "float32"), norms_heads=True, soft_caps=False),
     "cuda": Device(("float16", "float32"), norms_heads=True),
     # Its norms are of single ops, whose squares leave float16's range.
     "coreml": Device(("float32",), takes_codes=False, fused_norms=False),

@@ -1,11 +1,16 @@
-"""Emitter: what the walk over our graph (`decoder.py`) knows and leaves behind, and the weights that its nodes name."""
+"""Emitter: the state of the walk over our graph (`decoder.py`), and the initializers for the weights that its nodes read.
+
+Our values are rows (batch * sequence, columns). A value may lie in another shape in the ONNX graph, such as heads or sequences; readers
+request the shape that they need. A node may also be deferred: a later node that can take its work in (a norm with the sum before it, an
+attention with the rotation) claims it, and any other reader causes it to be written first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from nearfar.compiler.errors import QuantizationError
+from nearfar.compiler.errors import QuantizationError, UnsupportedModel
 from nearfar.compiler.ir.graph import Graph, Node, Parameter
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.spec import ModelSpec
@@ -19,9 +24,11 @@ from .weights import Stored
 
 @dataclass(slots=True)
 class Emitter:
-    """``names`` are our values' names in the ONNX graph, ``stored`` the weights that it needs, ``pending`` what a later node takes in.
+    """``names``: our values' names in the ONNX graph. ``reshaped``: those that are not rows there. ``stored``: the weights to write.
 
-    ``cache_scales``: where keys and values are 8-bit integers, their scales by the input of the cache; see `cache_scales.py`.
+    ``deferred``: nodes that are not written yet, by their value, with the function that writes them. ``caches``: the keys and values of
+    each attention, by the input that holds the keys, with the number of elements of a key that are rotated. ``cache_scales``: if keys and
+    values are 8-bit integers, their scales by the input of the cache; see `cache_scales.py`.
     """
 
     graph: Graph
@@ -33,11 +40,49 @@ class Emitter:
     builder: Builder = field(default_factory=Builder)
     stored: dict[str, Stored] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    pending: dict[str, Node] = field(default_factory=dict)
+    reshaped: set[str] = field(default_factory=set)
+    deferred: dict[str, tuple[Node, Emit]] = field(default_factory=dict)
+    appends: dict[str, Node] = field(default_factory=dict)
+    caches: dict[str, int] = field(default_factory=dict)
 
     def inputs(self, node: Node, *roles: str) -> list[str]:
-        """The names of a node's inputs in the ONNX graph."""
-        return [self.names[node.inputs[role]] for role in roles]
+        """The names of a node's inputs in the ONNX graph, as rows."""
+        return [self.rows(node.inputs[role]) for role in roles]
+
+    def name(self, value: str) -> str:
+        """A value's name in the ONNX graph, in whatever shape it lies there. Raises UnsupportedModel for an input that the graph lacks."""
+        if value in self.deferred:
+            node, emit = self.deferred.pop(value)
+            emit(self, node)
+        if value not in self.names:
+            raise UnsupportedModel(f"the model reads {value!r}, which --target onnx does not provide; take --target webgpu, cpu or cuda")
+        return self.names[value]
+
+    def rows(self, value: str) -> str:
+        """A value's name as (batch * sequence, columns)."""
+        name = self.name(value)
+        if value in self.reshaped:
+            self.reshaped.remove(value)
+            name = self.builder.add("Reshape", [name, self.builder.integers(-1, self.columns(value))], f"{name}.rows")
+            self.names[value] = name
+        return name
+
+    def sequences(self, value: str, name: str) -> str:
+        """A value as (batch, sequence, columns), under a new ``name``."""
+        return self.builder.add("Reshape", [self.name(value), "sequences_shape"], name)
+
+    def defer(self, node: Node, emit: Emit) -> None:
+        self.deferred[node.outputs["y"]] = node, emit
+
+    def deferred_node(self, value: str, op: str) -> Node | None:
+        """The deferred node that computes a value, if its op is this one."""
+        node, _ = self.deferred.get(value, (None, None))
+        return node if node is not None and node.op == op else None
+
+    def claim(self, *nodes: Node) -> None:
+        """Take deferred nodes over: they will not be written."""
+        for node in nodes:
+            del self.deferred[node.outputs["y"]]
 
     def columns(self, name: str) -> int:
         """Of our value (rows, columns)."""
@@ -100,3 +145,7 @@ class Emitter:
         if self.stores_activations:
             return name
         return self.builder.add("Cast", [name], f"{name}.{self.activation}", to=ELEMENT_TYPES[self.activation])
+
+
+# Writes a node.
+Emit = Callable[[Emitter, Node], None]

@@ -20,7 +20,7 @@ from nearfar.compiler.passes.fuse_projections import fuse_projections
 from nearfar.compiler.pipeline.target import ExportOptions
 
 from . import devices
-from .genai_config import write_genai_config
+from .genai_config import one_shape, write_genai_config
 from .huggingface_files import write_huggingface_files
 
 DEVICES = devices.NAMES
@@ -33,8 +33,10 @@ def activations(device: str | None) -> tuple[str, ...]:
 
 
 def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]) -> None:
-    """Write the folder. Raises RequestError or QuantizationError for what ONNX Runtime's kernels do not take, or run badly, and ToolError
-    where the packages onnx and onnxruntime are not installed.
+    """Write the folder.
+
+    Raises UnsupportedModel for ops that the graph cannot hold, RequestError or QuantizationError for what ONNX Runtime's kernels do not
+    take, or run badly, and ToolError if the packages onnx and onnxruntime are not installed.
     """
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise ToolError("compiling for onnx needs the packages onnx and onnxruntime; install them with: pip install 'nearfar[onnx]'")
@@ -56,9 +58,9 @@ def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder:
     weights = write_weights(checkpoint, graph.parameters, list(emitter.stored.values()), options.quantization, model, progress)
     model.write_bytes(emitter.builder.model(weights).SerializeToString())
     if options.kv == "q8":
-        scales = measure_scales(model, checkpoint, options.context)
+        scales = measure_scales(model, checkpoint, options.context, emitter.caches)
         emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales)
         build_decoder(emitter)
         model.write_bytes(emitter.builder.model(weights).SerializeToString())
-    write_genai_config(folder, MODEL_FILE, checkpoint, options)
+    write_genai_config(folder, MODEL_FILE, checkpoint, options, one_shape(graph))
     write_huggingface_files(folder, checkpoint, name, data_files=len(list(model.parent.glob("*_data*"))))

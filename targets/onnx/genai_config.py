@@ -1,4 +1,8 @@
-"""genai_config.json: what ONNX Runtime GenAI must know of a decoder graph."""
+"""genai_config.json: what ONNX Runtime GenAI must know about a decoder graph.
+
+It says nothing about sliding windows: GenAI's "sliding_window" is for caches that are as short as the window, and this graph's caches hold
+the whole context, of which its attention reads a window.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,40 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nearfar.compiler.errors import UnsupportedModel
 from nearfar.compiler.formats import Checkpoint
+from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.pipeline.target import ExportOptions
 
 GENAI_CONFIG_FILE = "genai_config.json"
 
 
-def write_genai_config(folder: Path, model_file: str, checkpoint: Checkpoint, options: ExportOptions) -> None:
-    (folder / GENAI_CONFIG_FILE).write_text(json.dumps(genai_config(model_file, checkpoint, options), indent=1))
+# GenAI's name for any decoder. Its names for families add rules of theirs, such as phi3's second prefill at 4,097 tokens.
+ANY_DECODER = "decoder"
 
 
-def genai_config(model_file: str, checkpoint: Checkpoint, options: ExportOptions) -> dict[str, Any]:
-    spec = checkpoint.spec
+def one_shape(graph: Graph) -> tuple[int, int]:
+    """The kv heads and the head size of every layer. Raises UnsupportedModel if layers differ."""
+    shapes = {(state.shape[2], state.shape[4]) for state in graph.states.values() if state.shape[0] == "P"}
+    if len(shapes) != 1:
+        found = ", ".join(f"{heads} kv heads of {size} elements" for heads, size in sorted(shapes, key=str))
+        raise UnsupportedModel(
+            f"layers differ in their keys and values ({found}), and ONNX Runtime GenAI and Transformers.js allocate all layers alike; "
+            "take --target webgpu, cpu or cuda"
+        )
+    ((kv_heads, head_dim),) = shapes
+    assert isinstance(kv_heads, int)
+    assert isinstance(head_dim, int)
+    return kv_heads, head_dim
+
+
+def write_genai_config(folder: Path, model_file: str, checkpoint: Checkpoint, options: ExportOptions, shape: tuple[int, int]) -> None:
+    """``shape``: `one_shape` of the graph."""
+    (folder / GENAI_CONFIG_FILE).write_text(json.dumps(genai_config(model_file, checkpoint, options, shape), indent=1))
+
+
+def genai_config(model_file: str, checkpoint: Checkpoint, options: ExportOptions, shape: tuple[int, int]) -> dict[str, Any]:
+    spec, (num_kv_heads, head_dim) = checkpoint.spec, shape
     eos = list(spec.eos_token_ids)
     # GenAI asks for these even where a model has none.
     first = eos[0] if eos else 0
@@ -25,11 +51,11 @@ def genai_config(model_file: str, checkpoint: Checkpoint, options: ExportOptions
     decoder = {
         "session_options": {"log_id": "nearfar", "provider_options": providers},
         "filename": model_file,
-        "head_size": spec.head_dim,
+        "head_size": head_dim,
         "hidden_size": spec.hidden_size,
         "num_attention_heads": spec.num_heads,
         "num_hidden_layers": spec.num_layers,
-        "num_key_value_heads": spec.num_kv_heads,
+        "num_key_value_heads": num_kv_heads,
         "inputs": {
             "input_ids": "input_ids",
             "attention_mask": "attention_mask",
@@ -39,7 +65,7 @@ def genai_config(model_file: str, checkpoint: Checkpoint, options: ExportOptions
         "outputs": {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"},
     }
     model = {
-        "type": spec.model_type,
+        "type": ANY_DECODER,
         "vocab_size": spec.vocab_size,
         "context_length": options.context,
         "bos_token_id": first if spec.bos_token_id is None else spec.bos_token_id,

@@ -17,11 +17,14 @@ FILLER_TOKENS = 64
 
 
 class KvRows:
-    """``planes`` (layers * 2) arrays (pages, kv_heads, context, head_dim): keys and values of each layer in turn."""
+    """``planes``: arrays (pages, kv_heads, context, head_dim), keys and values of each layer in turn.
 
-    def __init__(self, planes: int, pages: int, kv_heads: int, context: int, head_dim: int, dtype: npt.DTypeLike) -> None:
-        # Memory that is never written is never taken.
-        self.planes = [np.zeros((pages, kv_heads, context, head_dim), dtype) for _ in range(planes)]
+    ``shapes``: kv_heads and head_dim of each plane.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], pages: int, context: int, dtype: npt.DTypeLike) -> None:
+        # The system allocates memory when it is first written.
+        self.planes = [np.zeros((pages, kv_heads, context, head_dim), dtype) for kv_heads, head_dim in shapes]
         self.context = context
         # By row: how many positions have been written since its sequence began there, which is more than it uses if drafts were refused.
         self._filled = [0] * pages

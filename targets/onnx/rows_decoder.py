@@ -20,11 +20,17 @@ KEPT_BINDINGS = 64
 
 
 class RowsDecoder:
-    """``logits`` (most_rows, vocab) are what calls write, each to its places. Raises what `open_session` raises."""
+    """``logits`` (most_rows, vocab): the rows that calls write, each at its own indices. ``cache_shapes``: kv_heads and head_dim of each
+    plane of keys and values. Raises what `open_session` raises.
+    """
 
     def __init__(self, bundle: ExportBundle, threads: int, most_rows: int) -> None:
         self._session = open_session(bundle, threads)
-        # Memory that is never written is never taken.
+        inputs = {each.name: each.shape for each in self._session.get_inputs()}
+        # In the order of `BoundRows`: keys and values of each layer in turn.
+        planes = (f"past_key_values.{layer}.{plane}" for layer in range(len(inputs)) for plane in ("key", "value"))
+        self.cache_shapes: list[tuple[int, int]] = [(inputs[name][1], inputs[name][3]) for name in planes if name in inputs]
+        # The system allocates memory when it is first written.
         self.logits = np.empty((most_rows, bundle.manifest.spec.vocab_size), np.float32)
         self._bound: OrderedDict[range, BoundRows] = OrderedDict()
 

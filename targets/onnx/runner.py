@@ -80,11 +80,10 @@ class OnnxRunner(BaseRunner[ExportManifest]):
         self._kv.planes.clear()
 
     def _allocate(self, bundle: ExportBundle) -> KvRows:
-        spec = self.manifest.spec
-        heads, context = spec.num_kv_heads, self.manifest.context
+        context = self.manifest.context
         dtype = "int8" if self.manifest.kv == "q8" else self.manifest.activation
         try:
-            return KvRows(2 * spec.num_layers, self.num_pages, heads, context, spec.head_dim, dtype)
+            return KvRows(self._decoder.cache_shapes, self.num_pages, context, dtype)
         except MemoryError as error:
             raise DeviceError(
                 f"{bundle.path}: there is no memory for the keys and values of {self.num_pages} sequences of {context:,} tokens; "

@@ -23,6 +23,7 @@ from .variants import MAX_SHARED_BYTES, variants_of
 
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
+EXTRA_ACTIVATIONS: tuple[str, ...] = ()
 TAKES_LORA = False
 LAYOUT: Layout = "rows"
 MAX_STORAGE_BUFFERS = 8

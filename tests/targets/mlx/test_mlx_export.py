@@ -48,7 +48,7 @@ def test_the_configuration_is_read_back_as_the_models_spec(compile_tiny: Compile
     assert config["rope_theta"] == 10000.0
     assert config["rope_scaling"]["rope_type"] == "llama3"
     spec = replace(open_any(compile_tiny("llama", "f32", target="mlx")).manifest.spec, eos_token_ids=(5, 7))
-    write_config(spec, Packing(quant.by_name("f16"), "float16"), tmp_path)
+    write_config(spec, Packing(quant.by_name("f16"), "float16"), 256, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == [5, 7]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx_cases import CONTEXT, Export, Session, check_graph, reference_logits, relative_rms
-from tiny_models import CHECKPOINTS, VOCAB_SIZE
+from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint
 from tolerances import KV_Q8, ONNX_F32, ONNX_INT8_KERNEL, ONNX_INT8_MODEL, relative_error
 
 from nearfar.compiler import quant
@@ -19,7 +19,7 @@ from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.targets.onnx import weights
-from nearfar.targets.onnx.decoder import require_known
+from nearfar.targets.onnx.decoder import form_of
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB_SIZE, 23)]
 
@@ -205,11 +205,10 @@ def test_the_demo_model_says_the_same_in_every_quantization_on_numpy_and_onnx(tm
         assert tokens == expected.tolist() == [23, 308, 225, 24, 279, 225, 27, 3]
 
 
-def test_what_kernels_do_not_take_is_refused(
-    tiny_checkpoints: Mapping[str, Path], onnx_checkpoints: Mapping[str, Path], tmp_path: Path
-) -> None:
+def test_what_kernels_do_not_take_is_refused(onnx_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path / "heads_of_20", head_dim=20, num_hidden_layers=1)
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (RequestError, "heads have 24 elements", {"model": str(tiny_checkpoints["qwen3"]), "quantization": "q4f16"}),
+        (RequestError, "heads have 20 elements", {"model": str(tmp_path / "heads_of_20"), "quantization": "q4f16"}),
         (RequestError, "--device qnn", {"quantization": "f32", "device": "qnn"}),
         (RequestError, "float16 activations do not run on cpu", {"quantization": "f16", "activations": ("float16",)}),
         (RequestError, "--kv q8", {"quantization": "q4f16", "device": "webgpu", "kv": "q8"}),
@@ -219,13 +218,21 @@ def test_what_kernels_do_not_take_is_refused(
         given = {"model": str(onnx_checkpoints["qwen3"]), **options}
         with pytest.raises(error, match=message):
             export_model(output=tmp_path / "refused", target="onnx", **given)
-        assert not any(tmp_path.iterdir())
+        assert [path.name for path in tmp_path.iterdir()] == ["heads_of_20"]
 
 
-@pytest.mark.parametrize("node", [Node("convolve", {}, {"y": "y"}), Node("attention", {}, {"y": "y"}, {"window": 128})])
-def test_what_the_walk_does_not_know_is_refused(node: Node) -> None:
-    with pytest.raises(UnsupportedModel, match=r"the model has (convolve|attention with window),"):
-        require_known(node)
+@pytest.mark.parametrize(
+    ("node", "found"),
+    [
+        (Node("convolve", {}, {"y": "y"}), "convolve"),
+        (Node("attention", {}, {"y": "y"}, {"causal": False}), "attention with causal False"),
+        (Node("linear", {"x": "x", "residual": "r"}, {"y": "y"}, {"dtype": "float32"}), "linear with input 'residual'"),
+        (Node("embed", {}, {"y": "y"}, {"scale": 2.0, "first_row": 8}), "embed with first_row 8"),
+    ],
+)
+def test_ops_inputs_and_attributes_without_a_form_are_refused_by_name(node: Node, found: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"the model has {found}, which has no form"):
+        form_of(node)
 
 
 def unpacked(checkpoint: Path, quantization: str, group: int, tensor: str) -> np.ndarray[Any, Any]:

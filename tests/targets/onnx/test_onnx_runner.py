@@ -139,7 +139,7 @@ def test_logits_come_to_the_places_that_a_batch_has_for_them_whatever_the_one_be
 
 
 def test_gaps_close_once_they_have_cost_more_than_a_move() -> None:
-    rows = KvRows(planes=2, pages=4, kv_heads=1, context=200, head_dim=2, dtype="float32")
+    rows = KvRows([(1, 2), (1, 2)], pages=4, context=200, dtype="float32")
     for page, length in enumerate((100, 50, 0, 200)):
         for plane in rows.planes:
             plane[page, :, :length] = page + 1

@@ -1,0 +1,16 @@
+"""MLX itself, which is imported only where it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nearfar.compiler.errors import ToolError
+
+
+def load_mlx() -> Any:
+    """mlx.core. Raises ToolError."""
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        raise ToolError(f"running MLX bundles needs the package mlx ({error}): pip install 'nearfar[mlx]'") from error
+    return mx

@@ -1,0 +1,93 @@
+"""Weights: the tensors of a folder become the parameters of the graph, as arrays in memory.
+
+A folder holds a checkpoint's tensors under its names, fused ones whole. A parameter is the rows of its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nearfar.compiler.bundle.folder import ExportBundle
+from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.ir.graph import Parameter, Source
+
+from .framework import load_mlx
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """``arrays``: one dense array, or codes, scales and biases with the ``group`` size and ``bits`` of their groups."""
+
+    arrays: tuple[Any, ...]
+    quantization: Mapping[str, int]
+
+    def rows(self, row_ids: Any) -> Any:
+        """The rows (n, K) of a matrix by their ids (n,)."""
+        mx = load_mlx()
+
+        rows = [array[row_ids] for array in self.arrays]
+        return mx.dequantize(*rows, **self.quantization) if self.quantization else rows[0]
+
+    def times(self, x: Any) -> Any:
+        """x (n, K) @ weight.T."""
+        mx = load_mlx()
+
+        return mx.quantized_matmul(x, *self.arrays, **self.quantization) if self.quantization else x @ self.arrays[0].T
+
+
+def load_weights(bundle: ExportBundle, parameters: Mapping[str, Parameter], group: tuple[int, int] | None, dtype: Any) -> dict[str, Weight]:
+    """All parameters, in memory, those that are not codes in ``dtype``. ``group``: weights in a group and bits of a weight.
+
+    Raises DeviceError.
+    """
+    mx = load_mlx()
+    try:
+        tensors: dict[str, Any] = {}
+        for entry in bundle.manifest.files:
+            if entry.file.endswith(".safetensors"):
+                tensors |= mx.load(str(bundle.path / entry.file))
+        weights = {name: read_weight(parameter, tensors, group, dtype) for name, parameter in parameters.items()}
+        tensors.clear()
+        mx.eval([array for weight in weights.values() for array in weight.arrays])
+    except KeyError as error:
+        raise DeviceError(f"{bundle.path}: the weights lack tensor {error}; compile the bundle again") from error
+    except RuntimeError as error:
+        raise DeviceError(f"{bundle.path}: MLX cannot load the weights: {error}; free memory, or take a smaller --quantization") from error
+    return weights
+
+
+def read_weight(parameter: Parameter, tensors: Mapping[str, Any], group: tuple[int, int] | None, dtype: Any) -> Weight:
+    """A parameter's rows of the tensors. Raises KeyError for a tensor that is not there."""
+    if group is None or parameter.columns is None:
+        return Weight(stacked([dense_rows(source, tensors, dtype) for source in parameter.sources]), {})
+    parts = [quantized_rows(source, tensors, dtype) for source in parameter.sources]
+    return Weight(stacked(parts), {"group_size": group[0], "bits": group[1]})
+
+
+def dense_rows(source: Source, tensors: Mapping[str, Any], dtype: Any) -> tuple[Any, ...]:
+    mx = load_mlx()
+
+    rows = tensors[source.tensor][source.start : source.stop]
+    if (source.offset, source.factor) != (0, 1):
+        rows = source.offset + source.factor * rows.astype(mx.float32)
+    return (rows.astype(dtype),)
+
+
+def quantized_rows(source: Source, tensors: Mapping[str, Any], dtype: Any) -> tuple[Any, ...]:
+    """Codes, scales and biases: a weight is code * scale + bias, which offset and factor change through the scale and the bias."""
+    mx = load_mlx()
+
+    module = source.tensor.removesuffix(".weight")
+    codes, scales, biases = (tensors[name][source.start : source.stop] for name in (source.tensor, f"{module}.scales", f"{module}.biases"))
+    if (source.offset, source.factor) != (0, 1):
+        scales = source.factor * scales.astype(mx.float32)
+        biases = source.offset + source.factor * biases.astype(mx.float32)
+    return codes, scales.astype(dtype), biases.astype(dtype)
+
+
+def stacked(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    mx = load_mlx()
+
+    return parts[0] if len(parts) == 1 else tuple(mx.concatenate(arrays) for arrays in zip(*parts, strict=True))

@@ -1,0 +1,47 @@
+"""gate, gate_halves and gated_linear -> activation(gate) * up, in ONNX's own ops."""
+
+from __future__ import annotations
+
+from nearfar.compiler.ir.graph import Node
+
+from .emitter import Emitter
+
+
+def add_gate(emitter: Emitter, node: Node) -> None:
+    gate, up = emitter.inputs(node, "gate", "up")
+    add_gated(emitter, node, gate, up)
+
+
+def add_gate_halves(emitter: Emitter, node: Node) -> None:
+    add_halves(emitter, node, *emitter.inputs(node, "x"))
+
+
+def add_halves(emitter: Emitter, node: Node, both: str) -> None:
+    """The node's result, given gate and up side by side."""
+    gate, up = (f"{node.outputs['y']}.{part}" for part in ("gate", "up"))
+    emitter.builder.add("Split", [both], gate, up, axis=1, num_outputs=2)
+    add_gated(emitter, node, gate, up)
+
+
+def add_gated(emitter: Emitter, node: Node, gate: str, up: str) -> None:
+    y = node.outputs["y"]
+    emitter.names[y] = emitter.builder.add("Mul", [activated(emitter, node.attr("activation"), gate, y), up], y)
+
+
+def activated(emitter: Emitter, activation: str, x: str, y: str) -> str:
+    """The activation of x, for the result y."""
+    add = emitter.builder.add
+    match activation:
+        case "silu":
+            # ONNX Runtime fuses these two if the device has a kernel for both.
+            return add("Mul", [x, add("Sigmoid", [x], f"{y}.sigmoid")], f"{y}.silu")
+        case "gelu":
+            return add("Gelu", [x], f"{y}.gelu", approximate="none")
+        case "gelu_tanh":
+            return add("Gelu", [x], f"{y}.gelu", approximate="tanh")
+        case "relu2":
+            relu = add("Relu", [x], f"{y}.relu")
+            return add("Mul", [relu, relu], f"{y}.relu2")
+        case "none":
+            return x
+    raise AssertionError(f"activation {activation} is not declared")
