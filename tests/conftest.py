@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from playwright.sync_api import Browser, BrowserContext, Page
 
+    from nearfar.compiler.bundle.folder import Bundle
+
 ROOT = Path(__file__).parents[1]
 # Debian's chromium brings SwiftShader, a Vulkan driver that runs on the CPU.
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
@@ -92,6 +94,31 @@ def compile_tiny(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.
         return made_once(
             folder / f"{checkpoint}-{quantization}-{name}", lambda path: compile_any(str(tiny_checkpoints[checkpoint]), path, chosen)
         )
+
+    return compile_once
+
+
+@pytest.fixture(scope="session")
+def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Bundle]:
+    """two_plans(target, **options) -> a bundle of a tiny qwen3, q4f16, that generates text and embeds it too, without a self-test."""
+    from nearfar.compiler.arch import by_model_type
+    from nearfar.compiler.bundle.folder import open_bundle
+    from nearfar.compiler.pipeline import compile as compiler
+
+    folder = shared_folder(tmp_path_factory, "two-plans")
+
+    def graphs_of(checkpoint: Any, context: int) -> dict[str, Any]:
+        forward = by_model_type(checkpoint.spec.model_type).forward
+        return {name: forward(checkpoint.spec, compiler.PAGE_SIZE, context, embeds=name == "embed") for name in ("generate", "embed")}
+
+    def make(path: Path, options: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiler, "graphs_of", graphs_of)
+            compiler.compile_model(str(tiny_checkpoints["qwen3"]), path, options)
+
+    def compile_once(target: str, **more: Any) -> Bundle:
+        options = compiler.CompileOptions(target=target, context=256, self_test=False, **more)
+        return open_bundle(made_once(folder / target, lambda path: make(path, options)))
 
     return compile_once
 

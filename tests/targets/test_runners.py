@@ -233,6 +233,25 @@ def test_a_runner_is_closed_once_and_refuses_batches_then(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", PLAN_RUNNERS)
+def test_a_bundle_with_two_plans_generates_and_embeds_on_the_same_pages(
+    name: str, cases: Callable[[str], Case], two_plans: Callable[..., Bundle], prompt_token_ids: list[int]
+) -> None:
+    case = cases(name)
+    bundle = two_plans({"numpy": "webgpu"}.get(name, name), **({"activations": ("float16",)} if name == "cuda" else {}))
+    runner = open_on(name, bundle, LIMITS, case.activation, case.emulated)
+    reference = ReferenceRunner(bundle, limits=LIMITS, activation=case.activation)
+    found = []
+    for each in (runner, reference):
+        logits = each.forward(make_batch([Chunk(prompt_token_ids[:40], 0, [3, 1, 2], [39])], 16)).logits
+        # One token after those that the other plan has put into the pages.
+        vectors = each.embed(make_batch([Chunk([prompt_token_ids[40]], 40, [3, 1, 2], [0])], 16))
+        found.append((logits, vectors, each.forward(make_batch([Chunk([7], 41, [3, 1, 2], [0])], 16)).logits))
+    for mine, right in zip(*found, strict=True):
+        assert relative_error(mine, right) < case.limit
+    runner.close()
+
+
+@pytest.mark.parametrize("name", PLAN_RUNNERS)
 def test_embeddings_are_those_of_the_reference_and_text_is_refused(
     name: str, cases: Callable[[str], Case], compile_tiny: CompileTiny, prompt_token_ids: list[int]
 ) -> None:

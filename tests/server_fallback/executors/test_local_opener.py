@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -137,3 +139,13 @@ def test_a_container_has_what_its_limit_says(monkeypatch: pytest.MonkeyPatch, tm
     limit.write_text("1000000\n")
     assert devices.host_memory_bytes() == 1_000_000
     assert devices.models_memory_bytes("cpu") == 900_000
+
+
+def test_a_bundle_with_an_input_that_the_engine_does_not_provide_is_refused(bundle: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(bundle, tmp_path / "bundle")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["plans"]["generate"]["inputs"]["pixels"] = {"shape": ["S", 3], "dtype": "float32"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="has input 'pixels', which this engine does not provide; use a newer nearfar"):
+        opened(folder)
+    assert CountedRunner.open == 0

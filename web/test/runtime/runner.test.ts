@@ -4,6 +4,7 @@ import { beforeAll, expect, test } from "vitest";
 
 import type { Batch, StepResult } from "../../src/runtime/index.js";
 import { Runner, SAMPLE_FLAGS, largestBuffer, openBundle, openDevice, settingsRow } from "../../src/runtime/index.js";
+import { planOf } from "../../src/runtime/plan.js";
 import { dawn } from "../../tools/dawn.js";
 import { lettersBundle, memorySource } from "../letters_bundle.js";
 
@@ -22,8 +23,8 @@ beforeAll(async () => {
   };
 });
 
-async function newRunner(): Promise<Runner> {
-  const bundle = await openBundle(memorySource(files), new AbortController().signal);
+async function newRunner(bundleFiles = files): Promise<Runner> {
+  const bundle = await openBundle(memorySource(bundleFiles), new AbortController().signal);
   const pool = { maxSequences: 3, pages: 20 };
   const device = await openDevice(bundle.manifest, { gpu }, (activation) => largestBuffer(bundle.manifest, activation, pool));
   return Runner.create(bundle, device, pool);
@@ -127,6 +128,23 @@ withRunner("what is out of range is a RequestError", async () => {
   expect(() => {
     runner.setTokenMask(0, new Int32Array(2));
   }).toThrow("2 values are given, a slot has 1");
+});
+
+withRunner("an input of another size than the plan declares is a RequestError that names it", async () => {
+  const short = { ...step([1, 2]), positions: [0] };
+  await expect(runner.submit(short)).rejects.toThrow("batch: positions has 1 elements, the plan takes 2");
+  const settings = { ...step([1]), sample_settings: [0, 0, 1] };
+  await expect(runner.submit(settings)).rejects.toMatchObject({ code: "request_error", details: { input: "sample_settings", found: 3, expected: 8 } });
+});
+
+withRunner("a plan with an input that this runtime does not know, and a bundle without the plan, are BundleErrors before the download", async () => {
+  const { manifest } = lettersBundle();
+  const plan = planOf(manifest);
+  const inputs = { ...plan.inputs, pixels: { shape: ["S", 3], dtype: "float32" as const } };
+  await expect(newRunner(lettersBundle({ plans: { generate: { ...plan, inputs } } }).files)).rejects.toThrow(
+    "manifest.json: input pixels is not known here; known: token_ids",
+  );
+  await expect(newRunner(lettersBundle({ plans: { encode: plan } }).files)).rejects.toThrow("manifest.json: has no plan 'generate', only encode; use a newer @nearfar/web");
 });
 
 withRunner("a device that is gone resolves lost, and rejects what is in flight and what comes after", async () => {

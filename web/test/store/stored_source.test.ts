@@ -1,6 +1,7 @@
 import { beforeEach, expect, test } from "vitest";
 
 import { BundleError } from "../../src/errors.js";
+import { loadManifest } from "../../src/runtime/load_manifest.js";
 import type { Manifest } from "../../src/runtime/manifest.js";
 import type { Expected, Part, Source } from "../../src/runtime/source.js";
 import { sha256 } from "../../src/runtime/read_file.js";
@@ -226,4 +227,17 @@ test("an old version that is loaded without a network leaves the part that has c
   const offline: Source = { location: server.location, open: () => Promise.reject(new BundleError("no network")) };
   await load(offline, old, true);
   expect((await store.file(EXPECTED.sha256 ?? "").part()).bytes.size).toBe(230);
+});
+
+test("a stored bundle of an older format is refused without a network, with what to do", async () => {
+  const { manifest } = lettersBundle();
+  const older = { ...manifest, format_version: 1 };
+  await store.begin(server.location, older, bytesOf(JSON.stringify(older)));
+  await store.finish(server.location, bytesOf(JSON.stringify(older)));
+  const offline: Source = { location: server.location, open: () => Promise.reject(new BundleError("no network")) };
+  const stored = await storedSource(offline, store, SIGNAL);
+  if (stored === null) throw new Error("the store is not there");
+  const loading = loadManifest({ location: server.location, open: async (file, signal) => new Response(await stored.read({ file }, signal, () => undefined)).body ?? new ReadableStream() }, SIGNAL);
+  await expect(loading).rejects.toThrow("has format version 1, this @nearfar/web reads 2; compile the bundle again");
+  await stored.close();
 });

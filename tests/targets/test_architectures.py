@@ -1,0 +1,98 @@
+"""Every architecture on every kernel target, without any pass and with all of them.
+
+Without passes a plan consists of the ops that architectures are written in, so these tests run the plain kernels. The bundle's self-test,
+which `open_runner` runs, compares with `ir/ops/` on the graph before the passes; transformers is what both are compared with beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from emulated_driver import EmulatedDriver
+from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
+from tiny_models import ARCHITECTURES
+from tolerances import F32, relative_error
+
+from nearfar.compiler import passes
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.trust import check_runner
+
+CompileTiny = Callable[..., Path]
+LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20)
+OPTIONS = {"quantization": "f32", "context": 256, "activations": ("float32",)}
+UNFUSED_OPS = {"rms_norm", "rope", "append_kv", "attention", "add", "gate", "linear"}
+
+
+@pytest.fixture(params=["webgpu", "cpu", "cuda"])
+def target(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc", "emulated_cuda"), "cpu": ()}[name]:
+        request.getfixturevalue(fixture)
+    return name
+
+
+@pytest.fixture
+def opened(target: str, request: pytest.FixtureRequest) -> Iterator[Callable[[Bundle], PlanRunner]]:
+    """Opens runners of the target, which have passed the bundle's self-test."""
+    runners: list[PlanRunner] = []
+
+    def open_one(bundle: Bundle) -> PlanRunner:
+        runner: PlanRunner
+        if target == "webgpu":
+            from nearfar.targets.webgpu.runner import WebGPURunner
+
+            runner = WebGPURunner(bundle, limits=LIMITS)
+        elif target == "cpu":
+            from nearfar.targets.cpu.runner import CpuRunner
+
+            runner = CpuRunner(bundle, limits=LIMITS)
+        else:
+            from nearfar.targets.cuda.runner import CudaRunner
+
+            runner = CudaRunner(bundle, limits=LIMITS, driver=EmulatedDriver(request.getfixturevalue("emulated_cuda")))
+        runners.append(runner)
+        check_runner(runner, bundle.manifest)
+        return runner
+
+    yield open_one
+    for runner in runners:
+        runner.close()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_architecture_runs_without_passes_and_with_them(
+    architecture: str,
+    target: str,
+    opened: Callable[[Bundle], PlanRunner],
+    tiny_checkpoints: Mapping[str, Path],
+    compile_tiny: CompileTiny,
+    transformers_logits: Callable[[str], npt.NDArray[np.float32]],
+    prompt_token_ids: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fused = opened(open_bundle(compile_tiny(architecture, target=target, **OPTIONS)))
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "FUSIONS", ())
+        options = CompileOptions(target=target, **OPTIONS)  # type: ignore[arg-type]
+        bundle = compile_model(str(tiny_checkpoints[architecture]), tmp_path / "unfused", options)
+    assert {step.op for step in bundle.manifest.plan("generate").steps} >= UNFUSED_OPS
+    unfused = opened(bundle)
+    expected = transformers_logits(architecture)
+    plain = whole_and_in_chunks(unfused, prompt_token_ids, 33)
+    assert relative_error(plain, expected) < F32
+    for chunk in (75, 16, 1):
+        length = 20 if chunk == 1 else 75
+        found = whole_and_in_chunks(fused, prompt_token_ids[:length], chunk)
+        assert relative_error(found, plain[:length]) < F32, chunk
+        assert relative_error(found, expected[:length]) < F32, chunk
+    for runner in (unfused, fused):
+        for together, alone in zip(ragged_logits(runner), sequences_alone(runner), strict=True):
+            assert relative_error(together, alone) < F32
