@@ -26,11 +26,16 @@ LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
 
 # Checkpoint name -> (transformers' family, what its configuration says beside the sizes).
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"head_dim": 24, "tie_word_embeddings": False, "attention_bias": True, "rope_parameters": LLAMA3_ROPE}),
     "llama_plain": ("Llama", {"tie_word_embeddings": False, "mlp_bias": True}),
+    # Windows of less than a page, so that a prompt of a few pages goes beyond three of them.
+    "mistral": ("Mistral", {"head_dim": 24, "tie_word_embeddings": False, "sliding_window": 11}),
+    # Twelve pairs of 12 to 24 elements are rotated, or fewer: 24 * 0.75 = 18.
+    "phi3": ("Phi3", {"tie_word_embeddings": False, "sliding_window": 23, "rope_parameters": PARTIAL_ROPE, "hidden_size": 144}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
 }
@@ -38,7 +43,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
 WIDE_SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 WIDE_CHECKPOINTS = {f"{name}_wide": (family, {**config, **WIDE_SIZES}) for name, (family, config) in CHECKPOINTS.items()}
 # One of each model_type.
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 
 
 def make_checkpoint(name: str, folder: Path, **sizes: int) -> None:

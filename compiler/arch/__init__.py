@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..ir.graph import Graph
     from ..ir.spec import ModelSpec
 
-SUPPORTED = ("llama", "qwen2", "qwen3")
+SUPPORTED = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 
 
 class Architecture(Protocol):

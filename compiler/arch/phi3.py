@@ -1,0 +1,39 @@
+"""Phi-3, Phi-3.5 and Phi-4-mini: Llama with q, k and v in one tensor, gate and up in another, and heads rotated in part. Abdin et al. 2024."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..formats.config import ConfigReader
+from ..ir.spec import ModelSpec
+from . import decoder
+from .decoder_config import read_decoder_config, read_sliding_window
+
+__all__ = ["forward", "read_config"]
+
+FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+# Dropout rates, and a length that matters only to RoPE types that are refused.
+HARMLESS = frozenset({"embd_pdrop", "resid_pdrop", "original_max_position_embeddings"})
+
+forward = partial(decoder.forward, fused=FUSED)
+
+
+def read_config(config: ConfigReader) -> ModelSpec:
+    """The spec of a config.json with model_type "phi3"."""
+    # Published configs spell out what every Phi-3 has.
+    config.expect("attention_bias", False)
+    config.expect("interpolate_factor", 1)
+    config.expect("lm_head_bias", False)
+    config.expect("mlp_bias", False)
+    config.expect("full_attn_mod", 1)
+    return read_decoder_config(
+        config,
+        num_kv_heads=config.optional_integer("num_key_value_heads") or config.integer("num_attention_heads"),
+        head_dim=None,
+        windows=read_sliding_window(config, default=None),
+        rotates_parts=True,
+        harmless=HARMLESS,
+    )
