@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from emulated_driver import EmulatedDriver
 from ragged import ragged_logits, sequences_alone, whole_and_in_chunks
-from tiny_models import ARCHITECTURES
+from tiny_models import CHECKPOINTS
 from tolerances import F32, relative_error
 
 from nearfar.compiler import passes
@@ -66,7 +66,7 @@ def opened(target: str, request: pytest.FixtureRequest) -> Iterator[Callable[[Bu
         runner.close()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CHECKPOINTS)
 def test_an_architecture_runs_without_passes_and_with_them(
     architecture: str,
     target: str,

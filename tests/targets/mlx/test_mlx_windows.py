@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from plain_target import compile_plain
 from ragged import whole_and_in_chunks
 from tolerances import F32, KV_Q8, relative_error
-from windowed_models import TOKENS, WINDOW, WINDOWED, add_architectures, logits_of_transformers, make_all, make_windowed
+from windowed_models import TOKENS, WINDOW, WINDOWED, logits_of_transformers, make_all, make_windowed
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import ExportBundle
@@ -37,10 +37,8 @@ pytestmark = pytest.mark.usefixtures("mlx")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Path]]:
-    with pytest.MonkeyPatch.context() as patch:
-        add_architectures(patch)
-        yield make_all(tmp_path_factory.mktemp("windowed"))
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    return make_all(tmp_path_factory.mktemp("windowed"))
 
 
 def export_mlx(model: Path, folder: Path, quantization: str = "f32", **options: Any) -> ExportBundle:

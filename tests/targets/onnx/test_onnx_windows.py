@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from onnx_cases import Logits, Session, relative_rms
 from ragged import whole_and_in_chunks
 from tolerances import F32, KV_Q8, ONNX_F32, relative_error
-from windowed_models import TOKENS, WINDOWED, add_architectures, logits_of_transformers, make_all
+from windowed_models import TOKENS, WINDOWED, logits_of_transformers, make_all
 
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.pipeline.export import export_model
@@ -22,10 +22,8 @@ LIMITS = Limits(tokens=CONTEXT, sequences=3, rows=CONTEXT, pages=3)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Path]]:
-    with pytest.MonkeyPatch.context() as patch:
-        add_architectures(patch)
-        yield make_all(tmp_path_factory.mktemp("windowed"))
+def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    return make_all(tmp_path_factory.mktemp("windowed"))
 
 
 @pytest.mark.parametrize("name", WINDOWED)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ragged import CHUNK_SIZES, ragged_logits, sequences_alone, whole_and_in_chunks
-from tiny_models import ARCHITECTURES, CHECKPOINTS
+from ragged import whole_and_in_chunks
 from tolerances import F16, F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
@@ -30,26 +29,12 @@ ALL_ROWS = Limits(tokens=75, sequences=3, rows=75, pages=20)
 pytestmark = pytest.mark.usefixtures("vulkan")
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_logits_are_those_of_transformers_in_chunks_of_any_size(
-    checkpoint: str,
-    compile_tiny: CompileTiny,
-    transformers_logits: Callable[[str], np.ndarray],
-    prompt_token_ids: list[int],
-) -> None:
-    runner = WebGPURunner(open_bundle(compile_tiny(checkpoint, "f32")), limits=ALL_ROWS)
-    for chunk in CHUNK_SIZES:
-        found = whole_and_in_chunks(runner, prompt_token_ids, chunk)
-        assert relative_error(found, transformers_logits(checkpoint)) < F32, chunk
-    runner.close()
-
-
-# One architecture in every quantization, the others in one. In float32 the test above compares all of them.
+# One architecture in every quantization, others in one. `test_architectures.py` compares all of them with transformers in float32.
 @pytest.mark.parametrize(
     ("checkpoint", "quantization", "activation"),
     [
         (checkpoint, name, activation)
-        for checkpoint in ARCHITECTURES
+        for checkpoint in ("llama", "phi3", "qwen3")
         for name in (quant.NAMES[:-1] if checkpoint == "qwen3" else ("q4f16",))
         for activation in quant.by_name(name).activations
     ],
@@ -63,18 +48,6 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
     for chunk in (75, 3):
         found = whole_and_in_chunks(runner, prompt_token_ids[: 75 if chunk == 75 else 12], chunk)
         assert relative_error(found, expected[: len(found)]) < OF_ACTIVATION[activation], chunk
-    runner.close()
-
-
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_tiny: CompileTiny) -> None:
-    bundle = open_bundle(compile_tiny(checkpoint, "q4f16"))
-    runner = WebGPURunner(bundle, limits=ALL_ROWS, activation="float32")
-    found = ragged_logits(runner)
-    reference = sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20)))
-    for mine, alone, expected in zip(found, sequences_alone(runner), reference, strict=True):
-        assert relative_error(mine, alone) < F32
-        assert relative_error(mine, expected) < F32
     runner.close()
 
 
