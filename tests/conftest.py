@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from made_once import made_once, shared_folder
-from tiny_models import CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, make_checkpoint, make_embedding_checkpoint
+from tiny_models import CHECKPOINTS, PLAIN_CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, make_checkpoint, make_embedding_checkpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,11 +125,11 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def onnx_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """The tiny checkpoints with 2 layers and heads of 16 elements, of which ONNX Runtime's attention takes multiples."""
+    """The plain tiny checkpoints with 2 layers and heads of 16 elements, of which ONNX Runtime's attention takes multiples."""
     folder = tmp_path_factory.mktemp("onnx_checkpoints")
-    for name in CHECKPOINTS:
+    for name in PLAIN_CHECKPOINTS:
         make_checkpoint(name, folder / name, head_dim=16, num_hidden_layers=2)
-    return {name: folder / name for name in CHECKPOINTS}
+    return {name: folder / name for name in PLAIN_CHECKPOINTS}
 
 
 @pytest.fixture(scope="session")

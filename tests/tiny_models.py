@@ -34,7 +34,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_plain": ("Llama", {"tie_word_embeddings": False, "mlp_bias": True}),
     # Windows of less than a page, so that a prompt of a few pages goes beyond three of them.
     "mistral": ("Mistral", {"head_dim": 24, "tie_word_embeddings": False, "sliding_window": 11}),
-    # Twelve pairs of 12 to 24 elements are rotated, or fewer: 24 * 0.75 = 18.
+    # Of heads of 24 elements 18 are rotated.
     "phi3": ("Phi3", {"tie_word_embeddings": False, "sliding_window": 23, "rope_parameters": PARTIAL_ROPE, "hidden_size": 144}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
@@ -42,6 +42,8 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
 # The same at sizes that groups of 128 weights divide, for frameworks whose kernels know no padding: "llama_wide", ...
 WIDE_SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 WIDE_CHECKPOINTS = {f"{name}_wide": (family, {**config, **WIDE_SIZES}) for name, (family, config) in CHECKPOINTS.items()}
+# Those without windows and fused tensors, which `windowed_models.py` has for frameworks that want other sizes.
+PLAIN_CHECKPOINTS = ("llama", "llama_plain", "qwen2", "qwen3")
 # One of each model_type.
 ARCHITECTURES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 

@@ -1,4 +1,4 @@
-"""The forward pass of pre-norm decoders: llama, qwen2, qwen3 and their like differ only in what a ModelSpec says.
+"""The forward pass of pre-norm decoders: they differ only in what a ModelSpec says and in the names of tensors.
 
 Weight names are those of transformers; other formats map theirs onto them.
 """

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini: Llama with q, k and v in one tensor, gate and up in another, and heads rotated in part. Abdin et al. 2024."""
+"""Phi-3: Llama with q, k and v in one tensor, gate and up in another, and heads of which a part may be rotated. Abdin et al. 2024."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-# Dropout rates, and a length that matters only to RoPE types that are refused.
-HARMLESS = frozenset({"embd_pdrop", "resid_pdrop", "original_max_position_embeddings"})
+# Dropout rates, code on the hub, and a length that matters only to RoPE types that are refused.
+HARMLESS = frozenset({"auto_map", "embd_pdrop", "resid_pdrop", "original_max_position_embeddings"})
 
 forward = partial(decoder.forward, fused=FUSED)
 

@@ -135,7 +135,64 @@ QWEN3_0_6B: dict[str, Any] = {
     "vocab_size": 151936,
 }
 
-PUBLISHED = {"llama-3.2-1b": LLAMA_3_2_1B, "smollm2-135m": SMOLLM2_135M, "qwen2.5-0.5b": QWEN2_5_0_5B, "qwen3-0.6b": QWEN3_0_6B}
+MISTRAL_7B: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.34.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+
+PHI_3_MINI_4K: dict[str, Any] = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+    "bos_token_id": 1,
+    "embd_pdrop": 0.0,
+    "eos_token_id": 32000,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "model_type": "phi3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 32000,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.2",
+    "use_cache": True,
+    "vocab_size": 32064,
+}
+
+PUBLISHED = {
+    "llama-3.2-1b": LLAMA_3_2_1B, "smollm2-135m": SMOLLM2_135M, "mistral-7b": MISTRAL_7B, "phi-3-mini-4k": PHI_3_MINI_4K,
+    "qwen2.5-0.5b": QWEN2_5_0_5B, "qwen3-0.6b": QWEN3_0_6B,
+}  # fmt: skip
 
 
 def read(config: dict[str, Any], **changes: Any) -> ModelSpec:
@@ -218,6 +275,24 @@ def test_the_defaults_are_those_of_transformers(model_type: str, tmp_path: Path)
     }
     transformers_config(required).save_pretrained(tmp_path)
     assert read(required) == read(json.loads((tmp_path / "config.json").read_text()))
+
+
+def test_mistral_has_a_window_on_every_layer_unless_it_is_null() -> None:
+    assert read(MISTRAL_7B).windows == (4096,) * 32
+    assert read(without(MISTRAL_7B, "sliding_window")).windows == (4096,) * 32
+    assert read(MISTRAL_7B, sliding_window=None).windows == ()
+
+
+def test_phi3_rotates_a_part_of_each_head_and_refuses_long_rope() -> None:
+    assert read(PHI_3_MINI_4K).rope == RopeSpec(theta=10000.0)
+    assert read(PHI_3_MINI_4K, partial_rotary_factor=0.75).rope == RopeSpec(theta=10000.0, rotary_dim=72)
+    assert read(PHI_3_MINI_4K, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.75}).rope.rotary_dim == 72
+    with pytest.raises(UnsupportedModel, match="rotates 31 of a head's 96 elements; their number must be even"):
+        read(PHI_3_MINI_4K, partial_rotary_factor=0.33)
+    with pytest.raises(CheckpointError, match=r"'partial_rotary_factor' is 0\.5 here and 0\.75 at the top"):
+        read(PHI_3_MINI_4K, partial_rotary_factor=0.75, rope_parameters={"partial_rotary_factor": 0.5})
+    with pytest.raises(UnsupportedModel, match="RoPE type 'longrope' is not supported"):
+        read(PHI_3_MINI_4K, rope_scaling={"type": "longrope", "long_factor": [1.0] * 48, "short_factor": [1.0] * 48})
 
 
 def test_llama_without_kv_heads_has_one_per_query_head() -> None:
@@ -369,11 +444,11 @@ def test_no_key_of_a_config_can_hold_nonsense_unnoticed_unless_it_is_harmless(ke
 def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         arch.by_model_type(name)
-    assert caught.value.message == f"config.json: model_type {name!r} is not supported; supported: llama, qwen2, qwen3"
+    assert caught.value.message == f"config.json: model_type {name!r} is not supported; supported: {', '.join(arch.SUPPORTED)}"
 
 
 def transformers_config(values: dict[str, Any]) -> Any:
-    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+    import transformers
 
-    config_class = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[values["model_type"]]
+    config_class = transformers.CONFIG_MAPPING[values["model_type"]]
     return config_class.from_dict(json.loads(json.dumps(values)))

@@ -172,7 +172,7 @@ def test_corrupt_json_is_refused_with_file_and_position(name: str, content: str,
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("config.json", {"model_type": "mamba2"}, r"config\.json: model_type 'mamba2' is not supported; supported: llama, qwen2, qwen3"),
+        ("config.json", {"model_type": "mamba2"}, r"config\.json: model_type 'mamba2' is not supported; supported: llama, mistral, phi3"),
         ("config.json", {"model_type": None}, "'model_type' is null"),
         ("config.json", {"hidden_size": "16"}, r"config\.json: 'hidden_size' is '16' \(string\)"),
         ("generation_config.json", {"eos_token_id": [40]}, r"generation_config\.json: .*outside of the vocabulary of 40"),

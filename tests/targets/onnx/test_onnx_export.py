@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx_cases import CONTEXT, Export, Session, check_graph, reference_logits, relative_rms
-from tiny_models import CHECKPOINTS, VOCAB_SIZE, make_checkpoint
+from tiny_models import PLAIN_CHECKPOINTS, VOCAB_SIZE, make_checkpoint
 from tolerances import KV_Q8, ONNX_F32, ONNX_INT8_KERNEL, ONNX_INT8_MODEL, relative_error
 
 from nearfar.compiler import quant
@@ -25,7 +25,7 @@ TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB_SIZ
 
 
 @pytest.mark.parametrize("quantization", ["f32", "f16"])
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
 def test_dense_graphs_equal_the_ops(onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str, quantization: str) -> None:
     session = Session(export_onnx(checkpoint, quantization))
     logits = np.concatenate([session.run([TOKENS[:9]]), *(session.run([[token]]) for token in TOKENS[9:])])
@@ -33,7 +33,7 @@ def test_dense_graphs_equal_the_ops(onnx_checkpoints: Mapping[str, Path], export
     assert relative_error(logits, expected[8:]) < ONNX_F32
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
 def test_dense_graphs_equal_transformers(onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str) -> None:
     import torch
     import transformers
@@ -47,7 +47,7 @@ def test_dense_graphs_equal_transformers(onnx_checkpoints: Mapping[str, Path], e
 @pytest.mark.parametrize(
     ("quantization", "group"), [("q4f16", 32), ("q4f16", 64), ("q4f16", 128), ("q4f32", 32), ("q8f16", 32), ("q8f16", 64), ("q8f16", 128)]
 )
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
 def test_quantized_graphs_equal_the_ops_as_far_as_8_bit_activations_allow(
     onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str, quantization: str, group: int
 ) -> None:
@@ -77,7 +77,7 @@ def test_graphs_are_valid_onnx(export_onnx: Export, checkpoint: str, device: str
     check_graph(export_onnx(checkpoint, "f32" if device == "coreml" else "q4f16", device=device) / "onnx/model.onnx")
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
 def test_graphs_for_coreml_are_of_ops_that_it_has(onnx_checkpoints: Mapping[str, Path], export_onnx: Export, checkpoint: str) -> None:
     import onnx
 
@@ -151,7 +151,7 @@ def test_a_cache_as_long_as_the_context_is_written_in_place(export_onnx: Export)
         assert not value.numpy()[:, :, 6:].any()
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", PLAIN_CHECKPOINTS)
 def test_a_cache_of_8_bit_integers_changes_logits_little(export_onnx: Export, checkpoint: str) -> None:
     plain, small = (Session(export_onnx(checkpoint, "f32", kv=kv)) for kv in ("activation", "q8"))
     assert {each.type for name, each in small.inputs.items() if name.startswith("past")} == {"tensor(int8)"}
