@@ -70,7 +70,34 @@ OPEN_RUNNER = """async () => {
         return Promise.all(steps);
     };
 }"""
-# SwiftShader takes its time over pipelines, and this machine may be busy.
+# Workgroups read memory that earlier ones have left full of sevens; returns how many elements were not zero at the start.
+READ_WORKGROUP_MEMORY = """async () => {
+    const device = await (await navigator.gpu.requestAdapter()).requestDevice();
+    const code = `
+        var<workgroup> memory: array<u32, 4096>;
+        @group(0) @binding(0) var<storage, read_write> found: atomic<u32>;
+        @compute @workgroup_size(64) fn main(@builtin(local_invocation_id) thread: vec3<u32>) {
+            for (var i = thread.x; i < 4096u; i += 64u) {
+                if (memory[i] != 0u) { atomicAdd(&found, 1u); }
+                memory[i] = 7u;
+            }
+        }`;
+    const pipeline = device.createComputePipeline({ layout: "auto", compute: { module: device.createShaderModule({ code }) } });
+    const found = device.createBuffer({ size: 4, usage: GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC });
+    const read = device.createBuffer({ size: 4, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
+    const entries = [{ binding: 0, resource: { buffer: found } }];
+    const encoder = device.createCommandEncoder();
+    const pass = encoder.beginComputePass();
+    pass.setPipeline(pipeline);
+    pass.setBindGroup(0, device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }));
+    pass.dispatchWorkgroups(256);
+    pass.end();
+    encoder.copyBufferToBuffer(found, 0, read, 0, 4);
+    device.queue.submit([encoder.finish()]);
+    await read.mapAsync(GPUMapMode.READ);
+    return new Uint32Array(read.getMappedRange())[0];
+}"""
+# The machine may be busy.
 TIMEOUT_MS = 180_000
 
 
@@ -148,6 +175,11 @@ def runner_page(browser: Browser, address: str) -> Iterator[Page]:
     page.evaluate(OPEN_RUNNER)
     yield page
     page.close()
+
+
+def test_workgroup_memory_starts_as_zeros_as_webgpu_promises(runner_page: Page) -> None:
+    """Our flags for SwiftShader choose how it is zeroed."""
+    assert runner_page.evaluate(READ_WORKGROUP_MEMORY) == 0
 
 
 @pytest.mark.parametrize(
