@@ -1,6 +1,8 @@
 # make demo   the demo model in headless Chromium, with all the set-up that it needs
 # make serve  the demo model behind an OpenAI-compatible server on port 8000, likewise
 # make test   every check and test, likewise
+# make test-all  the exhaustive tests as well, which CONTRIBUTING.md asks for before a release and after a change of a kernel
+# make check  linters and types alone
 # make web    the TypeScript runtime and its page
 # make mobile what an app's web view loads, and the package for React Native
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
@@ -31,11 +33,14 @@ VULKAN := $(firstword $(wildcard /usr/share/vulkan/icd.d/*.json))
 # Comes with Debian's chromium; Dawn in Node runs on it where there is no GPU.
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 
+PAIR := $(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+
 PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wildcard mobile/react-native/*.json mobile/react-native/*.mjs)
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test check web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality
+.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -43,21 +48,45 @@ demo: .venv/.demo web/dist/.built | chromium
 serve: .venv/.serve
 	$(BIN)/nearfar serve demo
 
-# pytest runs in two processes, and each takes whole files, so that what the tests of a file share is made once, in the
-# order of tests/conftest.py.
-test: check
-	cd web && VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(SWIFTSHADER)} npm test
-	cd mobile/webview && npm test
-	cd mobile/react-native && npm test
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# First the set-up and the parts that need one core, two at a time, each part's output in one piece. Then pytest in two processes.
+# Each of them takes whole files, because the tests of a file share bundles and pages, in the order of tests/conftest.py.
+test:
+	@$(PAIR) packages check unit-tests
+	$(BIN)/pytest $(WORKERS)
 
-check: .venv/.dev web/dist/.built mobile/webview/dist/.built mobile/react-native/dist/.built | chromium vulkan
+# The exhaustive tests as well. The last line is the row for tests/README.md.
+test-all:
+	@$(PAIR) packages check unit-tests
+	@mkdir -p build
+	NEARFAR_FUZZ_EXAMPLES=50 $(BIN)/pytest $(WORKERS) -m '' --junit-xml build/test-all.xml
+	@$(BIN)/python tests/result_row.py build/test-all.xml
+
+unit-tests: test-web test-webview test-phone
+
+check: check-python check-web check-webview check-phone
+
+check-python: .venv/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+check-web: web/dist/.built
 	cd web && npm run check && npm run size
+
+check-webview: mobile/webview/dist/.built
 	cd mobile/webview && npm run check
+
+check-phone: mobile/react-native/dist/.built
 	cd mobile/react-native && npm run check
+
+test-web: web/dist/.built | packages
+	cd web && VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(SWIFTSHADER)} npm test
+
+test-webview: mobile/webview/dist/.built
+	cd mobile/webview && npm test
+
+test-phone: mobile/react-native/dist/.built
+	cd mobile/react-native && npm test
 
 web: web/dist/.built
 
@@ -162,14 +191,14 @@ mobile/react-native/dist/.built: mobile/webview/node_modules/.linked $(WEB_SOURC
 	@touch $@
 
 chromium:
-ifeq ($(CHROMIUM),)
-	$(call install,chromium)
-endif
+	$(if $(CHROMIUM),,$(call install,chromium))
 
 vulkan:
-ifeq ($(VULKAN),)
-	$(call install,mesa-vulkan-drivers libvulkan1)
-endif
+	$(if $(VULKAN),,$(call install,mesa-vulkan-drivers libvulkan1))
+
+# Both at once, because apt runs once at a time.
+packages:
+	$(if $(and $(CHROMIUM),$(VULKAN)),,$(call install,chromium mesa-vulkan-drivers libvulkan1))
 
 # Install Debian packages where we may, else say what to install.
 define install

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from light_bundle import lighten
 from made_once import made_once, shared_folder
 from tiny_models import CHECKPOINTS, PLAIN_CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, make_checkpoint, make_embedding_checkpoint
 
@@ -28,9 +29,15 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 # Debian's chromium brings SwiftShader, a Vulkan driver that runs on the CPU.
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
-BROWSERS = ROOT / "tests" / "web"
+# Folders with the files that take longest, in this order.
+LONGEST = ("web", "targets")
 
 CompileTiny = Callable[..., Path]
+
+# Each process of pytest has one core. OpenMP's threads spin while they wait for each other, so with more threads than free cores a torch
+# model that decodes for 0.2 s took minutes. torch and numpy read these when they are imported; the cpu target has settings of its own.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 # torch imports triton where it finds it, and triton's LLVM crashes beside the one that lavapipe has loaded. None makes the import fail.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
@@ -43,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The browsers' files first: each takes minutes, and no process should be left with one of them at the end."""
-    items.sort(key=lambda item: BROWSERS not in item.path.parents)
+    """Put the longest files first, so that no process is left with one of them at the end."""
+    items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if ROOT / "tests" / name in item.path.parents), len(LONGEST)))
 
 
 def lacks(reason: str) -> NoReturn:
@@ -173,6 +180,19 @@ def tiny_bundle(compile_tiny: CompileTiny) -> Path:
 
 
 @pytest.fixture(scope="session")
+def light_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model, q4f32, with few kernels, for tests in a browser. Tests must not change it."""
+    from nearfar.compiler.demo import CHECKPOINT
+    from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+
+    def make(folder: Path) -> None:
+        compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="q4f32", activations=("float32",)))
+        lighten(folder)
+
+    return made_once(shared_folder(tmp_path_factory, "bundles") / "light-demo", make)
+
+
+@pytest.fixture(scope="session")
 def prompt_token_ids() -> list[int]:
     """75 ids: four whole pages of 16 and a part of a fifth, two tiles of 32 and a part of a third."""
     import numpy as np
@@ -238,7 +258,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context()
-    # SwiftShader takes its time over pipelines, and a machine may be busy.
+    # The machine may be busy.
     context.set_default_timeout(180_000)
     yield context
     context.close()

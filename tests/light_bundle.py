@@ -1,7 +1,6 @@
-"""A bundle that loads fast on a CPU: of each step's variants the one with the least source, and float32 activations only.
+"""A bundle that loads fast on a CPU: the variant with the least source for each step, and float32 activations only.
 
-SwiftShader takes about a second to compile a large kernel. Tests that are not about kernels need not wait for all of them: every variant is
-right at every size, so one of each will do.
+Tests that are not about kernels need not wait for all of them to compile: every variant is right at every size, so one of each suffices.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 
 def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
-    """Change the manifest of a bundle. ``keep`` names ops whose variants all stay."""
+    """Change the manifest of a bundle. All variants of the ops in ``keep`` stay."""
     manifest = json.loads((bundle / "manifest.json").read_text())
     kept = {step["variants"] for step in manifest["plans"]["generate"]["steps"] if step["op"] in keep}
     manifest["activations"] = [entry for entry in manifest["activations"] if entry["dtype"] == "float32"]
@@ -24,6 +23,12 @@ def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
             sizes = [sum(file.stat().st_size for file in each) for each in files]
             manifest["variants"][name] = [{**fitting[sizes.index(min(sizes))], "when": None}]
     (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def steps(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of all plans of a bundle."""
+    plans = manifest["plans"].values() if "plans" in manifest else [manifest["plan"]]
+    return [step for plan in plans for step in plan["steps"]]
 
 
 def is_structural(condition: Any) -> bool:

@@ -12,9 +12,16 @@ from types import TracebackType
 from ..errors import BundleError, ToolError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-# SwiftShader is the one adapter that every machine has; without the later flags Chromium talks to its maker at every start.
+# Every machine has SwiftShader, which runs WebGPU on the CPU. If a kernel leaves the zeroing of its workgroup memory to SwiftShader, that
+# emits one store for each element, and kernels with large tiles take five times as long to compile; without the extension, Dawn writes a
+# loop into the kernel, and the memory starts as zeros all the same.
+SWIFTSHADER_FLAGS = (
+    "--use-webgpu-adapter=swiftshader",
+    "--disable-dawn-features=use_vulkan_zero_initialize_workgroup_memory_extension",
+)
+# The later ones keep Chromium from contacting Google at every start.
 FLAGS = (
-    "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--disable-quic", "--no-first-run",
+    "--no-sandbox", "--enable-unsafe-webgpu", *SWIFTSHADER_FLAGS, "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 # Of the model on the page's device; a server may answer before, or instead of it.

@@ -9,7 +9,7 @@ from pathlib import Path
 from checkpoints import QWEN2_NARROW, Shapes, write_checkpoint
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
-from nearfar.compiler.browser.chromium import FLAGS, find_chromium
+from nearfar.compiler.browser.chromium import FLAGS, SWIFTSHADER_FLAGS, find_chromium
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "bench"
 TIMEOUT_MS = 600_000
 # Without the one that asks for the CPU's adapter.
-GPU_FLAGS = (*(flag for flag in FLAGS if not flag.startswith("--use-webgpu-adapter")), "--enable-features=Vulkan", "--ignore-gpu-blocklist")
+GPU_FLAGS = (*(flag for flag in FLAGS if flag not in SWIFTSHADER_FLAGS), "--enable-features=Vulkan", "--ignore-gpu-blocklist")
 FINDS_ADAPTER = "async () => navigator.gpu !== undefined && (await navigator.gpu.requestAdapter()) !== null"
 
 

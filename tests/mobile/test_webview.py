@@ -9,16 +9,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, lacks
-from light_bundle import lighten
 from native_app import NativeApp
 from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize
 from static_site import serve
-
-from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 WEBVIEW = ROOT / "mobile" / "webview"
 SCREENSHOTS = ROOT / "build" / "screenshots"
@@ -29,13 +26,12 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 
 
 @pytest.fixture(scope="module")
-def address(chromium: str, node: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+def address(chromium: str, node: str, light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
     """The example's web assets as its own build makes them, with the demo's bundle among them, and the file for an app in JavaScript."""
     if not (WEBVIEW / "dist/webview.js").is_file():
         lacks(f"{WEBVIEW}/dist is not built ('make mobile')")
     folder = tmp_path_factory.mktemp("app")
-    compile_model(str(CHECKPOINT), folder / "bundle", CompileOptions(quantization="q4f32"))
-    lighten(folder / "bundle")
+    shutil.copytree(light_demo, folder / "bundle")
     subprocess.run([node, WEBVIEW / "example-capacitor/build.mjs", folder / "bundle", folder / "www"], check=True)
     shutil.copy(WEBVIEW / "dist/app.js", folder / "www")
     (folder / "www/app.html").write_text("<!doctype html><title>app</title>")

@@ -30,7 +30,16 @@ GENERATE = """async ([messages, maxTokens]) => {
 }"""
 
 
-@pytest.fixture(scope="module", params=[("q4f16", "activation"), ("q4f32", "activation"), ("f32", "activation"), ("q4f16", "q8")])
+# Every template meets every weight format in tests/targets/webgpu/kernel_cases.py, and q4f32 answers in Chromium in test_workers.py.
+CASES = [
+    ("q4f16", "activation"),
+    pytest.param(("q4f32", "activation"), marks=pytest.mark.exhaustive),
+    ("f32", "activation"),
+    ("q4f16", "q8"),
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def endless_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The demo model with nothing that ends an answer, so that it goes on for all 64 tokens; float32 activations."""
     quantization, kv = request.param

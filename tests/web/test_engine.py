@@ -204,8 +204,11 @@ def test_what_a_model_takes_is_known_before_it_is_loaded(page: Page, browser: Br
     other.close()
 
 
-def test_answers_meet_fifty_schemas(page: Page, browser: Browser, address: str) -> None:
-    schemas = [schema for schema in SCHEMAS.values() if isinstance(schema, dict)][:50]
+# The TypeScript tests compile every schema; here a few of them show that the engine in a browser keeps to one.
+@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.exhaustive)])
+def test_answers_meet_their_schemas(page: Page, browser: Browser, address: str, count: int) -> None:
+    usable = [schema for schema in SCHEMAS.values() if isinstance(schema, dict)][:50]
+    schemas = usable[:: len(usable) // count]
     script = """async (schemas) => {
         const answer = async (schema, index) => {
             const answered = await window.engine.chat.completions.create({
@@ -230,11 +233,11 @@ def test_answers_meet_fifty_schemas(page: Page, browser: Browser, address: str) 
     open_engine(ending, address, "./ending/")
     texts = ending.evaluate(script, schemas)
     ending.close()
-    assert len(texts) == 50
+    assert len(texts) == count
     # A schema whose shortest answer is longer than 48 tokens is refused before anything is said.
     refused = [text for text in texts if isinstance(text, list)]
     assert all(code == "request_error" and "48" in message for code, message in refused), refused
-    assert len(refused) < 5
+    assert len(refused) < count / 10
     for text in texts:
         if isinstance(text, str):
             json.loads(text)

@@ -13,16 +13,13 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from light_bundle import lighten
 from playwright.sync_api import Browser, Page, Route
 
 from nearfar.compiler.browser import page_server
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js", "hybrid.js")
-# SwiftShader takes its time over pipelines, and this machine may be busy.
+# The machine may be busy.
 TIMEOUT_MS = 180_000
 CONNECT = """
 import * as client from "./client.js";
@@ -34,15 +31,7 @@ MESSAGES = [{"role": "user", "content": "what is 27 + 58?"}]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle") / "demo"
-    compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="q4f32"))
-    lighten(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def address(chromium: str, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+def address(chromium: str, light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
     """The package's files, each example of the README as a script and a page with it, and the demo's bundle."""
     site = tmp_path_factory.mktemp("site")
     for name in SCRIPTS:
@@ -57,7 +46,7 @@ def address(chromium: str, bundle: Path, tmp_path_factory: pytest.TempPathFactor
         (site / f"{name}.html").write_text(f'{head}<body><p>{name}</p><script type="module" src="{name}.js"></script>')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page_server, "PAGE", site)
-        with PageServer(bundle) as server:
+        with PageServer(light_demo) as server:
             yield server.url
 
 
@@ -133,8 +122,8 @@ def test_the_example_of_near_or_far_runs_as_it_stands(page: Page, address: str) 
     ]
 
 
-def test_the_example_for_node_runs_as_it_stands(node: str, swiftshader: Mapping[str, str], bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "bundle").symlink_to(bundle)
+def test_the_example_for_node_runs_as_it_stands(node: str, swiftshader: Mapping[str, str], light_demo: Path, tmp_path: Path) -> None:
+    (tmp_path / "bundle").symlink_to(light_demo)
     modules = tmp_path / "node_modules"
     (modules / "@nearfar").mkdir(parents=True)
     (modules / "@nearfar/web").symlink_to(ROOT / "web")
