@@ -119,7 +119,7 @@ class DraftModel:
             return None
         if draft is None:
             draft = self._drafts[guess.sequence] = Draft(self._slots.pop())
-        draft.pages += [self._pool.take() for _ in range(missing)]
+        draft.pages += [self._pool.allocate() for _ in range(missing)]
         return draft
 
     @staticmethod

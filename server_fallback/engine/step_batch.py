@@ -1,82 +1,82 @@
-"""A step as the device takes it. A scheduler's step, and how each sequence samples, flow in; a batch flows out."""
+"""A scheduler's step as the batch that the device takes."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
-from nearfar.compiler.batch import Batch, FloatArray, IntArray
-from nearfar.compiler.sampling import GREEDY, Settings
+from nearfar.compiler.batch import Batch, IntArray
+from nearfar.compiler.sampling import GREEDY
 
-from .resolved_sampling import ResolvedSampling
-from .sequence import Sequence
+from .slot_sampling import SlotSampling
 from .step import Step
 
-# Of a sampled row: how it samples, and its flags.
-SamplingOf = Callable[[Sequence], tuple[ResolvedSampling, int]]
+Ints = npt.NDArray[np.int64]
 
 
-def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternatives: bool, logprobs: bool) -> Batch:
-    """To be made before any later commit: a token that is not read yet is named by its slot.
+def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternatives: bool, logprobs: bool) -> Batch:
+    """To be called before any later commit: a token that has not been read back is named by its slot.
 
-    Rows that check drafts leave no token in their slot, for only the host knows which of theirs counts; nor do those that tell of a prompt.
+    Rows that check drafts leave no token in their slot, because only the host knows how many drafts are right; nor do rows for prompt
+    log-probabilities, which are greedy.
     """
-    token_ids, positions, slots, page_ids = array("i"), array("i"), array("i"), array("i")
-    seq_starts, page_indptr = array("i", [0]), array("i", [0])
-    sample_rows, sample_slots, settings = array("i"), array("i"), array("f")
-    adapters = array("i")
-    for row in step.rows:
-        sequence, start, end = row.sequence, row.start, row.start + row.count
-        pages, tokens = sequence.pages, sequence.tokens
-        token_ids.extend(tokens[start:end])
-        if row.drafts:
-            token_ids.extend(row.drafts)
-        elif end > len(tokens):
-            token_ids.append(-1 - sequence.slot)
-        positions.extend(range(start, end))
-        for index in range(start // page_size, -(-end // page_size)):
-            first, last = max(start - index * page_size, 0), min(end - index * page_size, page_size)
-            slots.extend(range(pages[index] * page_size + first, pages[index] * page_size + last))
-        adapters.extend([sequence.adapter_place] * row.count)
-        seq_starts.append(len(token_ids))
-        page_ids.extend(pages)
-        page_indptr.append(len(page_ids))
-        first = len(token_ids) - row.num_sampled
-        for told in range(row.told):
-            sample_rows.append(first + told)
-            sample_slots.extend((-1, 0))
-            settings.extend(GREEDY)
-        if not row.sample:
-            continue
-        sampling, flags = sampling_of(sequence)
-        # This step's own row counts as on its way already.
-        index = sequence.generated + sequence.in_flight - 1
-        for draft in range(len(row.drafts) + 1):
-            sample_rows.append(len(token_ids) - 1 - len(row.drafts) + draft)
-            sample_slots.extend((-1 if row.drafts else sequence.slot, flags))
-            settings.extend(sampling.settings(index + draft))
+    sequences, *columns, all_drafts = zip(*step.rows, strict=True)
+    starts, lengths, num_sampled, num_prompt_logprobs = (np.array(column) for column in columns)
+    slots = np.array([sequence.slot for sequence in sequences])
+    seq_starts = offsets(lengths)
+    page_indptr = offsets(np.array([len(sequence.pages) for sequence in sequences]))
+    page_ids = np.frombuffer(b"".join([sequence.pages for sequence in sequences]), np.int32)
+    owners = np.repeat(np.arange(len(sequences)), lengths)
+    positions = np.arange(len(owners)) + (starts - seq_starts[:-1])[owners]
+    pages = page_ids[page_indptr[owners] + positions // page_size]
+
+    # The last positions of each sequence are sampled; ``places`` count the tokens of the answer, those of the prompt are below 0.
+    samplers = np.repeat(np.arange(len(sequences)), num_sampled)
+    places = np.arange(len(samplers)) - (offsets(num_sampled)[:-1] + num_prompt_logprobs)[samplers]
+    sample_rows = (seq_starts[1:] - num_sampled + num_prompt_logprobs)[samplers] + places
+    # The row that is being scheduled already counts as in flight.
+    next_index = np.array([sequence.generated + sequence.in_flight - 1 for sequence in sequences])
+    sample_settings = sampling.settings(slots[samplers], next_index[samplers] + places)
+    sample_slots = np.stack([slots, sampling.flags(slots)], axis=1).astype(np.int32)[samplers]
+    if any(all_drafts):
+        sample_slots[np.array([bool(drafts) for drafts in all_drafts])[samplers], 0] = -1
+    if num_prompt_logprobs.any():
+        sample_slots[places < 0] = -1, 0
+        sample_settings[places < 0] = GREEDY
     return Batch(
-        token_ids=ints(token_ids),
-        positions=ints(positions),
-        slots=ints(slots),
-        seq_starts=ints(seq_starts),
-        page_indptr=ints(page_indptr),
-        page_ids=ints(page_ids),
-        sample_rows=ints(sample_rows),
-        sample_slots=ints(sample_slots).reshape(-1, 2),
-        sample_settings=floats(settings).reshape(-1, len(Settings._fields)),
-        adapters=ints(adapters),
+        token_ids=token_ids_of(step),
+        positions=positions.astype(np.int32),
+        slots=(pages * page_size + positions % page_size).astype(np.int32),
+        seq_starts=seq_starts.astype(np.int32),
+        page_indptr=page_indptr.astype(np.int32),
+        page_ids=page_ids,
+        sample_rows=sample_rows.astype(np.int32),
+        sample_slots=sample_slots,
+        sample_settings=sample_settings,
+        adapters=np.array([sequence.params.adapter_slot for sequence in sequences], np.int32)[owners],
         alternatives=alternatives,
         logprobs=logprobs,
     )
 
 
-def ints(values: array[int]) -> IntArray:
-    """The same memory as an array of numpy."""
-    return np.frombuffer(values, np.int32) if values else np.zeros(0, np.int32)
+def token_ids_of(step: Step) -> IntArray:
+    """The known tokens of each row, then its drafts, or the slot that holds the token sampled last."""
+    token_ids = array("i")
+    for sequence, start, length, _, _, drafts in step.rows:
+        tokens = sequence.tokens
+        if start < len(tokens):
+            token_ids.extend(tokens[start : start + length])
+        if drafts:
+            token_ids.extend(drafts)
+        elif start + length > len(tokens):
+            token_ids.append(-1 - sequence.slot)
+    return np.frombuffer(token_ids, np.int32)
 
 
-def floats(values: array[float]) -> FloatArray:
-    return np.frombuffer(values, np.float32) if values else np.zeros(0, np.float32)
+def offsets(counts: Ints) -> Ints:
+    """(n + 1,): where each of ``counts`` (n,) items starts if they follow each other, and where the last ends."""
+    found = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=found[1:])
+    return found

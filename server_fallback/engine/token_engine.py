@@ -71,7 +71,7 @@ class TokenEngine:
         answer = Answer(self.arrive() if request.arrival is None else request.arrival, request, sampling)
         self._inbox.add(answer)
         try:
-            if request.prompt_logprobs > 0 and answer.num_told == 0:
+            if request.prompt_logprobs > 0 and answer.num_prompt_logprobs == 0:
                 yield PromptLogprobs(())
             while True:
                 news = await answer.next()

@@ -24,6 +24,7 @@ from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import Sampling, TokenRequest
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence as EngineSequence
+from nearfar.server_fallback.engine.sequence import SequenceParams
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 VOCAB_SIZE, PAGE_SIZE = 151_936, 16
@@ -97,7 +98,7 @@ def kv_waste(count: int) -> float:
     scheduler, lengths = Scheduler(config), random.Random(0)
     for id in range(count):
         prompt = [lengths.randrange(VOCAB_SIZE) for _ in range(lengths.randint(100, 1024))]
-        scheduler.add(EngineSequence(id, prompt, lengths.randint(100, 1024)))
+        scheduler.add(EngineSequence(id, prompt, SequenceParams(lengths.randint(100, 1024))))
     shares = []
     while (step := scheduler.next()) is not None:
         held = sum(len(sequence.pages) for sequence in scheduler.running) * PAGE_SIZE

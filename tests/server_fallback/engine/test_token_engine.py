@@ -68,9 +68,9 @@ async def settle(engine: TokenEngine) -> None:
 
 
 def require_no_page_held(engine: TokenEngine) -> None:
-    scheduler = engine._loop.scheduler
-    assert scheduler.pool.free + len(scheduler.cache) == scheduler.pool.size
-    assert scheduler.cache.evictable == len(scheduler.cache)
+    kv = engine._loop.scheduler.kv
+    assert kv.pool.free + len(kv.prefixes) == kv.pool.size
+    assert kv.prefixes.evictable == len(kv.prefixes)
 
 
 def test_an_answer_is_the_models_and_ends_at_max_tokens() -> None:
@@ -341,8 +341,7 @@ def test_logits_that_are_not_numbers_fail_one_answer_and_are_not_cached() -> Non
             assert other == answer_of(PROMPT, 6, 64)[0]
             await settle(engine)
             require_no_page_held(engine)
-            scheduler = engine._loop.scheduler
-            assert scheduler.cache.match(prompt, 2) == []
+            assert engine._loop.scheduler.kv.prefixes.match(prompt, 2) == []
 
     run(work())
 

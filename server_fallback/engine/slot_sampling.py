@@ -1,0 +1,62 @@
+"""How the sequence in each slot samples: settings in arrays, gathered once a step, and what the device keeps by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.batch import Array, FloatArray, IntArray
+from nearfar.compiler.sampling import BIAS, COUNTS, MASK, Settings, draw_at
+
+from .resolved_sampling import ResolvedSampling, token_counts
+
+TEMPERATURE, DRAW = Settings._fields.index("temperature"), Settings._fields.index("draw")
+
+Ints = npt.NDArray[np.int64]
+
+
+class SlotSampling:
+    """``write_state`` sets a slot's row of a device state, as `Runner.write_state` does."""
+
+    def __init__(self, num_slots: int, vocab_size: int, write_state: Callable[[str, int, Array], None]) -> None:
+        self._vocab_size, self._write_state = vocab_size, write_state
+        self._settings = np.zeros((num_slots, len(Settings._fields)), np.float32)
+        self._flags = np.zeros(num_slots, np.int32)
+        self._seeds = np.zeros(num_slots, np.uint64)
+        # How many tokens of the answer were part of the prompt.
+        self._answered = np.zeros(num_slots, np.int64)
+
+    def assign(self, slot: int, sampling: ResolvedSampling, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
+        """Another sequence has started to run in a slot."""
+        self._settings[slot] = sampling.settings(0)
+        self._flags[slot] = sampling.flags
+        self._seeds[slot] = sampling.seed
+        self._answered[slot] = sampling.answered
+        if sampling.flags & COUNTS:
+            self._write_state("token_counts", slot, token_counts(self._vocab_size, prompt_ids, answer_ids))
+        if sampling.flags & BIAS:
+            assert sampling.logit_bias is not None
+            self._write_state("logit_bias", slot, sampling.logit_bias)
+
+    def set_mask(self, slot: int, mask: IntArray | None) -> None:
+        """Allow only the tokens of ``mask`` (ceil(V / 32),) from the next step on; None allows all."""
+        if mask is None:
+            self._flags[slot] &= ~MASK
+        else:
+            self._flags[slot] |= MASK
+            self._write_state("token_mask", slot, mask)
+
+    def flags(self, slots: Ints) -> IntArray:
+        """(n,): which of the device's states apply to ``slots`` (n,)."""
+        return self._flags[slots]
+
+    def settings(self, slots: Ints, indices: Ints) -> FloatArray:
+        """(n, 8): the settings of ``slots`` (n,) for the new tokens that have ``indices`` (n,) in their answers."""
+        settings = self._settings[slots]
+        sampled = settings[:, TEMPERATURE] > 0
+        if sampled.any():
+            draws = draw_at(self._seeds[slots], (self._answered[slots] + indices).astype(np.uint64))
+            settings[:, DRAW] = np.where(sampled, draws, 0.0)
+        return settings
