@@ -101,12 +101,13 @@ class KvCache:
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
         """Allocate pages for the first ``length`` positions, evicting cached ones. False if there are too few."""
-        missing = self.pages_for(length) - len(sequence.pages)
+        missing = -(-length // self.page_size) - len(sequence.pages)
+        if missing <= 0:
+            return True
         while self.pool.free < missing:
             if not self.prefixes.evict():
                 return False
-        for _ in range(missing):
-            sequence.pages.append(self.pool.allocate())
+        sequence.pages.extend([self.pool.allocate() for _ in range(missing)])
         return True
 
     def capacity(self, sequence: Sequence, *, evict: bool) -> int:
@@ -115,8 +116,12 @@ class KvCache:
 
     def cache_pages(self, sequence: Sequence) -> None:
         """Let other sequences find the full pages of known tokens."""
-        full = min(sequence.computed, len(sequence.tokens)) // self.page_size
-        self.prefixes.insert(sequence.cache_position, sequence.tokens, sequence.pages, full, sequence.params.adapter)
+        position, known = sequence.cache_position, len(sequence.tokens)
+        full = (sequence.computed if sequence.computed < known else known) // self.page_size
+        if full > position.depth:
+            self.prefixes.insert(position, sequence.tokens, sequence.pages, full, sequence.params.adapter)
+        else:
+            self.prefixes.touch(position)
 
     def release(self, sequence: Sequence) -> None:
         """Give up a sequence's pages; the cache keeps those that it can use."""

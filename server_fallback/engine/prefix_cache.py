@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import MutableSequence, Sequence
+from itertools import count
 from operator import itemgetter
 
 from .page_pool import PagePool
@@ -55,7 +56,8 @@ class PrefixCache:
         self._roots: dict[str | None, dict[Key, Node]] = {}
         self._nodes: dict[int, Node] = {}
         self._heap: list[tuple[int, int]] = []
-        self._clock = 0
+        # Every use of a page is later than all before it.
+        self._tick = count(1).__next__
 
     def __len__(self) -> int:
         """How many pages it holds."""
@@ -63,14 +65,14 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int], limit: int, adapter: str | None = None) -> list[int]:
         """The full pages of the longest known prefix of ``tokens``, at most ``limit`` pages. The caller is not a user of them yet."""
-        self._clock += 1
+        now = self._tick()
         pages: list[int] = []
         level = self._roots.get(adapter)
         while level and len(pages) < limit:
             node = level.get(self._key(tokens, len(pages)))
             if node is None:
                 break
-            node.last_used = self._clock
+            node.last_used = now
             pages.append(node.page)
             level = node.children
         return pages
@@ -90,7 +92,7 @@ class PrefixCache:
             nodes = (node for node in level.values() if self._partial_pages or self._is_partial(node))
             found, node = max(((common_length(node.key, rest), node) for node in nodes), key=itemgetter(0), default=(0, None))
             if node is not None and found > 0:
-                node.last_used = self._clock
+                node.last_used = self._tick()
                 return [*pages, node.page], length + found
         return pages, length
 
@@ -113,8 +115,7 @@ class PrefixCache:
         If the same tokens are cached already, the cached page replaces the sequence's own one. So whoever uses a page of the tree also
         uses its ancestors.
         """
-        self._clock += 1
-        position.last_used = self._clock
+        self.touch(position)
         for index in range(position.depth, count):
             level, key, page = self._level(position, adapter), self._key(tokens, index), pages[index]
             node = level.get(key)
@@ -126,6 +127,10 @@ class PrefixCache:
                 self._pool.release(page)
                 pages[index] = node.page
             position.node, position.depth = node, index + 1
+
+    def touch(self, position: CachePosition) -> None:
+        """A sequence uses its pages."""
+        position.last_used = self._tick()
 
     def leave(self, position: CachePosition, pages: Sequence[int]) -> None:
         """Release a sequence's pages, whether they are in the tree or not, and move its position to the root."""
@@ -203,10 +208,9 @@ class PrefixCache:
         for node in list(level.values()):
             if key[: len(node.key)] == node.key and self._pool.users(node.page) == 1 and not node.children:
                 self._remove(node)
-        self._clock += 1
         self._pool.retain(page)
         level[key] = self._nodes[page] = node = Node(key, page, position.node, level)
-        node.last_used = self._clock
+        node.last_used = self._tick()
 
     def _is_partial(self, node: Node) -> bool:
         return len(node.key) < self._page_size

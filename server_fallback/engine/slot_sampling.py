@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from nearfar.compiler.batch import Array, FloatArray, IntArray
 from nearfar.compiler.sampling import BIAS, COUNTS, MASK, Settings, draw_at
@@ -13,8 +12,6 @@ from nearfar.compiler.sampling import BIAS, COUNTS, MASK, Settings, draw_at
 from .resolved_sampling import ResolvedSampling, token_counts
 
 TEMPERATURE, DRAW = Settings._fields.index("temperature"), Settings._fields.index("draw")
-
-Ints = npt.NDArray[np.int64]
 
 
 class SlotSampling:
@@ -48,15 +45,13 @@ class SlotSampling:
             self._flags[slot] |= MASK
             self._write_state("token_mask", slot, mask)
 
-    def flags(self, slots: Ints) -> IntArray:
-        """(n,): which of the device's states apply to ``slots`` (n,)."""
-        return self._flags[slots]
-
-    def settings(self, slots: Ints, indices: Ints) -> FloatArray:
-        """(n, 8): the settings of ``slots`` (n,) for the new tokens that have ``indices`` (n,) in their answers."""
+    def rows(self, slots: IntArray, indices: IntArray) -> tuple[IntArray, FloatArray]:
+        """`sample_slots` (R, 2) and `sample_settings` (R, 8) for rows of ``slots`` (R,), each for the token ``indices`` (R,) of its answer."""
         settings = self._settings[slots]
         sampled = settings[:, TEMPERATURE] > 0
         if sampled.any():
             draws = draw_at(self._seeds[slots], (self._answered[slots] + indices).astype(np.uint64))
             settings[:, DRAW] = np.where(sampled, draws, 0.0)
-        return settings
+        sample_slots = np.empty((len(slots), 2), np.int32)
+        sample_slots[:, 0], sample_slots[:, 1] = slots, self._flags[slots]
+        return sample_slots, settings
