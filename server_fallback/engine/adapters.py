@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.batch import FloatArray
+from nearfar.compiler.errors import NearfarError, RequestError
+
+from .step_runner import WriteState
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +42,28 @@ class Adapters:
     def names(self) -> list[str]:
         """Those that requests can name."""
         return [name for name, adapter in list(self._loaded.items()) if adapter.unloaded is None]
+
+    def load(self, name: str, states: Mapping[str, FloatArray], write_state: WriteState, loaded: Future[None]) -> None:
+        """Write an adapter's matrices to a free slot, after which requests can name it. Errors go to the future."""
+        adapter: Adapter | None = None
+        try:
+            adapter = self.allocate(name)
+            for state, values in states.items():
+                write_state(state, adapter.slot, values)
+        except NearfarError as error:
+            if adapter is not None:
+                self.free(adapter)
+            loaded.set_exception(error)
+        else:
+            self.add(adapter)
+            loaded.set_result(None)
+
+    def unload(self, name: str, unloaded: Future[None]) -> None:
+        """``unloaded`` is done when no answer uses the adapter any more. Errors go to it."""
+        try:
+            self.remove(name).add_done_callback(lambda _: unloaded.set_result(None))
+        except NearfarError as error:
+            unloaded.set_exception(error)
 
     def allocate(self, name: str) -> Adapter:
         """A slot for a new adapter, which requests can name after `add`. Raises RequestError if the name or every slot is taken."""

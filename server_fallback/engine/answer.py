@@ -96,8 +96,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._parcels: dict[asyncio.AbstractEventLoop, list[tuple[Answer, Item]]] = {}
-        self._delivered = Lock()
-        # Processor time that the event loops' threads have spent on delivery.
+        self._lock = Lock()
+        # Processor time spent on delivery, on this thread and on those of the event loops.
         self.delivery_seconds = 0.0
 
     def add(self, answer: Answer, item: Item) -> None:
@@ -108,13 +108,16 @@ class Outbox:
 
     def send(self) -> list[Answer]:
         """Deliver what was added. Returns the answers whose event loop is closed, so that nobody waits for them."""
-        lost: list[Answer] = []
+        if not self._parcels:
+            return []
+        started, lost = time.thread_time(), list[Answer]()
         for loop, parcel in self._parcels.items():
             try:
                 loop.call_soon_threadsafe(self._deliver, parcel)
             except RuntimeError:
                 lost += [answer for answer, _ in parcel]
         self._parcels = {}
+        self._count(started)
         return lost
 
     def _deliver(self, parcel: list[tuple[Answer, Item]]) -> None:
@@ -122,7 +125,10 @@ class Outbox:
         started = time.thread_time()
         for answer, item in parcel:
             answer.put(item)
-        with self._delivered:
+        self._count(started)
+
+    def _count(self, started: float) -> None:
+        with self._lock:
             self.delivery_seconds += time.thread_time() - started
 
 

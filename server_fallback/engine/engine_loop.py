@@ -19,7 +19,7 @@ from typing import TypeVar
 from nearfar.compiler.batch import Array, FloatArray, Output
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, Unavailable
 
-from .adapters import Adapter, Adapters
+from .adapters import Adapters
 from .answer import Answer, Item, Outbox, generated_token
 from .config import EngineConfig, SchedulerConfig
 from .deadlines import Deadlines
@@ -71,8 +71,10 @@ class EngineLoop:
         self._open: deque[tuple[Step, Future[Output]]] = deque()
         self._outbox = Outbox()
         self._failures = 0
-        # Time that this turn has spent in the runner and the drafter.
-        self._device_seconds = 0.0
+        # Whether the runner computes a step before `submit` returns.
+        self._submit_waits = True
+        # Time of this turn that is not the engine's own: in the runner and the drafter, and in waking event loops.
+        self._other_seconds = 0.0
         self._counts = Counts()
 
     def run(self) -> None:
@@ -80,7 +82,10 @@ class EngineLoop:
         reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
         try:
             while True:
-                messages = self._inbox.receive(wait=not self._answers and not self._embedder.busy and not self._open)
+                is_idle = not self._answers and not self._embedder.busy and not self._open
+                if is_idle:
+                    self._send()
+                messages = self._inbox.receive(wait=is_idle)
                 # Calls first: a request that arrived after an adapter was unloaded must not start with it.
                 for call in messages.calls:
                     call()
@@ -194,40 +199,21 @@ class EngineLoop:
             count = len(answer.token_ids)
             self._end(answer, DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or ask for fewer"))
 
-    # --- adapters --------------------------------------------------------------------------------------------------------------
-
     def load_adapter(self, name: str, states: Mapping[str, FloatArray], loaded: Future[None]) -> None:
         """Write an adapter's matrices to a free slot. Errors go to the future."""
-        adapter: Adapter | None = None
-        try:
-            adapter = self.adapters.allocate(name)
-            for state, values in states.items():
-                self._write_state(state, adapter.slot, values)
-        except NearfarError as error:
-            if adapter is not None:
-                self.adapters.free(adapter)
-            loaded.set_exception(error)
-        else:
-            self.adapters.add(adapter)
-            loaded.set_result(None)
-
-    def unload_adapter(self, name: str, unloaded: Future[None]) -> None:
-        """``unloaded`` is done when no answer uses the adapter any more."""
-        try:
-            self.adapters.remove(name).add_done_callback(lambda _: unloaded.set_result(None))
-        except NearfarError as error:
-            unloaded.set_exception(error)
+        self.adapters.load(name, states, self._write_state, loaded)
 
     # --- one turn --------------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Submit steps ahead, then read the oldest one."""
-        started, self._device_seconds = time.perf_counter(), 0.0
+        """Submit steps ahead, deliver what the last turn read, then read the oldest step."""
+        started, self._other_seconds = time.perf_counter(), 0.0
         if self._embedder.busy:
             self._embed()
         self._expire()
         while len(self._open) < self._depth() and (step := self._next()) is not None:
             self._open.append((step, self._submit(step)))
+        self._send()
         if self._open:
             step, future = self._open.popleft()
             try:
@@ -236,12 +222,10 @@ class EngineLoop:
                 self._recover(step, error)
             else:
                 self._failures = 0
-                for event in self.scheduler.commit(step, output.next_token_ids.tolist()):
-                    self._publish(event, output)
+                self._publish(self.scheduler.commit(step, output.next_token_ids.tolist()), output)
         else:
             assert not self._answers, "sequences wait and none can run"
-        self._send()
-        self._counts.overhead_seconds += time.perf_counter() - started - self._device_seconds
+        self._counts.overhead_seconds += time.perf_counter() - started - self._other_seconds
 
     def _depth(self) -> int:
         """How many steps may be open. A second one has no rows for sequences in lockstep."""
@@ -253,30 +237,22 @@ class EngineLoop:
     def _next(self) -> Step | None:
         """The scheduler's next step, with drafts for those who speculate."""
         if self._drafter is not None and (guesses := self._guesses()):
+            self._send()
             started = time.perf_counter()
             try:
                 self._drafter.draft(guesses)
             except NearfarError as failure:
                 self._drafter.reset()
                 self._count_failure(failure)
-            self._device_seconds += time.perf_counter() - started
+            self._other_seconds += time.perf_counter() - started
         return self.scheduler.next()
 
     def _guesses(self) -> list[Guess]:
-        """The sequences that can use drafts now, and how many."""
-        speculation, found = self._config.speculation, []
-        assert speculation is not None
-        for sequence in self.scheduler.running:
-            answer = self._answers[sequence]
-            if sequence.in_flight > 0 or sequence.missing > 1 or not self._speculates(answer):
-                continue
-            # One token comes without a guess.
-            most = self._model.context - len(sequence.tokens)
-            if sequence.params.max_tokens is not None:
-                most = min(most, sequence.params.max_tokens - sequence.generated - 1)
-            if most > 0:
-                found.append(Guess(sequence, answer.sampling, min(most, speculation.tokens)))
-        return found
+        assert self._config.speculation is not None
+        tokens, context = self._config.speculation.tokens, self._model.context
+        speculating = [(sequence, self._answers[sequence]) for sequence in self.scheduler.running]
+        guesses = [Guess.of(sequence, answer.sampling, tokens, context) for sequence, answer in speculating if self._speculates(answer)]
+        return [guess for guess in guesses if guess is not None]
 
     def _call(self, call: Callable[..., T], *arguments: object) -> T:
         """Call the runner, whose time is not the engine's overhead. Whatever it raises becomes a NearfarError, usually DeviceError."""
@@ -288,7 +264,7 @@ class EngineLoop:
         except Exception as error:
             raise DeviceError(f"{self._runner.device} failed: {error!r}") from error
         finally:
-            self._device_seconds += time.perf_counter() - started
+            self._other_seconds += time.perf_counter() - started
 
     def _submit(self, step: Step) -> Future[Output]:
         """Submit a step to the device. Errors go to the future."""
@@ -316,7 +292,11 @@ class EngineLoop:
                 self._end(answer, failure)
             self._counts.steps += 1
             self._counts.computed_tokens += len(batch.token_ids)
-            return self._call(self._runner.submit, batch)
+            if self._submit_waits:
+                self._send()
+            future: Future[Output] = self._call(self._runner.submit, batch)
+            self._submit_waits = future.done()
+            return future
         except NearfarError as error:
             failed: Future[Output] = Future()
             failed.set_exception(error)
@@ -337,29 +317,30 @@ class EngineLoop:
 
     # --- reading a step --------------------------------------------------------------------------------------------------------
 
-    def _publish(self, event: Event, output: Output) -> None:
-        answer = self._answers.get(event.sequence)
-        # A row with drafts may give more tokens than its answer, which a constraint or a failure has ended.
-        if answer is None:
-            return
-        if event.kind == "prompt_logprob":
-            answer.prompt_logprobs.append(prompt_logprob(output, event.sample, event.token_id, self._model.vocab_size))
-            if len(answer.prompt_logprobs) == answer.num_prompt_logprobs:
-                self._outbox.add(answer, PromptLogprobs(tuple(answer.prompt_logprobs)))
-            return
-        if not answer.token_ids:
-            self._counts.prefix_queries += len(answer.request.prompt_ids)
-            self._counts.prefix_hits += event.sequence.cached_tokens
-        if event.kind == "finished":
-            self._end(answer, answer.completion())
-        elif event.kind == "failed":
-            self._end(answer, DeviceError(f"{self._runner.device} computed logits that are not numbers; try another quantization"))
-        else:
-            answer.add(event.token_id)
-            self._counts.generated_tokens += 1
-            self._outbox.add(answer, generated_token(event, output, answer.request.logprobs))
-            if answer.request.constraint is not None:
-                self._advance_constraint(answer, event)
+    def _publish(self, events: list[Event], output: Output) -> None:
+        for event in events:
+            answer = self._answers.get(event.sequence)
+            # A row with drafts may give more tokens than its answer, which a constraint or a failure has ended.
+            if answer is None:
+                continue
+            if event.kind == "token":
+                self._publish_token(answer, event, output)
+            elif event.kind == "prompt_logprob":
+                answer.prompt_logprobs.append(prompt_logprob(output, event.sample, event.token_id, self._model.vocab_size))
+                if len(answer.prompt_logprobs) == answer.num_prompt_logprobs:
+                    self._outbox.add(answer, PromptLogprobs(tuple(answer.prompt_logprobs)))
+            else:
+                self._count_prefix(answer, event)
+                failure = DeviceError(f"{self._runner.device} computed logits that are not numbers; try another quantization")
+                self._end(answer, answer.completion() if event.kind == "finished" else failure)
+
+    def _publish_token(self, answer: Answer, event: Event, output: Output) -> None:
+        self._count_prefix(answer, event)
+        answer.add(event.token_id)
+        self._counts.generated_tokens += 1
+        self._outbox.add(answer, generated_token(event, output, answer.request.logprobs))
+        if answer.request.constraint is not None:
+            self._advance_constraint(answer, event)
 
     def _advance_constraint(self, answer: Answer, event: Event) -> None:
         constraint = answer.request.constraint
@@ -375,8 +356,11 @@ class EngineLoop:
             self._end(answer, answer.completion())
 
     def _send(self) -> None:
+        """Deliver what was published. Waking an event loop lets it run, so the outbox measures this by processor time."""
+        started = time.perf_counter()
         for answer in self._outbox.send():
             self._end(answer, None)
+        self._other_seconds += time.perf_counter() - started
 
     def _recover(self, failed: Step, failure: NearfarError) -> None:
         """A step failed: its answers fail with it, and all others start again. Raises if the device fails again and again."""
@@ -388,6 +372,11 @@ class EngineLoop:
                 self._end(self._answers[row.sequence], failure)
         self.scheduler.reset()
         self._count_failure(failure)
+
+    def _count_prefix(self, answer: Answer, event: Event) -> None:
+        if not answer.token_ids:
+            self._counts.prefix_queries += len(answer.request.prompt_ids)
+            self._counts.prefix_hits += event.sequence.cached_tokens
 
     def _count_failure(self, failure: NearfarError) -> None:
         self._failures += 1

@@ -95,6 +95,8 @@ class KvCache:
         elif self.prefixes.detach(shared):
             return
         else:
+            # Only the last token in flight is on the device, in the sequence's slot.
+            assert sequence.in_flight <= 1, "a page that holds tokens in flight cannot be computed again"
             del pages[index:]
             sequence.computed = index * self.page_size
         self.prefixes.release(shared)

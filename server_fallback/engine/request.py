@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -86,9 +86,8 @@ class TokenLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
-    """``logprob`` is None where none was asked for; ``alternatives`` are the likeliest tokens, best first."""
+class GeneratedToken(NamedTuple):
+    """``logprob`` is None unless it was requested; ``alternatives`` are the most likely tokens, best first."""
 
     token_id: int
     logprob: float | None = None

@@ -10,16 +10,16 @@ for lack of pages.
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections.abc import Sequence as Items
+from itertools import chain
 
 from .config import SchedulerConfig
 from .kv_cache import KvCache
 from .request import FinishReason
 from .sequence import FINISHED, RUNNING, Sequence, by_rank, by_turn
 from .step import Event, OpenStep, Row, Step
-from .waiting_queue import WaitingQueue
+from .waiting_queue import WaitingQueue, promote_overdue
 
 
 class Scheduler:
@@ -55,7 +55,9 @@ class Scheduler:
             return None
         self._draining = False
         self.waiting.release_followers()
-        self._promote_overdue()
+        if promote_overdue(chain(self.waiting, self.running), self._step_number, self.config.patience_steps):
+            self.waiting.sort()
+            self.running.sort(key=by_rank)
         step = OpenStep(self._step_number, self.config.max_tokens, self._max_drafts)
         for sequence in self.running:
             self._shift_context(sequence)
@@ -129,8 +131,9 @@ class Scheduler:
             step.draft_budget = max(0, min(step.draft_budget, self._free_rows(step) - logprob_rows))
         sample = count == missing
         drafts = self._take_drafts(step, sequence, count) if sample and sequence.drafts else ()
-        step.add(Row(sequence, start, count + len(drafts), logprob_rows + sample + len(drafts), logprob_rows, drafts))
-        sequence.computed = start + count + len(drafts)
+        length, num_sampled = count + len(drafts), logprob_rows + sample + len(drafts)
+        step.add(Row(sequence, start, length, num_sampled, logprob_rows, drafts))
+        sequence.computed = start + length
         sequence.in_flight += sample
         sequence.last_step = step.number
         self.kv.cache_pages(sequence)
@@ -167,7 +170,7 @@ class Scheduler:
                 return False
 
     def _reserve(self, step: OpenStep, sequence: Sequence, length: int) -> bool:
-        """Find pages for the first ``length`` positions, preempting others if necessary. False if the sequence has to wait."""
+        """Find pages for the first ``length`` positions, preempting other sequences if necessary. False if this one has to wait."""
         while not self.kv.reserve(sequence, length):
             victim = self._lowest_rank(step)
             if victim is None or not self._preempt(victim) or victim is sequence:
@@ -195,18 +198,6 @@ class Scheduler:
             shift.apply(sequence.tokens, self.config.context)
             self.kv.restart(sequence)
 
-    def _promote_overdue(self) -> None:
-        """Give the highest priority to sequences that had no row for too long."""
-        patience = self.config.patience_steps
-        # Looking now and then is enough for a bound.
-        if patience is None or self._step_number % max(1, patience // 8) > 0:
-            return
-        for sequence in (*self.waiting, *self.running):
-            if self._step_number - max(sequence.arrival_step, sequence.last_step) >= patience:
-                sequence.priority = math.inf
-        self.waiting.sort()
-        self.running.sort(key=by_rank)
-
     # --- starting and stopping -------------------------------------------------------------------------------------------------
 
     def _run(self, sequence: Sequence) -> None:
@@ -221,7 +212,7 @@ class Scheduler:
         sequence.slot = -1
 
     def _suspend(self, sequence: Sequence) -> None:
-        """Stop a sequence and queue it again; it is computed anew from its known tokens."""
+        """Stop a sequence and queue it again, to be computed from its known tokens."""
         self._stop(sequence)
         sequence.computed = sequence.in_flight = 0
         sequence.prompt_logprobs.restart()
@@ -233,9 +224,14 @@ class Scheduler:
         """Read the sampled tokens of a row. ``first`` is the index of the first of them among the step's."""
         sequence = row.sequence
         if row.prompt_logprobs > 0:
-            if not self._commit_prompt_logprobs(row, token_ids, first, events) or not row.sample:
+            sequence.prompt_logprobs.commit(row.prompt_logprobs)
+            if min(token_ids[: row.prompt_logprobs]) < 0:
+                self._fail(sequence, events)
                 return
+            events.extend(Event("prompt_logprob", sequence, token_id, sample) for sample, token_id in enumerate(row.prompt_tokens, first))
             token_ids, first = token_ids[row.prompt_logprobs :], first + row.prompt_logprobs
+        if not token_ids:
+            return
         sequence.in_flight -= 1
         if row.drafts:
             accepted = row.num_accepted(token_ids)
@@ -246,30 +242,20 @@ class Scheduler:
             token_ids = token_ids[: accepted + 1]
         for sample, token_id in enumerate(token_ids, first):
             if token_id < 0:
-                return self._fail(sequence, events)
+                self._fail(sequence, events)
+                return
             if token_id in sequence.params.stop_token_ids:
-                return self._complete(sequence, "stop", events)
+                self._complete(sequence, "stop", events)
+                return
             sequence.tokens.append(token_id)
             sequence.generated += 1
             self.kv.cache_pages(sequence)
             events.append(Event("token", sequence, token_id, sample))
             if sequence.is_complete(self.config.context):
-                return self._complete(sequence, "length", events)
+                self._complete(sequence, "length", events)
+                return
         if sequence.params.verifies:
             self._complete(sequence, "length", events)
-
-    def _commit_prompt_logprobs(self, row: Row, token_ids: Items[int], first: int, events: list[Event]) -> bool:
-        """False if the device could not compute one of the rows, which ends the sequence."""
-        sequence, count = row.sequence, row.prompt_logprobs
-        sequence.prompt_logprobs.commit(count)
-        if min(token_ids[:count]) < 0:
-            self._fail(sequence, events)
-            return False
-        # A row at position p is about the token at p + 1.
-        start = row.start + row.length - row.num_sampled + 1
-        tokens = sequence.tokens[start : start + count]
-        events.extend(Event("prompt_logprob", sequence, token_id, sample) for sample, token_id in enumerate(tokens, first))
-        return True
 
     def _complete(self, sequence: Sequence, reason: FinishReason, events: list[Event]) -> None:
         self.finish(sequence, reason)

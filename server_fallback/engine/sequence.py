@@ -111,6 +111,10 @@ class Sequence:
         """How many of the known tokens may come from a cache: the logits of the others are needed."""
         return len(self.tokens) - 1 - self.prompt_logprobs.pending
 
+    def steps_waited(self, step_number: int) -> int:
+        """How many steps ago it arrived, or had a row."""
+        return step_number - max(self.arrival_step, self.last_step)
+
     def is_ready(self, context: int) -> bool:
         """Whether more positions can be computed now."""
         params = self.params

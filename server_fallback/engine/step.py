@@ -28,6 +28,12 @@ class Row(NamedTuple):
         """Whether it samples the answer."""
         return self.num_sampled > self.prompt_logprobs
 
+    @property
+    def prompt_tokens(self) -> Items[int]:
+        """The tokens of the prompt that get a log-probability: those after the first sampled positions."""
+        after = self.start + self.length - self.num_sampled + 1
+        return self.sequence.tokens[after : after + self.prompt_logprobs]
+
     def num_accepted(self, token_ids: Items[int]) -> int:
         """How many of its drafts were right, by the tokens that were sampled for the answer."""
         return next((index for index, draft in enumerate(self.drafts) if draft != token_ids[index]), len(self.drafts))

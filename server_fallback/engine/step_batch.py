@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,40 +21,36 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     Rows that check drafts leave no token in their slot, because only the host knows how many drafts are right; nor do rows for prompt
     log-probabilities, which are greedy.
     """
-    sequences, *columns, drafts = zip(*step.rows, strict=True)
-    starts, lengths, num_sampled, num_prompt_logprobs = np.array(columns, np.int32)
-    slots = np.array([sequence.slot for sequence in sequences], np.int32)
-    page_indptr = offsets(np.array([len(sequence.pages) for sequence in sequences], np.int32))
+    sequences, starts, lengths, num_sampled, num_prompt_logprobs, drafts = zip(*step.rows, strict=True)
+    seq_starts = [0, *accumulate(lengths)]
+    page_indptr = [0, *accumulate([len(sequence.pages) for sequence in sequences])]
     page_ids = np.frombuffer(b"".join([sequence.pages for sequence in sequences]), np.int32)
-    seq_starts = offsets(lengths)
-    owners = owners_of(lengths)
-    positions = np.arange(seq_starts[-1], dtype=np.int32) + (starts - seq_starts[:-1])[owners]
-    pages = page_ids[page_indptr[:-1][owners] + positions // page_size]
+    positions = ranges(starts, lengths)
+    pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
 
-    # The last positions of each sequence are sampled. ``places`` counts them from the first token of the answer: a prompt's are negative.
-    samplers = owners_of(num_sampled)
-    ends = offsets(num_sampled)
-    places = np.arange(ends[-1], dtype=np.int32) - (ends[:-1] + num_prompt_logprobs)[samplers]
-    sample_rows = (seq_starts[1:] - num_sampled + num_prompt_logprobs)[samplers] + places
-    # The row of this step already counts as in flight.
-    next_indices = np.array([sequence.generated + sequence.in_flight - 1 for sequence in sequences], np.int32)
-    sample_slots, sample_settings = sampling.rows(slots[samplers], next_indices[samplers] + places)
+    # The last rows of a sequence are sampled; those for its prompt come first. This step's token already counts as in flight.
+    slots = spread([sequence.slot for sequence in sequences], num_sampled)
+    next_tokens = [sequence.generated + sequence.in_flight - 1 for sequence in sequences]
+    first_tokens = [token - count for token, count in zip(next_tokens, num_prompt_logprobs, strict=True)]
+    first_rows = [end - count for end, count in zip(seq_starts[1:], num_sampled, strict=True)]
+    sample_slots, sample_settings = sampling.rows(slots, ranges(first_tokens, num_sampled))
     if any(drafts):
-        sample_slots[np.array(list(map(bool, drafts)))[samplers], 0] = -1
-    if num_prompt_logprobs.any():
-        sample_slots[places < 0] = -1, 0
-        sample_settings[places < 0] = GREEDY
+        sample_slots[spread([bool(own) for own in drafts], num_sampled) > 0, 0] = -1
+    if any(num_prompt_logprobs):
+        is_prompt = ranges([-count for count in num_prompt_logprobs], num_sampled) < 0
+        sample_slots[is_prompt] = -1, 0
+        sample_settings[is_prompt] = GREEDY
     return Batch(
         token_ids=token_ids_of(step),
         positions=positions,
         slots=pages * page_size + positions % page_size,
-        seq_starts=seq_starts,
-        page_indptr=page_indptr,
+        seq_starts=np.array(seq_starts, np.int32),
+        page_indptr=np.array(page_indptr, np.int32),
         page_ids=page_ids,
-        sample_rows=sample_rows,
+        sample_rows=ranges(first_rows, num_sampled),
         sample_slots=sample_slots,
         sample_settings=sample_settings,
-        adapters=np.array([sequence.params.adapter_slot for sequence in sequences], np.int32)[owners],
+        adapters=spread([sequence.params.adapter_slot for sequence in sequences], lengths),
         alternatives=alternatives,
         logprobs=logprobs,
     )
@@ -72,13 +70,20 @@ def token_ids_of(step: Step) -> IntArray:
     return np.frombuffer(token_ids, np.int32)
 
 
-def offsets(counts: IntArray) -> IntArray:
-    """(n + 1,): where each of n groups of so many items starts if they follow each other, and where the last one ends."""
-    found = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=found[1:])
-    return found
+def spread(values: Sequence[int], counts: Sequence[int]) -> IntArray:
+    """Each of ``values`` as often as ``counts`` says."""
+    found = np.array(values, np.int32)
+    return found if is_ones(counts) else np.repeat(found, counts)
 
 
-def owners_of(counts: IntArray) -> IntArray | slice:
-    """The index that spreads one value of each group over its items, in the order of the groups."""
-    return slice(None) if (counts == 1).all() else np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+def ranges(starts: Sequence[int], counts: Sequence[int]) -> IntArray:
+    """From each of ``starts`` on, as many consecutive numbers as ``counts`` says."""
+    if is_ones(counts):
+        return np.array(starts, np.int32)
+    ends = np.cumsum(counts, dtype=np.int32)
+    return np.arange(ends[-1], dtype=np.int32) + np.repeat(np.array(starts, np.int32) + counts - ends, counts)
+
+
+def is_ones(counts: Sequence[int]) -> bool:
+    """True of a step in which every sequence decodes: nearly all are."""
+    return min(counts) == max(counts) == 1

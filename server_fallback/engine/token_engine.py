@@ -120,10 +120,10 @@ class TokenEngine:
         await asyncio.wrap_future(loaded)
 
     async def unload_adapter(self, name: str) -> None:
-        """Take no new requests for an adapter, and give its place back when those that use it have ended. Raises RequestError."""
-        left: Future[None] = Future()
-        self._inbox.call(lambda: self._loop.unload_adapter(name, left))
-        await asyncio.wrap_future(left)
+        """Accept no new requests for an adapter, and free its slot when those that use it have ended. Raises RequestError."""
+        unloaded: Future[None] = Future()
+        self._inbox.call(lambda: self._loop.adapters.unload(name, unloaded))
+        await asyncio.wrap_future(unloaded)
 
     def stats(self) -> EngineStats:
         """What it did so far; may be asked from any thread."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .sequence import FINISHED, WAITING, Sequence, by_rank
 
@@ -51,3 +52,14 @@ class WaitingQueue:
 def computes_prompt(leader: Sequence | None) -> bool:
     """Whether a leader's prompt is still to be computed."""
     return leader is not None and leader.state != FINISHED and leader.generated == 0 and leader.computed < len(leader.prompt)
+
+
+def promote_overdue(sequences: Iterable[Sequence], step_number: int, patience_steps: int | None) -> bool:
+    """Give the highest priority to sequences that had no row for ``patience_steps`` steps. Whether there were any."""
+    # Looking now and then is enough for a bound.
+    if patience_steps is None or step_number % max(1, patience_steps // 8) > 0:
+        return False
+    overdue = [sequence for sequence in sequences if sequence.priority < math.inf and sequence.steps_waited(step_number) >= patience_steps]
+    for sequence in overdue:
+        sequence.priority = math.inf
+    return bool(overdue)
