@@ -55,7 +55,7 @@ class KvCache:
         promised = sum(max(0, self.pages_for(other.length + 1) - len(other.pages)) for other in running)
         needed = promised + self.pages_for(len(sequence.tokens) + 1) - len(prefix.pages)
         # Its prefix must not be evicted; the last page of a leader's prefix may have to be copied.
-        needed += sum(self.pool.users(page) == 1 for page in prefix.pages) if prefix.cached else 1
+        needed += sum(self.pool.users[page] == 1 for page in prefix.pages) if prefix.cached else 1
         return needed <= self.available
 
     def start(self, sequence: Sequence, prefix: Prefix) -> None:
@@ -67,25 +67,18 @@ class KvCache:
         if sequence.last_step < 0:
             sequence.cached_tokens = prefix.length
 
-    def extend_prefix(self, sequence: Sequence) -> None:
-        """Continue with pages that another sequence with the same prefix has filled in the meantime."""
-        held = len(sequence.pages)
-        if sequence.computed != held * self.page_size:
-            return
-        pages = self.prefixes.match(sequence.tokens, sequence.max_cached // self.page_size, sequence.params.adapter)[held:]
-        for page in pages:
-            self.pool.share(page)
-            sequence.pages.append(page)
-        sequence.computed += len(pages) * self.page_size
-        if sequence.generated == 0:
-            sequence.cached_tokens += len(pages) * self.page_size
-
-    def make_writable(self, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
-        """Copy on write: make the page of the next position the sequence's own. Without a free page, that page is computed again."""
+    def prepare(self, sequence: Sequence, copies: list[tuple[int, int]]) -> None:
+        """Before a row is scheduled: use pages that others have filled meanwhile, and copy a shared page before it is written to."""
         pages, index = sequence.pages, sequence.computed // self.page_size
-        if index >= len(pages) or self.pool.users(pages[index]) == 1:
-            return
-        shared = pages[index]
+        if index < len(pages):
+            if self.pool.users[pages[index]] > 1:
+                self._make_writable(sequence, index, copies)
+        elif sequence.missing > 1:
+            self._extend_prefix(sequence)
+
+    def _make_writable(self, sequence: Sequence, index: int, copies: list[tuple[int, int]]) -> None:
+        """Copy on write. Without a free page, the positions of the shared page are computed again."""
+        pages, shared = sequence.pages, sequence.pages[index]
         # The partly filled page of the request before it is continued, not copied.
         if sequence.params.partial_page and self.prefixes.detach(shared, partial_only=True):
             return
@@ -100,6 +93,17 @@ class KvCache:
             del pages[index:]
             sequence.computed = index * self.page_size
         self.prefixes.release(shared)
+
+    def _extend_prefix(self, sequence: Sequence) -> None:
+        """Continue with full pages that another sequence with the same prefix has filled."""
+        limit, held = sequence.max_cached // self.page_size, len(sequence.pages)
+        pages = self.prefixes.match(sequence.tokens, limit, sequence.params.adapter)[held:]
+        for page in pages:
+            self.pool.share(page)
+            sequence.pages.append(page)
+        sequence.computed += len(pages) * self.page_size
+        if sequence.generated == 0:
+            sequence.cached_tokens += len(pages) * self.page_size
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
         """Allocate pages for the first ``length`` positions, evicting cached ones. False if there are too few."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 
 class PagePool:
-    """``size`` pages, all free at first. ``idle`` counts the pages that only the prefix cache uses."""
+    """``size`` pages, all free at first. ``users`` says how many users each page has, including the prefix cache; only the pool changes it.
+    ``idle`` counts the pages that only the prefix cache uses.
+    """
 
-    __slots__ = ("_cached", "_free", "_users", "idle", "size")
+    __slots__ = ("_cached", "_free", "idle", "size", "users")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.idle = 0
-        self._users = [0] * size
+        self.users = [0] * size
         self._cached = bytearray(size)
         # A stack: the page freed last is allocated first.
         self._free = list(range(size - 1, -1, -1))
@@ -21,29 +23,25 @@ class PagePool:
         """How many pages have no user."""
         return len(self._free)
 
-    def users(self, page: int) -> int:
-        """How many users a page has, including the prefix cache."""
-        return self._users[page]
-
     def allocate(self) -> int:
         """A free page, for one user. There must be one."""
         page = self._free.pop()
-        self._users[page] = 1
+        self.users[page] = 1
         return page
 
     def share(self, page: int) -> None:
         """Add a user to a page that has one."""
-        users = self._users[page]
+        users = self.users[page]
         assert users > 0, f"page {page} has no user"
-        self._users[page] = users + 1
+        self.users[page] = users + 1
         if users == 1 and self._cached[page]:
             self.idle -= 1
 
     def release(self, page: int) -> int:
         """Remove a user; the page is free when it was the last one. Returns how many are left."""
-        users = self._users[page] - 1
+        users = self.users[page] - 1
         assert users >= 0, f"page {page} has no user"
-        self._users[page] = users
+        self.users[page] = users
         if users == 0:
             self._free.append(page)
         elif users == 1 and self._cached[page]:
@@ -58,6 +56,6 @@ class PagePool:
     def drop(self, page: int) -> None:
         """Remove the prefix cache from the users of a page."""
         self._cached[page] = False
-        if self._users[page] == 1:
+        if self.users[page] == 1:
             self.idle -= 1
         self.release(page)

@@ -102,7 +102,7 @@ class PrefixCache:
         ``partial_only``: also False if the page is full.
         """
         node = self._nodes.get(page)
-        if node is None or node.children or self._pool.users(page) > 2 or (partial_only and not self._is_partial(node)):
+        if node is None or node.children or self._pool.users[page] > 2 or (partial_only and not self._is_partial(node)):
             return False
         self._remove(node)
         return True
@@ -164,7 +164,7 @@ class PrefixCache:
         """`leave` with pages whose contents are wrong: those that nobody else uses are removed from the cache."""
         node = position.node
         self.leave(position, pages)
-        while node is not None and not node.children and self._pool.users(node.page) == 1:
+        while node is not None and not node.children and self._pool.users[node.page] == 1:
             self._remove(node)
             node = node.parent
 
@@ -186,7 +186,7 @@ class PrefixCache:
             if node is None or not node.queued:
                 continue
             node.queued = False
-            if node.children or self._pool.users(page) > 1:
+            if node.children or self._pool.users[page] > 1:
                 continue  # It is queued again when that ends.
             if node.last_used > time:
                 self._queue(node)
@@ -206,7 +206,7 @@ class PrefixCache:
     def _insert_partial(self, key: Key, page: int, position: CachePosition, level: dict[Key, Node]) -> None:
         """Cache a partly filled page, and remove those that hold a prefix of its tokens."""
         for node in list(level.values()):
-            if key[: len(node.key)] == node.key and self._pool.users(node.page) == 1 and not node.children:
+            if key[: len(node.key)] == node.key and self._pool.users[node.page] == 1 and not node.children:
                 self._remove(node)
         self._pool.retain(page)
         level[key] = self._nodes[page] = node = Node(key, page, position.node, level)
@@ -223,7 +223,7 @@ class PrefixCache:
         del node.siblings[node.key]
         del self._nodes[node.page]
         self._pool.drop(node.page)
-        if node.parent is not None and self._pool.users(node.parent.page) == 1:
+        if node.parent is not None and self._pool.users[node.parent.page] == 1:
             self._queue(node.parent)
 
     def _queue(self, node: Node) -> None:

@@ -116,9 +116,7 @@ class Scheduler:
         """Give a sequence a row, with as many of its missing positions as fit."""
         if sequence.state != RUNNING or not sequence.is_ready(self.config.context):
             return
-        if sequence.missing > 1:
-            self.kv.extend_prefix(sequence)
-        self.kv.make_writable(sequence, step.copies)
+        self.kv.prepare(sequence, step.copies)
         start, missing = sequence.computed, sequence.missing
         count = min(missing, step.budget, self.config.context - start)
         logprob_rows = 0

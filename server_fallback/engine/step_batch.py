@@ -22,18 +22,19 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     log-probabilities, which are greedy.
     """
     sequences, starts, lengths, num_sampled, num_prompt_logprobs, drafts = zip(*step.rows, strict=True)
-    seq_starts = [0, *accumulate(lengths)]
-    page_indptr = [0, *accumulate([len(sequence.pages) for sequence in sequences])]
+    seq_starts = np.array([0, *accumulate(lengths)], np.int32)
+    page_indptr = np.array([0, *accumulate([len(sequence.pages) for sequence in sequences])], np.int32)
     page_ids = np.frombuffer(b"".join([sequence.pages for sequence in sequences]), np.int32)
     positions = ranges(starts, lengths)
     pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
 
     # The last rows of a sequence are sampled; those for its prompt come first. This step's token already counts as in flight.
-    slots = spread([sequence.slot for sequence in sequences], num_sampled)
-    next_tokens = [sequence.generated + sequence.in_flight - 1 for sequence in sequences]
-    first_tokens = [token - count for token, count in zip(next_tokens, num_prompt_logprobs, strict=True)]
-    first_rows = [end - count for end, count in zip(seq_starts[1:], num_sampled, strict=True)]
-    sample_slots, sample_settings = sampling.rows(slots, ranges(first_tokens, num_sampled))
+    first_rows = seq_starts[1:] - np.array(num_sampled, np.int32)
+    first_tokens = [sequence.generated + sequence.in_flight - 1 for sequence in sequences]
+    if any(num_prompt_logprobs):
+        first_tokens = [token - count for token, count in zip(first_tokens, num_prompt_logprobs, strict=True)]
+    slots = np.array([sequence.slot for sequence in sequences], np.int32)
+    sample_slots, sample_settings = sampling.rows(spread(slots, num_sampled), ranges(first_tokens, num_sampled))
     if any(drafts):
         sample_slots[spread([bool(own) for own in drafts], num_sampled) > 0, 0] = -1
     if any(num_prompt_logprobs):
@@ -44,8 +45,8 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
         token_ids=token_ids_of(step),
         positions=positions,
         slots=pages * page_size + positions % page_size,
-        seq_starts=np.array(seq_starts, np.int32),
-        page_indptr=np.array(page_indptr, np.int32),
+        seq_starts=seq_starts,
+        page_indptr=page_indptr,
         page_ids=page_ids,
         sample_rows=ranges(first_rows, num_sampled),
         sample_slots=sample_slots,
@@ -70,18 +71,18 @@ def token_ids_of(step: Step) -> IntArray:
     return np.frombuffer(token_ids, np.int32)
 
 
-def spread(values: Sequence[int], counts: Sequence[int]) -> IntArray:
+def spread(values: Sequence[int] | IntArray, counts: Sequence[int]) -> IntArray:
     """Each of ``values`` as often as ``counts`` says."""
-    found = np.array(values, np.int32)
+    found = np.asarray(values, np.int32)
     return found if is_ones(counts) else np.repeat(found, counts)
 
 
-def ranges(starts: Sequence[int], counts: Sequence[int]) -> IntArray:
+def ranges(starts: Sequence[int] | IntArray, counts: Sequence[int]) -> IntArray:
     """From each of ``starts`` on, as many consecutive numbers as ``counts`` says."""
     if is_ones(counts):
-        return np.array(starts, np.int32)
+        return np.asarray(starts, np.int32)
     ends = np.cumsum(counts, dtype=np.int32)
-    return np.arange(ends[-1], dtype=np.int32) + np.repeat(np.array(starts, np.int32) + counts - ends, counts)
+    return np.arange(ends[-1], dtype=np.int32) + np.repeat(np.asarray(starts, np.int32) + counts - ends, counts)
 
 
 def is_ones(counts: Sequence[int]) -> bool:

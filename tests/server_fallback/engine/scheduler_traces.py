@@ -107,7 +107,7 @@ def require_pages(scheduler: Scheduler) -> None:
     """No page has more or fewer users than are known of, and where a sequence writes next nobody else reads."""
     pool, size = scheduler.kv.pool, scheduler.config.page_size
     held = Counter(page for sequence in scheduler.running for page in sequence.pages)
-    users = {page: pool.users(page) for page in range(pool.size) if pool.users(page) > 0}
+    users = {page: pool.users[page] for page in range(pool.size) if pool.users[page] > 0}
     assert len(users) + pool.free == pool.size
     assert set(held) <= set(users)
     assert all(count - held[page] in (0, 1) for page, count in users.items())
@@ -132,4 +132,4 @@ def require_step(scheduler: Scheduler, step: Step) -> None:
     beginners = [page for sequence in step.admitted for page in sequence.pages]
     for sequence in (row.sequence for row in step.rows):
         own = sequence.pages[min(sequence.computed, len(sequence.tokens)) // config.page_size :]
-        assert all(scheduler.kv.pool.users(page) == 1 or page in beginners for page in own)
+        assert all(scheduler.kv.pool.users[page] == 1 or page in beginners for page in own)

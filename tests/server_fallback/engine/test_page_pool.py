@@ -106,7 +106,7 @@ class PoolAndCache(RuleBasedStateMachine):
     def every_page_has_its_users(self) -> None:
         users = Counter(page for holder in self.holders for page in holder.pages)
         users.update(self.known.values())
-        assert {page: self.pool.users(page) for page in range(SIZE)} == {page: users[page] for page in range(SIZE)}
+        assert {page: self.pool.users[page] for page in range(SIZE)} == {page: users[page] for page in range(SIZE)}
         assert self.pool.free == SIZE - len(users)
         assert len(self.cache) == len(self.known)
         assert self.cache.evictable == sum(users[page] == 1 for page in self.known.values())
