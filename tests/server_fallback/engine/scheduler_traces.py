@@ -66,7 +66,12 @@ def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Cal
     own = SchedulerConfig(**{name: value for name, value in config.items() if name != "depth"})
     scheduler, device = Scheduler(own), HashDevice(own)
     sequences = [
-        Sequence(id, request["prompt"], SequenceParams(request["max_tokens"], frozenset({STOP})), request.get("priority", 0))
+        Sequence(
+            id,
+            request["prompt"],
+            SequenceParams(request["max_tokens"], frozenset({STOP}), prompt_logprobs=request.get("prompt_logprobs", 0)),
+            request.get("priority", 0),
+        )
         for id, request in enumerate(requests)
     ]
     open_steps: list[tuple[Step, Callable[[], list[int]]]] = []
@@ -95,12 +100,14 @@ def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Cal
 
 
 def record_of(step: Step) -> dict[str, Any]:
-    return {
+    record: dict[str, Any] = {
         "rows": [[row.sequence.id, row.start, row.length, int(row.sample)] for row in step.rows],
         "pages": [list(row.sequence.pages) for row in step.rows],
         "admitted": [[sequence.id, sequence.cached_tokens] for sequence in step.admitted],
         "preempted": [sequence.id for sequence in step.preempted],
     }
+    prompt_logprobs = [row.prompt_logprobs for row in step.rows]
+    return {**record, "prompt_logprobs": prompt_logprobs} if any(prompt_logprobs) else record
 
 
 def require_pages(scheduler: Scheduler) -> None:

@@ -1,4 +1,4 @@
-// A kept sequence: what stays of a conversation between two answers. Its pages spare the next answer the prefill, even of the last, unfilled page.
+// A kept sequence: what remains of a conversation between two answers. Its pages spare the next answer the prefill, even of the last, partly filled page.
 // They are kept while nobody else needs them; without them the tokens are computed again.
 
 import type { PagePool } from "./page_pool.js";
@@ -18,31 +18,74 @@ export class KeptSequence {
     return this.#pages;
   }
 
-  /** Take over pages that hold ``tokens``; the caller was a user of each and is no more. */
+  /** Take over pages that hold ``tokens``; the caller was a user of each and no longer is. */
   put(tokens: readonly number[], pages: readonly number[]): void {
     this.drop();
     this.#tokens = tokens;
     this.#pages = [...pages];
   }
 
-  /** Hand the first ``count`` pages over to the caller, and let the others go. */
+  /** Pass the first ``count`` pages on to the caller, and release the others. */
   take(count: number): number[] {
     const pages = this.#pages.splice(0, count);
     this.drop();
     return pages;
   }
 
-  /** Let the pages go. */
+  /** Release the pages. */
   drop(): void {
     for (const page of this.#pages.splice(0)) this.pool.release(page);
     this.#tokens = [];
   }
 
-  /** A second one on the same pages; whoever writes first into a shared page gets a copy of it. */
+  /** A second one on the same pages; whoever writes to a shared page first gets a copy of it. */
   clone(): KeptSequence {
     const clone = new KeptSequence(this.pool);
     for (const page of this.#pages) this.pool.share(page);
     clone.put(this.#tokens, this.#pages);
     return clone;
+  }
+}
+
+/** The kept sequences of all conversations, least recently used first. */
+export class KeptSequences {
+  readonly #all = new Set<KeptSequence>();
+
+  constructor(private readonly pool: PagePool) {}
+
+  /** One for a new conversation, or for a fork of another one. */
+  add(from?: KeptSequence): KeptSequence {
+    const kept = from?.clone() ?? new KeptSequence(this.pool);
+    this.#all.add(kept);
+    return kept;
+  }
+
+  /** The conversation is over. */
+  remove(kept: KeptSequence): void {
+    kept.drop();
+    this.#all.delete(kept);
+  }
+
+  /** `KeptSequence.put`, unless the conversation is over. Whether the pages were taken over. */
+  put(kept: KeptSequence, tokens: readonly number[], pages: readonly number[]): boolean {
+    if (!this.#all.delete(kept)) return false;
+    this.#all.add(kept);
+    kept.put(tokens, pages);
+    return true;
+  }
+
+  /** Release the least recently used pages, but not those of ``except``. False if there are none. */
+  evict(except: KeptSequence | null = null): boolean {
+    for (const kept of this.#all) {
+      if (kept.pages.length === 0 || kept === except) continue;
+      kept.drop();
+      return true;
+    }
+    return false;
+  }
+
+  /** Release everything, as after the loss of the device. */
+  clear(): void {
+    for (const kept of this.#all) kept.drop();
   }
 }

@@ -1,5 +1,5 @@
-// The token engine: requests in token ids flow in, each token flows out as it comes. It keeps the device busy: steps are handed over some ahead of the
-// tokens that are read, so no token waits for the host. What runs when is the scheduler's.
+// The token engine: answers requests in token ids, token by token. It submits some steps before the oldest one is read, so the device never waits for the
+// host. The scheduler decides what runs when.
 
 import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
@@ -8,13 +8,14 @@ import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import type { KeptSequence } from "./kept_sequence.js";
 import { Lookahead } from "./lookahead.js";
-import { promptLogprob } from "./prompt_logprob.js";
+import { promptLogprob } from "./prompt_logprobs.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { resolveSampling } from "./resolved_sampling.js";
-import type { SchedulerEvent, Step } from "./scheduler.js";
 import { Scheduler } from "./scheduler.js";
-import { Sequence } from "./sequence.js";
+import { ContextShift, Sequence } from "./sequence.js";
+import type { SchedulerEvent, Step } from "./step.js";
+import { samplesAnswer } from "./step.js";
 import { stepBatch } from "./step_batch.js";
 import type { StepRunner } from "./step_runner.js";
 
@@ -90,11 +91,12 @@ export class TokenEngine implements TokenSource {
       request.constraint?.dispose();
       throw error;
     }
+    const { promptIds, maxTokens = Infinity, priority, whenFull } = request;
     const stopTokenIds = new Set([...this.model.endTokenIds, ...(request.stopTokenIds ?? [])]);
-    const { promptIds, maxTokens, priority, whenFull } = request;
-    const stepwise = request.constraint !== undefined;
+    const contextShift = typeof whenFull === "object" ? new ContextShift(whenFull.keep) : null;
+    const lockstep = request.constraint !== undefined;
     const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
-    const sequence = new Sequence({ promptIds, maxTokens, priority, whenFull, stopTokenIds, stepwise, promptLogprobs, kept }, this.#nextId++);
+    const sequence = new Sequence(this.#nextId++, promptIds, { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, kept }, priority);
     const answer = new Answer(sequence, request, this.model.vocabSize);
     const abort = (): void => {
       this.end(answer, () => {
@@ -117,13 +119,13 @@ export class TokenEngine implements TokenSource {
     }
   }
 
-  /** A place where a conversation's pages stay between two answers, empty or a fork of another. */
+  /** What keeps a conversation's pages between two answers, empty or a fork of another one. */
   keep(from?: KeptSequence): KeptSequence {
-    return this.#scheduler.keep(from);
+    return this.#scheduler.kv.kept.add(from);
   }
 
   forget(kept: KeptSequence): void {
-    this.#scheduler.forget(kept);
+    this.#scheduler.kv.kept.remove(kept);
   }
 
   /** The keys and values of a kept sequence, page after page, as this bundle lays them out. */
@@ -133,7 +135,7 @@ export class TokenEngine implements TokenSource {
 
   /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False where the pages are needed elsewhere. */
   writeKept(kept: KeptSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
-    const pages = this.#scheduler.takePages(tokens.length);
+    const pages = this.#scheduler.kv.allocate(tokens.length);
     if (pages === null) return false;
     this.#runner.writePages(pages, bytes);
     kept.put(tokens, pages);
@@ -155,11 +157,11 @@ export class TokenEngine implements TokenSource {
   /** A page that no sequence uses until it is returned; null where one sequence may come to need them all. */
   lendPage(): number | null {
     const { pages, pageSize, context } = this.#scheduler.config;
-    return (pages - 1) * pageSize < context ? null : (this.#scheduler.takePages(1)?.[0] ?? null);
+    return (pages - 1) * pageSize < context ? null : (this.#scheduler.kv.allocate(1)?.[0] ?? null);
   }
 
   returnPage(page: number): void {
-    this.#scheduler.pool.release(page);
+    this.#scheduler.kv.pool.release(page);
   }
 
   /** Fail everything that runs and all that comes, as when the model is unloaded. */
@@ -227,20 +229,20 @@ export class TokenEngine implements TokenSource {
     const runner = this.#runner;
     for (const sequence of step.admitted) this.prepareSlot(sequence);
     if (step.copies.length > 0) runner.copyPages(step.copies);
-    const sampled = step.rows.filter(({ sample }) => sample).map(({ sequence }) => this.answerOf(sequence));
+    const sampled = step.rows.filter(samplesAnswer).map(({ sequence }) => this.answerOf(sequence));
     const failed: (() => void)[] = [];
     const masked = new Set(sampled.filter((answer) => this.setMask(answer, failed)));
     const batch = stepBatch(step, runner.limits.pageSize, (sequence) => {
       const answer = this.answerOf(sequence);
       return { sampling: answer.sampling, masked: masked.has(answer) };
     });
-    // Its rows go with the step all the same; nobody reads them.
+    // The rows of a broken constraint are computed with the step, but nobody reads them.
     for (const fail of failed) fail();
     this.#counts.steps++;
     this.#counts.preemptions += step.preempted.length;
     this.#counts.computedTokens += batch.token_ids.length;
     const logprobs = sampled.some(({ request }) => request.logprobs !== undefined);
-    const alternatives = step.rows.some(({ told }) => told > 0) || sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
+    const alternatives = step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) || sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
     return runner.submit(batch, { logprobs, alternatives });
   }
 
@@ -289,12 +291,11 @@ export class TokenEngine implements TokenSource {
       });
       return;
     }
-    if (event.type === "told") {
-      const { tokenIds: told, sample } = event;
-      answer.promptLogprobs.push(...told.map((tokenId, index) => promptLogprob(result, sample + index, tokenId, this.model.vocabSize)));
+    const { tokenId, sample } = event;
+    if (event.type === "prompt_logprob") {
+      answer.promptLogprobs.push(promptLogprob(result, sample, tokenId, this.model.vocabSize));
       return;
     }
-    const { tokenId, sample } = event;
     const wanted = answer.request.logprobs;
     // A small vocabulary has fewer alternatives than could be asked for.
     const columns = (alternatives?.ids.length ?? 0) / tokenIds.length;

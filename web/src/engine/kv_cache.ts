@@ -1,0 +1,165 @@
+// The KV cache as sequences see it: which pages each of them holds, and which of these it shares with others.
+
+import { KeptSequences } from "./kept_sequence.js";
+import { PagePool } from "./page_pool.js";
+import { PrefixCache } from "./prefix_cache.js";
+import type { Sequence } from "./sequence.js";
+
+/** The first ``length`` tokens of a sequence are computed already, in ``pages`` of the prefix cache (``cached``) or of its kept sequence. */
+export interface Prefix {
+  readonly length: number;
+  readonly pages: readonly number[];
+  readonly cached: boolean;
+}
+
+/** A page pool, a prefix cache and kept sequences, with the rules for sharing, copying and evicting their pages. */
+export class KvCache {
+  readonly pool: PagePool;
+  readonly prefixes: PrefixCache;
+  readonly kept: KeptSequences;
+
+  constructor(
+    numPages: number,
+    readonly pageSize: number,
+  ) {
+    this.pool = new PagePool(numPages);
+    this.prefixes = new PrefixCache(this.pool, pageSize);
+    this.kept = new KeptSequences(this.pool);
+  }
+
+  pagesFor(numTokens: number): number {
+    return Math.ceil(numTokens / this.pageSize);
+  }
+
+  /** The longest prefix of a waiting sequence's tokens that is computed already. */
+  findPrefix({ tokens, params, maxCached }: Sequence): Prefix {
+    const pages = this.prefixes.match(tokens, Math.floor(maxCached / this.pageSize));
+    const length = pages.length * this.pageSize;
+    const kept = Math.min(commonLength(tokens, params.kept?.tokens ?? []), maxCached);
+    if (kept <= length) return { length, pages, cached: true };
+    return { length: kept, pages: params.kept?.pages.slice(0, this.pagesFor(kept)) ?? [], cached: false };
+  }
+
+  /** Whether there are pages for a sequence's known tokens and one more, beside those that running ones need for the same. Evicts kept sequences. */
+  fits({ tokens, params }: Sequence, { pages, cached }: Prefix, running: readonly Sequence[]): boolean {
+    const promised = running.reduce((sum, other) => sum + Math.max(0, this.pagesFor(other.length + 1) - other.pages.length), 0);
+    // Its prefix must not be evicted.
+    const idle = cached ? pages.filter((page) => this.pool.users(page) === 1).length : 0;
+    const needed = promised + this.pagesFor(tokens.length + 1) - pages.length + idle;
+    while (needed > this.pool.free + this.prefixes.evictable) {
+      if (!this.kept.evict(params.kept)) return false;
+    }
+    return true;
+  }
+
+  /** Let a sequence start from a prefix. */
+  start(sequence: Sequence, { length, pages, cached }: Prefix): void {
+    const { kept } = sequence.params;
+    if (cached) {
+      for (const page of pages) this.pool.share(page);
+      // What is kept when the sequence ends is longer.
+      kept?.drop();
+    } else {
+      kept?.take(pages.length);
+    }
+    sequence.pages.push(...pages);
+    sequence.computed = length;
+    if (sequence.lastStep < 0) sequence.cachedTokens = length;
+  }
+
+  /** Before a row is scheduled: use pages that others have filled meanwhile, and copy a shared page before it is written to. */
+  prepare(sequence: Sequence, copies: [number, number][]): void {
+    const index = Math.floor(sequence.computed / this.pageSize);
+    const page = sequence.pages[index];
+    if (page === undefined) {
+      if (sequence.missing > 1) this.extendPrefix(sequence);
+    } else if (this.pool.users(page) > 1) {
+      this.makeWritable(sequence, index, copies);
+    }
+  }
+
+  /** Allocate pages for the first ``length`` positions, evicting cached and kept ones. False if there are too few. */
+  reserve({ pages }: Sequence, length: number): boolean {
+    const missing = this.pagesFor(length) - pages.length;
+    if (!this.free(missing)) return false;
+    for (let index = 0; index < missing; index++) pages.push(this.pool.allocate());
+    return true;
+  }
+
+  /** Pages for that many tokens, of which the caller is a user then; null if only running sequences could give them up. */
+  allocate(numTokens: number): number[] | null {
+    const count = this.pagesFor(numTokens);
+    return this.free(count) ? Array.from({ length: count }, () => this.pool.allocate()) : null;
+  }
+
+  /** Let other sequences find the full pages of known tokens. */
+  cachePages({ cachePosition, tokens, pages, computed }: Sequence): void {
+    this.prefixes.insert(cachePosition, tokens, pages, Math.floor(Math.min(computed, tokens.length) / this.pageSize));
+  }
+
+  /** Leave the pages of a sequence that has ended to its conversation. */
+  keep({ params, tokens, pages, computed }: Sequence): void {
+    const known = Math.min(computed, tokens.length);
+    const count = this.pagesFor(known);
+    if (params.kept !== null && this.kept.put(params.kept, tokens.slice(0, known), pages.slice(0, count))) pages.splice(0, count);
+  }
+
+  /** Give up a sequence's pages; the cache retains full ones. */
+  release({ cachePosition, pages }: Sequence): void {
+    this.prefixes.leave(cachePosition);
+    for (const page of pages.splice(0)) this.pool.release(page);
+  }
+
+  /** Give up a sequence's pages because its tokens have changed. */
+  restart(sequence: Sequence): void {
+    this.release(sequence);
+    sequence.computed = 0;
+  }
+
+  /** Remove everything that no sequence holds, as after the loss of the device. */
+  clear(): void {
+    this.prefixes.clear();
+    this.kept.clear();
+  }
+
+  /** Evict until ``count`` pages are free. False if there are too few. */
+  private free(count: number): boolean {
+    while (this.pool.free < count) {
+      if (!this.prefixes.evict() && !this.kept.evict()) return false;
+    }
+    return true;
+  }
+
+  /** Copy on write. Without a free page, the positions of the shared page are computed again. */
+  private makeWritable(sequence: Sequence, index: number, copies: [number, number][]): void {
+    const { pages } = sequence;
+    const shared = pages[index] ?? -1;
+    if (this.pool.free > 0 || this.prefixes.evict()) {
+      const own = this.pool.allocate();
+      copies.push([shared, own]);
+      pages[index] = own;
+    } else {
+      pages.length = index;
+      sequence.computed = index * this.pageSize;
+    }
+    this.pool.release(shared);
+  }
+
+  /** Continue with full pages that another sequence with the same prefix has filled. */
+  private extendPrefix(sequence: Sequence): void {
+    const { pages, tokens, maxCached } = sequence;
+    const filled = this.prefixes.match(tokens, Math.floor(maxCached / this.pageSize)).slice(pages.length);
+    for (const page of filled) this.pool.share(page);
+    pages.push(...filled);
+    sequence.computed += filled.length * this.pageSize;
+    if (sequence.generated === 0) sequence.cachedTokens += filled.length * this.pageSize;
+  }
+}
+
+function commonLength(a: readonly number[], b: readonly number[]): number {
+  const length = Math.min(a.length, b.length);
+  for (let index = 0; index < length; index++) {
+    if (a[index] !== b[index]) return index;
+  }
+  return length;
+}
