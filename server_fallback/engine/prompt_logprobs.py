@@ -24,25 +24,6 @@ class PromptLogprobRows:
     def __init__(self, pending: int) -> None:
         self.pending, self.scheduled = pending, 0
 
-    def limit(self, rows: int) -> None:
-        """There are at most ``rows``: one fewer than the prompt has tokens."""
-        self.pending = min(self.pending, rows)
-
-    def fit(self, missing: int, count: int, free_rows: int) -> tuple[int, int]:
-        """How many of the next ``count`` positions a step can take, and how many of these are sampled for the prompt.
-
-        ``missing`` positions are left up to the first token. The step has ``free_rows`` sampled rows beside the one that is reserved for
-        each running sequence; this sequence's own reserved row counts as well if its first token is not sampled yet.
-        """
-        before = missing - 1 - self.pending
-        rows = min(count - before, self.pending)
-        if rows <= 0:
-            return count, 0
-        if rows + (count == missing) <= free_rows + 1:
-            return count, rows
-        rows = min(rows, free_rows + 1)
-        return before + rows, rows
-
     def schedule(self, rows: int) -> None:
         self.pending -= rows
         self.scheduled += rows
@@ -52,7 +33,7 @@ class PromptLogprobRows:
 
     def restart(self) -> None:
         """The scheduled rows will never be read back; schedule them again."""
-        self.pending, self.scheduled = self.pending + self.scheduled, 0
+        self.schedule(-self.scheduled)
 
 
 def prompt_logprob(output: Output, sample: int, token_id: int, vocab_size: int) -> float:

@@ -46,7 +46,8 @@ class Scheduler:
         """Queue a sequence. Its tokens must fit the context, unless it has a context shift."""
         sequence.arrival_step = self._step_number
         self._shift_context(sequence)
-        sequence.prompt_logprobs.limit(len(sequence.tokens) - 1)
+        # The first token of a prompt has no log-probability.
+        sequence.prompt_logprobs.pending = min(sequence.prompt_logprobs.pending, len(sequence.tokens) - 1)
         self.waiting.add(sequence)
 
     def next(self) -> Step | None:
@@ -117,21 +118,22 @@ class Scheduler:
         if sequence.state != RUNNING or not sequence.is_ready(self.config.context):
             return
         self.kv.prepare(sequence, step.copies)
-        start, missing = sequence.computed, sequence.missing
+        start, missing, prompt_logprobs = sequence.computed, sequence.missing, sequence.prompt_logprobs
+        # Positions before the first one that is sampled: for log-probabilities of the prompt, or for the next token.
+        unsampled = missing - 1 - prompt_logprobs.pending
         count = min(missing, step.budget, self.config.context - start)
-        logprob_rows = 0
-        if sequence.prompt_logprobs.pending > 0:
-            count, logprob_rows = sequence.prompt_logprobs.fit(missing, count, self._free_rows(step))
+        if prompt_logprobs.pending > 0:
+            count = min(count, unsampled + 1 + self._free_rows(step))
         if count <= 0 or not self._reserve(step, sequence, start + count):
             return
+        sample, num_sampled = count == missing, max(0, count - unsampled)
+        logprob_rows = num_sampled - sample
         if logprob_rows > 0:
-            sequence.prompt_logprobs.schedule(logprob_rows)
+            prompt_logprobs.schedule(logprob_rows)
             step.draft_budget = max(0, min(step.draft_budget, self._free_rows(step) - logprob_rows))
-        sample = count == missing
         drafts = self._take_drafts(step, sequence, count) if sample and sequence.drafts else ()
-        length, num_sampled = count + len(drafts), logprob_rows + sample + len(drafts)
-        step.add(Row(sequence, start, length, num_sampled, logprob_rows, drafts))
-        sequence.computed = start + length
+        step.add(Row(sequence, start, count + len(drafts), num_sampled + len(drafts), logprob_rows, drafts))
+        sequence.computed = start + count + len(drafts)
         sequence.in_flight += sample
         sequence.last_step = step.number
         self.kv.cache_pages(sequence)

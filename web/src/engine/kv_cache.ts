@@ -1,6 +1,6 @@
 // The KV cache as sequences see it: which pages each of them holds, and which of these it shares with others.
 
-import { KeptSequences } from "./kept_sequence.js";
+import { KeptSequence } from "./kept_sequence.js";
 import { PagePool } from "./page_pool.js";
 import { PrefixCache } from "./prefix_cache.js";
 import type { Sequence } from "./sequence.js";
@@ -16,7 +16,8 @@ export interface Prefix {
 export class KvCache {
   readonly pool: PagePool;
   readonly prefixes: PrefixCache;
-  readonly kept: KeptSequences;
+  // Least recently used first.
+  readonly #kept = new Set<KeptSequence>();
 
   constructor(
     numPages: number,
@@ -24,7 +25,19 @@ export class KvCache {
   ) {
     this.pool = new PagePool(numPages);
     this.prefixes = new PrefixCache(this.pool, pageSize);
-    this.kept = new KeptSequences(this.pool);
+  }
+
+  /** What keeps a new conversation's pages between two answers, or those of a fork of another one. */
+  keep(from?: KeptSequence): KeptSequence {
+    const kept = from?.clone() ?? new KeptSequence(this.pool);
+    this.#kept.add(kept);
+    return kept;
+  }
+
+  /** The conversation is over. */
+  forget(kept: KeptSequence): void {
+    kept.drop();
+    this.#kept.delete(kept);
   }
 
   pagesFor(numTokens: number): number {
@@ -47,7 +60,7 @@ export class KvCache {
     const idle = cached ? pages.filter((page) => this.pool.users(page) === 1).length : 0;
     const needed = promised + this.pagesFor(tokens.length + 1) - pages.length + idle;
     while (needed > this.pool.free + this.prefixes.evictable) {
-      if (!this.kept.evict(params.kept)) return false;
+      if (!this.#evictKept(params.kept)) return false;
     }
     return true;
   }
@@ -72,24 +85,25 @@ export class KvCache {
     const index = Math.floor(sequence.computed / this.pageSize);
     const page = sequence.pages[index];
     if (page === undefined) {
-      if (sequence.missing > 1) this.extendPrefix(sequence);
+      if (sequence.missing > 1) this.#extendPrefix(sequence);
     } else if (this.pool.users(page) > 1) {
-      this.makeWritable(sequence, index, copies);
+      this.#makeWritable(sequence, index, copies);
     }
   }
 
   /** Allocate pages for the first ``length`` positions, evicting cached and kept ones. False if there are too few. */
   reserve({ pages }: Sequence, length: number): boolean {
-    const missing = this.pagesFor(length) - pages.length;
-    if (!this.free(missing)) return false;
-    for (let index = 0; index < missing; index++) pages.push(this.pool.allocate());
-    return true;
+    const more = this.allocate(this.pagesFor(length) - pages.length);
+    if (more !== null) pages.push(...more);
+    return more !== null;
   }
 
-  /** Pages for that many tokens, of which the caller is a user then; null if only running sequences could give them up. */
-  allocate(numTokens: number): number[] | null {
-    const count = this.pagesFor(numTokens);
-    return this.free(count) ? Array.from({ length: count }, () => this.pool.allocate()) : null;
+  /** ``count`` pages, none if that is below 0, for the caller to use; null if there are too few without those of running sequences. */
+  allocate(count: number): number[] | null {
+    while (this.pool.free < count) {
+      if (!this.prefixes.evict() && !this.#evictKept()) return null;
+    }
+    return Array.from({ length: count }, () => this.pool.allocate());
   }
 
   /** Let other sequences find the full pages of known tokens. */
@@ -97,11 +111,12 @@ export class KvCache {
     this.prefixes.insert(cachePosition, tokens, pages, Math.floor(Math.min(computed, tokens.length) / this.pageSize));
   }
 
-  /** Leave the pages of a sequence that has ended to its conversation. */
-  keep({ params, tokens, pages, computed }: Sequence): void {
+  /** Leave the pages of a sequence that has ended to its conversation, unless that is over. */
+  retain({ params: { kept }, tokens, pages, computed }: Sequence): void {
+    if (kept === null || !this.#kept.delete(kept)) return;
+    this.#kept.add(kept);
     const known = Math.min(computed, tokens.length);
-    const count = this.pagesFor(known);
-    if (params.kept !== null && this.kept.put(params.kept, tokens.slice(0, known), pages.slice(0, count))) pages.splice(0, count);
+    kept.put(tokens.slice(0, known), pages.splice(0, this.pagesFor(known)));
   }
 
   /** Give up a sequence's pages; the cache retains full ones. */
@@ -119,19 +134,21 @@ export class KvCache {
   /** Remove everything that no sequence holds, as after the loss of the device. */
   clear(): void {
     this.prefixes.clear();
-    this.kept.clear();
+    while (this.#evictKept());
   }
 
-  /** Evict until ``count`` pages are free. False if there are too few. */
-  private free(count: number): boolean {
-    while (this.pool.free < count) {
-      if (!this.prefixes.evict() && !this.kept.evict()) return false;
+  /** Release the pages of the conversation that was not used for longest, but not those of ``except``. False if there are none. */
+  #evictKept(except: KeptSequence | null = null): boolean {
+    for (const kept of this.#kept) {
+      if (kept.pages.length === 0 || kept === except) continue;
+      kept.drop();
+      return true;
     }
-    return true;
+    return false;
   }
 
   /** Copy on write. Without a free page, the positions of the shared page are computed again. */
-  private makeWritable(sequence: Sequence, index: number, copies: [number, number][]): void {
+  #makeWritable(sequence: Sequence, index: number, copies: [number, number][]): void {
     const { pages } = sequence;
     const shared = pages[index] ?? -1;
     if (this.pool.free > 0 || this.prefixes.evict()) {
@@ -146,7 +163,7 @@ export class KvCache {
   }
 
   /** Continue with full pages that another sequence with the same prefix has filled. */
-  private extendPrefix(sequence: Sequence): void {
+  #extendPrefix(sequence: Sequence): void {
     const { pages, tokens, maxCached } = sequence;
     const filled = this.prefixes.match(tokens, Math.floor(maxCached / this.pageSize)).slice(pages.length);
     for (const page of filled) this.pool.share(page);

@@ -44,7 +44,7 @@ export class PrefixCache {
     const now = ++this.#clock;
     let level = this.#roots;
     while (pages.length < limit) {
-      const node = level.get(this.key(tokens, pages.length));
+      const node = level.get(this.#key(tokens, pages.length));
       if (node === undefined) break;
       node.lastUsed = now;
       pages.push(node.page);
@@ -61,11 +61,11 @@ export class PrefixCache {
     position.lastUsed = ++this.#clock;
     for (let index = position.depth; index < count; index++) {
       const level = position.node?.children ?? this.#roots;
-      const key = this.key(tokens, index);
+      const key = this.#key(tokens, index);
       const page = pages[index] ?? -1;
       let node = level.get(key);
       if (node === undefined) {
-        this.pool.retain(page);
+        this.pool.share(page);
         node = { key, page, parent: position.node, children: new Map(), lastUsed: position.lastUsed };
         level.set(key, node);
         this.#nodes.add(node);
@@ -88,7 +88,9 @@ export class PrefixCache {
 
   /** How many pages `evict` could free: those that only the cache uses. */
   get evictable(): number {
-    return this.pool.idle;
+    let count = 0;
+    for (const node of this.#nodes) if (this.pool.users(node.page) === 1) count++;
+    return count;
   }
 
   /** Free the least recently used page. False if there is none to free. */
@@ -99,24 +101,24 @@ export class PrefixCache {
       if (oldest === null || node.lastUsed < oldest.lastUsed) oldest = node;
     }
     if (oldest === null) return false;
-    this.remove(oldest);
+    this.#remove(oldest);
     return true;
   }
 
   /** Remove everything, as after the loss of the device. */
   clear(): void {
-    for (const node of this.#nodes) this.pool.drop(node.page);
+    for (const node of this.#nodes) this.pool.release(node.page);
     this.#nodes.clear();
     this.#roots.clear();
   }
 
-  private remove(node: Node): void {
+  #remove(node: Node): void {
     (node.parent?.children ?? this.#roots).delete(node.key);
     this.#nodes.delete(node);
-    this.pool.drop(node.page);
+    this.pool.release(node.page);
   }
 
-  private key(tokens: readonly number[], index: number): string {
+  #key(tokens: readonly number[], index: number): string {
     return tokens.slice(index * this.pageSize, (index + 1) * this.pageSize).join();
   }
 }

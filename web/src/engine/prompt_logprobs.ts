@@ -14,46 +14,22 @@ const MIN_LOGPROB = -30;
  * answer. They are never taken from a cache, which holds keys and values but no logits.
  */
 export class PromptLogprobRows {
-  #scheduled = 0;
+  scheduled = 0;
 
-  constructor(private rows: number) {}
-
-  get pending(): number {
-    return this.rows;
-  }
-
-  /** There are at most ``rows``: one fewer than the prompt has tokens. */
-  limit(rows: number): void {
-    this.rows = Math.min(this.rows, rows);
-  }
-
-  /**
-   * How many of the next ``count`` positions a step can take, and how many of these are sampled for the prompt. ``missing`` positions are left up to the first
-   * token. The step has ``freeRows`` sampled rows beside the one that is reserved for each running sequence; this sequence's own reserved row counts as well
-   * if its first token is not sampled yet.
-   */
-  fit(missing: number, count: number, freeRows: number): readonly [count: number, rows: number] {
-    const before = missing - 1 - this.rows;
-    const rows = Math.min(count - before, this.rows);
-    if (rows <= 0) return [count, 0];
-    if (rows + (count === missing ? 1 : 0) <= freeRows + 1) return [count, rows];
-    const fitting = Math.min(rows, freeRows + 1);
-    return [before + fitting, fitting];
-  }
+  constructor(public pending: number) {}
 
   schedule(rows: number): void {
-    this.rows -= rows;
-    this.#scheduled += rows;
+    this.pending -= rows;
+    this.scheduled += rows;
   }
 
   commit(rows: number): void {
-    this.#scheduled -= rows;
+    this.scheduled -= rows;
   }
 
   /** The scheduled rows will never be read back; schedule them again. */
   restart(): void {
-    this.rows += this.#scheduled;
-    this.#scheduled = 0;
+    this.schedule(-this.scheduled);
   }
 }
 

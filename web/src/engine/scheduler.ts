@@ -8,10 +8,9 @@
 import { KvCache } from "./kv_cache.js";
 import type { FinishReason } from "./request.js";
 import type { Sequence } from "./sequence.js";
-import { byTurn, insertByRank } from "./sequence.js";
+import { byTurn, insertByRank, remove } from "./sequence.js";
 import type { Row, SchedulerEvent, Step } from "./step.js";
-import { OpenStep, promptTokens, samplesAnswer } from "./step.js";
-import { WaitingQueue } from "./waiting_queue.js";
+import { OpenStep, samplesAnswer } from "./step.js";
 
 /** ``maxTokens`` positions a step, ``maxSequences`` running at once. The pages must hold at least ``context`` tokens. */
 export interface SchedulerConfig {
@@ -24,9 +23,9 @@ export interface SchedulerConfig {
 
 export class Scheduler {
   readonly kv: KvCache;
-  readonly waiting = new WaitingQueue();
-  // By rank.
-  readonly #running: Sequence[] = [];
+  // Both by rank.
+  readonly running: Sequence[] = [];
+  readonly waiting: Sequence[] = [];
   readonly #slots: number[];
   #stepNumber = 0;
   #openSteps = 0;
@@ -41,15 +40,12 @@ export class Scheduler {
     this.#slots = Array.from({ length: config.maxSequences }, (_, index) => config.maxSequences - 1 - index);
   }
 
-  get running(): readonly Sequence[] {
-    return this.#running;
-  }
-
   /** Queue a sequence. Its tokens must fit the context, unless it has a context shift. */
   add(sequence: Sequence): void {
-    this.shiftContext(sequence);
-    sequence.promptLogprobs.limit(sequence.tokens.length - 1);
-    this.waiting.add(sequence);
+    this.#shiftContext(sequence);
+    // The first token of a prompt has no log-probability.
+    sequence.promptLogprobs.pending = Math.min(sequence.promptLogprobs.pending, sequence.tokens.length - 1);
+    this.#enqueue(sequence);
   }
 
   /** The next step, or null: open steps must be committed first, or there is nothing to do. */
@@ -57,15 +53,16 @@ export class Scheduler {
     if (this.#draining && this.#openSteps > 0) return null;
     this.#draining = false;
     const step = new OpenStep(this.#stepNumber, this.config.maxTokens);
-    for (const sequence of this.#running) this.shiftContext(sequence);
-    for (const sequence of this.#running.filter(({ missing }) => missing === 1)) this.schedule(step, sequence);
-    while (this.admit(step));
-    for (const sequence of this.#running.filter((other) => !step.has(other)).sort(byTurn)) this.schedule(step, sequence);
+    for (const sequence of this.running) this.#shiftContext(sequence);
+    for (const sequence of this.running.filter(({ missing }) => missing === 1)) this.#schedule(step, sequence);
+    while (this.#admit(step));
+    for (const sequence of this.running.filter((other) => !step.has(other)).sort(byTurn)) this.#schedule(step, sequence);
     if (step.rows.length === 0) return null;
     this.#openSteps++;
     this.#stepNumber++;
-    const admitted = this.#admitted.splice(0).filter(({ state }) => state === "running");
-    return { number: step.number, rows: step.rows, copies: step.copies, admitted, preempted: this.#preempted.splice(0) };
+    step.admitted = this.#admitted.splice(0).filter(({ state }) => state === "running");
+    step.preempted = this.#preempted.splice(0);
+    return step;
   }
 
   /** A step is done: ``tokenIds`` are those of its sampled rows. Steps are committed in the order in which they were built. */
@@ -75,7 +72,7 @@ export class Scheduler {
     let first = 0;
     for (const row of step.rows) {
       // A sequence that has ended may still have rows in open steps.
-      if (row.numSampled > 0 && row.sequence.state === "running") this.commitRow(row, tokenIds, first, events);
+      if (row.numSampled > 0 && row.sequence.state === "running") this.#commitRow(row, tokenIds, first, events);
       first += row.numSampled;
     }
     return events;
@@ -85,10 +82,10 @@ export class Scheduler {
   finish(sequence: Sequence, reason: FinishReason): void {
     if (sequence.state === "finished") return;
     if (sequence.state === "running") {
-      this.kv.keep(sequence);
-      this.stop(sequence);
+      this.kv.retain(sequence);
+      this.#stop(sequence);
     } else {
-      this.waiting.remove(sequence);
+      remove(this.waiting, sequence);
     }
     sequence.state = "finished";
     sequence.finishReason = reason;
@@ -96,7 +93,7 @@ export class Scheduler {
 
   /** The contents of all pages are lost: every sequence starts again from its known tokens. Open steps must not be committed. */
   reset(): void {
-    for (const sequence of [...this.#running]) this.suspend(sequence);
+    for (const sequence of [...this.running]) this.#suspend(sequence);
     this.kv.clear();
     this.#admitted.length = 0;
     this.#openSteps = 0;
@@ -106,17 +103,18 @@ export class Scheduler {
   // --- building a step --------------------------------------------------------------------------------------------------------------------------------
 
   /** Give a sequence a row, with as many of its missing positions as fit. */
-  private schedule(step: OpenStep, sequence: Sequence): void {
+  #schedule(step: OpenStep, sequence: Sequence): void {
     if (sequence.state !== "running" || !sequence.isReady(this.config.context)) return;
     this.kv.prepare(sequence, step.copies);
     const { computed: start, missing, promptLogprobs } = sequence;
-    let length = Math.min(missing, step.budget, this.config.context - start);
-    let logprobRows = 0;
-    if (promptLogprobs.pending > 0) [length, logprobRows] = promptLogprobs.fit(missing, length, this.freeRows(step));
-    if (length <= 0 || !this.reserve(step, sequence, start + length)) return;
-    if (logprobRows > 0) promptLogprobs.schedule(logprobRows);
+    // Positions before the first one that is sampled: for log-probabilities of the prompt, or for the next token.
+    const unsampled = missing - 1 - promptLogprobs.pending;
+    const length = Math.min(missing, step.budget, this.config.context - start, unsampled + 1 + this.#freeRows(step));
+    if (length <= 0 || !this.#reserve(step, sequence, start + length)) return;
     const sample = length === missing ? 1 : 0;
-    step.add({ sequence, start, length, numSampled: logprobRows + sample, promptLogprobs: logprobRows });
+    const numSampled = Math.max(0, length - unsampled);
+    promptLogprobs.schedule(numSampled - sample);
+    step.add({ sequence, start, length, numSampled, promptLogprobs: numSampled - sample });
     sequence.computed = start + length;
     sequence.inFlight += sample;
     sequence.lastStep = step.number;
@@ -124,112 +122,122 @@ export class Scheduler {
   }
 
   /** Rows that can be sampled beside those in the step and one for each running sequence that is not in it. */
-  private freeRows(step: OpenStep): number {
-    return this.config.maxSequences - step.numSampled - (this.#running.length - step.rows.length);
+  #freeRows(step: OpenStep): number {
+    return this.config.maxSequences - step.numSampled - (this.running.length - step.rows.length);
   }
 
   /** Start the first waiting sequence. False if it has to wait, or none is waiting. */
-  private admit(step: OpenStep): boolean {
-    const sequence = this.waiting.head;
+  #admit(step: OpenStep): boolean {
+    const [sequence] = this.waiting;
     if (sequence === undefined || step.budget === 0 || this.#draining) return false;
-    this.shiftContext(sequence);
+    this.#shiftContext(sequence);
     for (;;) {
       const prefix = this.kv.findPrefix(sequence);
       // One sequence alone always fits: the pages hold a whole context.
-      if (this.#slots.length > 0 && (this.#running.length === 0 || this.kv.fits(sequence, prefix, this.#running))) {
-        this.waiting.remove(sequence);
+      if (this.#slots.length > 0 && (this.running.length === 0 || this.kv.fits(sequence, prefix, this.running))) {
+        remove(this.waiting, sequence);
         this.kv.start(sequence, prefix);
-        this.run(sequence);
+        this.#run(sequence);
         return true;
       }
-      const victim = this.lowestRank(step);
-      if (victim === undefined || victim.priority >= sequence.priority || !this.preempt(victim)) return false;
+      const victim = this.#lowestRank(step);
+      if (victim === undefined || victim.priority >= sequence.priority || !this.#preempt(victim)) return false;
     }
   }
 
   /** Find pages for the first ``length`` positions, preempting other sequences if necessary. False if this one has to wait. */
-  private reserve(step: OpenStep, sequence: Sequence, length: number): boolean {
+  #reserve(step: OpenStep, sequence: Sequence, length: number): boolean {
     while (!this.kv.reserve(sequence, length)) {
-      const victim = this.lowestRank(step);
-      if (victim === undefined || !this.preempt(victim) || victim === sequence) return false;
+      const victim = this.#lowestRank(step);
+      if (victim === undefined || !this.#preempt(victim) || victim === sequence) return false;
     }
     return true;
   }
 
   /** The last running sequence by rank that is not in the step. */
-  private lowestRank(step: OpenStep): Sequence | undefined {
-    return this.#running.findLast((sequence) => !step.has(sequence));
+  #lowestRank(step: OpenStep): Sequence | undefined {
+    return this.running.findLast((sequence) => !step.has(sequence));
   }
 
   /** Stop a sequence and queue it again. False if open steps must be committed first. */
-  private preempt(victim: Sequence): boolean {
+  #preempt(victim: Sequence): boolean {
     if (this.#openSteps > 0) {
       this.#draining = true;
       return false;
     }
-    this.suspend(victim);
+    this.#suspend(victim);
     this.#preempted.push(victim);
     return true;
   }
 
   /** Drop old tokens of a sequence that has outgrown the context, if it allows that. */
-  private shiftContext(sequence: Sequence): void {
+  #shiftContext(sequence: Sequence): void {
     const { params, tokens, inFlight } = sequence;
-    if (params.contextShift === null || inFlight > 0 || tokens.length <= this.config.context) return;
-    params.contextShift.apply(tokens, this.config.context);
+    const { context } = this.config;
+    if (params.contextShift === null || inFlight > 0 || tokens.length <= context) return;
+    const { keep } = params.contextShift;
+    while (tokens.length > context) tokens.splice(keep, Math.ceil((tokens.length - keep) / 2));
     this.kv.restart(sequence);
   }
 
   // --- starting and stopping --------------------------------------------------------------------------------------------------------------------------
 
-  private run(sequence: Sequence): void {
+  #run(sequence: Sequence): void {
     sequence.state = "running";
     sequence.slot = this.#slots.pop() ?? -1;
-    insertByRank(this.#running, sequence);
+    insertByRank(this.running, sequence);
     this.#admitted.push(sequence);
   }
 
-  private stop(sequence: Sequence): void {
-    this.#running.splice(this.#running.indexOf(sequence), 1);
+  #stop(sequence: Sequence): void {
+    remove(this.running, sequence);
     this.kv.release(sequence);
     this.#slots.push(sequence.slot);
     sequence.slot = -1;
   }
 
   /** Stop a sequence and queue it again, to be computed from its known tokens. */
-  private suspend(sequence: Sequence): void {
-    this.stop(sequence);
+  #suspend(sequence: Sequence): void {
+    this.#stop(sequence);
     sequence.computed = 0;
     sequence.inFlight = 0;
     sequence.promptLogprobs.restart();
-    this.waiting.add(sequence);
+    this.#enqueue(sequence);
+  }
+
+  #enqueue(sequence: Sequence): void {
+    sequence.state = "waiting";
+    insertByRank(this.waiting, sequence);
   }
 
   // --- reading a step ---------------------------------------------------------------------------------------------------------------------------------
 
   /** Read the sampled tokens of a row. ``first`` is the index of the first of them among the step's. */
-  private commitRow(row: Row, tokenIds: ArrayLike<number>, first: number, events: SchedulerEvent[]): void {
+  #commitRow(row: Row, tokenIds: ArrayLike<number>, first: number, events: SchedulerEvent[]): void {
     const { sequence, promptLogprobs } = row;
     if (promptLogprobs > 0) {
       sequence.promptLogprobs.commit(promptLogprobs);
-      promptTokens(row).forEach((tokenId, index) => events.push({ type: "prompt_logprob", sequence, tokenId, sample: first + index }));
+      // A row at position p is about the token at p + 1.
+      const after = row.start + row.length - row.numSampled + 1;
+      const tokens = sequence.tokens.slice(after, after + promptLogprobs);
+      tokens.forEach((tokenId, index) => events.push({ type: "prompt_logprob", sequence, tokenId, sample: first + index }));
     }
     if (!samplesAnswer(row)) return;
     const sample = first + promptLogprobs;
     const tokenId = tokenIds[sample] ?? -1;
     sequence.inFlight--;
     if (sequence.params.stopTokenIds.has(tokenId)) {
-      this.complete(sequence, "stop", events);
+      this.#complete(sequence, "stop", events);
       return;
     }
     sequence.tokens.push(tokenId);
     sequence.generated++;
     this.kv.cachePages(sequence);
     events.push({ type: "token", sequence, tokenId, sample });
-    if (sequence.isComplete(this.config.context)) this.complete(sequence, "length", events);
+    if (sequence.isComplete(this.config.context)) this.#complete(sequence, "length", events);
   }
 
-  private complete(sequence: Sequence, reason: FinishReason, events: SchedulerEvent[]): void {
+  #complete(sequence: Sequence, reason: FinishReason, events: SchedulerEvent[]): void {
     this.finish(sequence, reason);
     events.push({ type: "finished", sequence });
   }

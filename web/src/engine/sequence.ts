@@ -8,13 +8,8 @@ import type { FinishReason } from "./request.js";
 export type SequenceState = "waiting" | "running" | "finished";
 
 /** Makes room in a full context: the older half of the tokens after the first ``keep`` is dropped, and the rest is computed again. */
-export class ContextShift {
-  constructor(private readonly keep: number) {}
-
-  /** Shorten ``tokens`` until they fit ``context``. */
-  apply(tokens: number[], context: number): void {
-    while (tokens.length > context) tokens.splice(this.keep, Math.ceil((tokens.length - this.keep) / 2));
-  }
+export interface ContextShift {
+  readonly keep: number;
 }
 
 /** What a request wants from the scheduler. */
@@ -100,6 +95,10 @@ export function byRank(a: Sequence, b: Sequence): number {
 /** Negative if the prompt of ``a`` goes before that of ``b``: by priority, then by the last step that had rows of them. */
 export function byTurn(a: Sequence, b: Sequence): number {
   return b.priority - a.priority || a.lastStep - b.lastStep || a.id - b.id;
+}
+
+export function remove(sequences: Sequence[], sequence: Sequence): void {
+  sequences.splice(sequences.indexOf(sequence), 1);
 }
 
 /** Insert a sequence into a list that is sorted by rank. */

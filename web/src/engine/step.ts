@@ -19,12 +19,6 @@ export function samplesAnswer({ numSampled, promptLogprobs }: Row): boolean {
   return numSampled > promptLogprobs;
 }
 
-/** The tokens of the prompt that get a log-probability from a row: those after the first sampled positions. */
-export function promptTokens({ sequence, start, length, numSampled, promptLogprobs }: Row): readonly number[] {
-  const after = start + length - numSampled + 1;
-  return sequence.tokens.slice(after, after + promptLogprobs);
-}
-
 /** ``copies`` are pages to copy first. ``admitted`` and ``preempted``: since the step before. */
 export interface Step {
   readonly number: number;
@@ -35,9 +29,11 @@ export interface Step {
 }
 
 /** A step being built. ``budget`` positions still fit; ``numSampled`` rows are sampled so far. */
-export class OpenStep {
+export class OpenStep implements Step {
   readonly rows: Row[] = [];
   readonly copies: [source: number, destination: number][] = [];
+  admitted: readonly Sequence[] = [];
+  preempted: readonly Sequence[] = [];
   numSampled = 0;
 
   constructor(

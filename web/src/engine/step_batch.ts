@@ -6,7 +6,6 @@ import type { Sampling } from "./resolved_sampling.js";
 import { drawAt } from "./resolved_sampling.js";
 import type { Sequence } from "./sequence.js";
 import type { Step } from "./step.js";
-import { samplesAnswer } from "./step.js";
 
 /** How a row samples. ``masked``: the constraint has set the slot's mask for this step. */
 export interface RowSampling {
@@ -20,8 +19,7 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     token_ids: [] as number[], positions: [] as number[], slots: [] as number[], seq_starts: [0], page_indptr: [0], page_ids: [] as number[],
     sample_rows: [] as number[], sample_slots: [] as number[], sample_settings: [] as number[],
   }; // prettier-ignore
-  for (const row of step.rows) {
-    const { sequence, start, length } = row;
+  for (const { sequence, start, length, numSampled, promptLogprobs } of step.rows) {
     const { tokens, pages, slot } = sequence;
     for (let position = start; position < start + length; position++) {
       batch.token_ids.push(tokens[position] ?? -1 - slot);
@@ -31,22 +29,22 @@ export function stepBatch(step: Step, pageSize: number, samplingOf: (sequence: S
     batch.seq_starts.push(batch.token_ids.length);
     batch.page_ids.push(...pages);
     batch.page_indptr.push(batch.page_ids.length);
-    const firstSampled = batch.token_ids.length - row.numSampled;
-    for (let index = 0; index < row.promptLogprobs; index++) {
-      batch.sample_rows.push(firstSampled + index);
-      // Greedy, and left in no slot.
-      batch.sample_slots.push(-1, 0);
-      batch.sample_settings.push(...settingsRow({}));
+    // The last rows are sampled; those for the prompt come first.
+    for (let index = 0; index < numSampled; index++) {
+      batch.sample_rows.push(batch.token_ids.length - numSampled + index);
+      if (index < promptLogprobs) {
+        // Greedy, and left in no slot.
+        batch.sample_slots.push(-1, 0);
+        batch.sample_settings.push(...settingsRow({}));
+        continue;
+      }
+      const { sampling, masked } = samplingOf(sequence);
+      const { counts, bias, mask } = SAMPLE_FLAGS;
+      batch.sample_slots.push(slot, (sampling.penalizes ? counts : 0) | (sampling.logitBias === null ? 0 : bias) | (masked ? mask : 0));
+      // This step's token already counts as in flight.
+      const draw = drawAt(sampling.seed, sequence.generated + sequence.inFlight - 1);
+      batch.sample_settings.push(...settingsRow({ ...sampling, draw }));
     }
-    if (!samplesAnswer(row)) continue;
-    const { sampling, masked } = samplingOf(sequence);
-    const { counts, bias, mask } = SAMPLE_FLAGS;
-    const flags = (sampling.penalizes ? counts : 0) | (sampling.logitBias === null ? 0 : bias) | (masked ? mask : 0);
-    batch.sample_rows.push(batch.token_ids.length - 1);
-    batch.sample_slots.push(slot, flags);
-    // This step's token already counts as in flight.
-    const draw = drawAt(sampling.seed, sequence.generated + sequence.inFlight - 1);
-    batch.sample_settings.push(...settingsRow({ ...sampling, draw }));
   }
   return batch;
 }

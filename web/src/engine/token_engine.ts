@@ -13,7 +13,7 @@ import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./re
 import type { Sampling } from "./resolved_sampling.js";
 import { resolveSampling } from "./resolved_sampling.js";
 import { Scheduler } from "./scheduler.js";
-import { ContextShift, Sequence } from "./sequence.js";
+import { Sequence } from "./sequence.js";
 import type { SchedulerEvent, Step } from "./step.js";
 import { samplesAnswer } from "./step.js";
 import { stepBatch } from "./step_batch.js";
@@ -93,20 +93,18 @@ export class TokenEngine implements TokenSource {
     }
     const { promptIds, maxTokens = Infinity, priority, whenFull } = request;
     const stopTokenIds = new Set([...this.model.endTokenIds, ...(request.stopTokenIds ?? [])]);
-    const contextShift = typeof whenFull === "object" ? new ContextShift(whenFull.keep) : null;
+    const contextShift = typeof whenFull === "object" ? whenFull : null;
     const lockstep = request.constraint !== undefined;
     const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
     const sequence = new Sequence(this.#nextId++, promptIds, { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, kept }, priority);
     const answer = new Answer(sequence, request, this.model.vocabSize);
     const abort = (): void => {
-      this.end(answer, () => {
-        answer.fail(request.signal?.reason);
-      });
+      this.#end(answer, request.signal?.reason);
     };
     request.signal?.addEventListener("abort", abort);
     this.#answers.set(sequence, answer);
     this.#scheduler.add(sequence);
-    this.start();
+    this.#start();
     try {
       let token = await answer.next();
       if (promptLogprobs > 0) request.onPromptLogprobs?.(answer.promptLogprobs);
@@ -114,18 +112,18 @@ export class TokenEngine implements TokenSource {
       return answer.completion();
     } finally {
       request.signal?.removeEventListener("abort", abort);
-      this.end(answer, () => undefined);
+      this.#end(answer);
       request.constraint?.dispose();
     }
   }
 
   /** What keeps a conversation's pages between two answers, empty or a fork of another one. */
   keep(from?: KeptSequence): KeptSequence {
-    return this.#scheduler.kv.kept.add(from);
+    return this.#scheduler.kv.keep(from);
   }
 
   forget(kept: KeptSequence): void {
-    this.#scheduler.kv.kept.remove(kept);
+    this.#scheduler.kv.forget(kept);
   }
 
   /** The keys and values of a kept sequence, page after page, as this bundle lays them out. */
@@ -135,7 +133,8 @@ export class TokenEngine implements TokenSource {
 
   /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False where the pages are needed elsewhere. */
   writeKept(kept: KeptSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
-    const pages = this.#scheduler.kv.allocate(tokens.length);
+    const { kv } = this.#scheduler;
+    const pages = kv.allocate(kv.pagesFor(tokens.length));
     if (pages === null) return false;
     this.#runner.writePages(pages, bytes);
     kept.put(tokens, pages);
@@ -167,30 +166,27 @@ export class TokenEngine implements TokenSource {
   /** Fail everything that runs and all that comes, as when the model is unloaded. */
   close(reason: Error): void {
     this.#failure ??= reason;
-    for (const answer of this.#answers.values()) {
-      this.end(answer, () => {
-        answer.fail(reason);
-      });
-    }
+    for (const answer of this.#answers.values()) this.#end(answer, reason);
   }
 
-  private end(answer: Answer, tell: () => void): void {
+  /** End an answer, with an error or complete, and its sequence if that is not finished. */
+  #end(answer: Answer, error: unknown = null): void {
     if (!this.#answers.delete(answer.sequence)) return;
     this.#scheduler.finish(answer.sequence, "stop");
-    tell();
+    answer.end(error);
   }
 
-  private start(): void {
+  #start(): void {
     if (this.#running) return;
     this.#running = true;
-    void this.run().finally(() => {
+    void this.#run().finally(() => {
       this.#running = false;
-      if (this.#answers.size > 0) this.start();
+      if (this.#answers.size > 0) this.#start();
     });
   }
 
   /** Until there is nothing left to do. */
-  private async run(): Promise<void> {
+  async #run(): Promise<void> {
     const open: OpenStep[] = [];
     // Requests that are made together go into one step.
     await Promise.resolve();
@@ -200,7 +196,7 @@ export class TokenEngine implements TokenSource {
         while (!this.gate.isClosed && open.length < this.#lookahead.depth) {
           const step = this.#scheduler.next();
           if (step === null) break;
-          open.push({ step, result: this.gate.through(() => this.submit(step)) });
+          open.push({ step, result: this.gate.through(() => this.#submit(step)) });
         }
         const first = open.shift();
         if (first === undefined && this.gate.isClosed) {
@@ -216,28 +212,25 @@ export class TokenEngine implements TokenSource {
         const result = await first.result;
         this.#lookahead.read(performance.now());
         this.#failuresInARow = 0;
-        for (const event of this.#scheduler.commit(first.step, result.tokenIds)) this.publish(event, result);
+        for (const event of this.#scheduler.commit(first.step, result.tokenIds)) this.#publish(event, result);
       } catch (error) {
         // What is still on its way is for nothing; its failure is this one.
         for (const { result } of open.splice(0)) result.catch(() => undefined);
-        if (!(await this.recover(error))) return;
+        if (!(await this.#recover(error))) return;
       }
     }
   }
 
-  private async submit(step: Step): Promise<StepResult> {
+  async #submit(step: Step): Promise<StepResult> {
     const runner = this.#runner;
-    for (const sequence of step.admitted) this.prepareSlot(sequence);
+    for (const sequence of step.admitted) this.#prepareSlot(sequence);
     if (step.copies.length > 0) runner.copyPages(step.copies);
-    const sampled = step.rows.filter(samplesAnswer).map(({ sequence }) => this.answerOf(sequence));
-    const failed: (() => void)[] = [];
-    const masked = new Set(sampled.filter((answer) => this.setMask(answer, failed)));
-    const batch = stepBatch(step, runner.limits.pageSize, (sequence) => {
-      const answer = this.answerOf(sequence);
-      return { sampling: answer.sampling, masked: masked.has(answer) };
-    });
+    const sampled = step.rows.filter(samplesAnswer).map(({ sequence }) => this.#answerOf(sequence));
+    const broken: [Answer, unknown][] = [];
+    for (const answer of sampled) this.#setMask(answer, broken);
+    const batch = stepBatch(step, runner.limits.pageSize, (sequence) => this.#answerOf(sequence));
     // The rows of a broken constraint are computed with the step, but nobody reads them.
-    for (const fail of failed) fail();
+    for (const [answer, error] of broken) this.#end(answer, error);
     this.#counts.steps++;
     this.#counts.preemptions += step.preempted.length;
     this.#counts.computedTokens += batch.token_ids.length;
@@ -246,15 +239,15 @@ export class TokenEngine implements TokenSource {
     return runner.submit(batch, { logprobs, alternatives });
   }
 
-  private answerOf(sequence: Sequence): Answer {
+  #answerOf(sequence: Sequence): Answer {
     const answer = this.#answers.get(sequence);
     if (answer === undefined) throw new Error(`sequence ${sequence.id} has no answer`);
     return answer;
   }
 
   /** What the device keeps by slot, set for the sequence that comes into it. */
-  private prepareSlot(sequence: Sequence): void {
-    const { sampling, request, tokenIds } = this.answerOf(sequence);
+  #prepareSlot(sequence: Sequence): void {
+    const { sampling, request, tokenIds } = this.#answerOf(sequence);
     if (sampling.penalizes) {
       const counts = new Int32Array(this.model.vocabSize);
       for (const id of request.promptIds) counts[id] = IN_PROMPT;
@@ -264,31 +257,26 @@ export class TokenEngine implements TokenSource {
     if (sampling.logitBias !== null) this.#runner.setLogitBias(sequence.slot, sampling.logitBias);
   }
 
-  /** A constraint that fails takes its own answer with it, and no other. */
-  private setMask(answer: Answer, failed: (() => void)[]): boolean {
+  /** Write a constraint's mask. A constraint that fails ends its own answer, and no other. */
+  #setMask(answer: Answer, broken: [Answer, unknown][]): void {
     const { request, sequence } = answer;
+    answer.masked = false;
     try {
       const mask = request.constraint?.mask() ?? null;
-      if (mask !== null) this.#runner.setTokenMask(sequence.slot, mask);
-      return mask !== null;
+      if (mask === null) return;
+      this.#runner.setTokenMask(sequence.slot, mask);
+      answer.masked = true;
     } catch (error) {
-      failed.push(() => {
-        this.end(answer, () => {
-          answer.fail(error);
-        });
-      });
-      return false;
+      broken.push([answer, error]);
     }
   }
 
-  private publish(event: SchedulerEvent, result: StepResult): void {
+  #publish(event: SchedulerEvent, result: StepResult): void {
     const { tokenIds, logprobs, alternatives } = result;
     const answer = this.#answers.get(event.sequence);
     if (answer === undefined) return;
     if (event.type === "finished") {
-      this.end(answer, () => {
-        answer.finish();
-      });
+      this.#end(answer);
       return;
     }
     const { tokenId, sample } = event;
@@ -311,19 +299,14 @@ export class TokenEngine implements TokenSource {
     try {
       constraint?.accept(tokenId);
       if (constraint?.finished !== true) return;
-      this.#scheduler.finish(event.sequence, "stop");
-      this.end(answer, () => {
-        answer.finish();
-      });
+      this.#end(answer);
     } catch (error) {
-      this.end(answer, () => {
-        answer.fail(error);
-      });
+      this.#end(answer, error);
     }
   }
 
   /** Go on with a new device, or fail all that runs. */
-  private async recover(error: unknown): Promise<boolean> {
+  async #recover(error: unknown): Promise<boolean> {
     const failure = error instanceof Error ? error : new DeviceError(String(error));
     try {
       if (!(failure instanceof DeviceError) || this.replaceRunner === null || this.#failure !== null) throw failure;
@@ -342,6 +325,8 @@ export class TokenEngine implements TokenSource {
 /** One request's tokens on their way to whoever asked. */
 class Answer {
   readonly sampling: Sampling;
+  /** Whether its slot has a token mask for the step being submitted. */
+  masked = false;
   /** All tokens of the answer so far. */
   readonly tokenIds: number[] = [];
   /** Of the prompt's last tokens, all that were asked for once the first token is there. */
@@ -365,14 +350,11 @@ class Answer {
     this.#wake();
   }
 
-  finish(): void {
+  /** ``error`` is null if the answer is complete. */
+  end(error: unknown): void {
+    this.#error = error;
     this.#ended = true;
     this.#wake();
-  }
-
-  fail(error: unknown): void {
-    this.#error = error;
-    this.finish();
   }
 
   /** The next token, or null at the end. */
