@@ -24,7 +24,7 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     sequences, starts, lengths, num_sampled, num_prompt_logprobs, drafts = zip(*step.rows, strict=True)
     seq_starts = np.array([0, *accumulate(lengths)], np.int32)
     page_indptr = np.array([0, *accumulate([len(sequence.pages) for sequence in sequences])], np.int32)
-    page_ids = np.frombuffer(b"".join([sequence.pages for sequence in sequences]), np.int32)
+    page_ids = np.frombuffer(bytearray().join([sequence.pages for sequence in sequences]), np.int32)
     positions = ranges(starts, lengths)
     pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
 
@@ -81,8 +81,9 @@ def ranges(starts: Sequence[int] | IntArray, counts: Sequence[int]) -> IntArray:
     """From each of ``starts`` on, as many consecutive numbers as ``counts`` says."""
     if is_ones(counts):
         return np.asarray(starts, np.int32)
-    ends = np.cumsum(counts, dtype=np.int32)
-    return np.arange(ends[-1], dtype=np.int32) + np.repeat(np.asarray(starts, np.int32) + counts - ends, counts)
+    lengths = np.array(counts, np.int32)
+    ends = np.cumsum(lengths, dtype=np.int32)
+    return np.arange(ends[-1], dtype=np.int32) + np.repeat(np.asarray(starts, np.int32) + lengths - ends, lengths)
 
 
 def is_ones(counts: Sequence[int]) -> bool:

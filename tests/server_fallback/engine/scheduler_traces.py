@@ -17,7 +17,7 @@ from nearfar.server_fallback.engine.step import Step
 
 @dataclass(slots=True)
 class HashDevice:
-    """Pages of token ids, other ones under an adapter. A step is computed when it is committed, with what was known at its handing out."""
+    """Pages of token ids, other ones under an adapter. A step is computed when it is committed, from what was known when it was built."""
 
     config: SchedulerConfig
     cells: list[int] = field(init=False)
@@ -28,7 +28,7 @@ class HashDevice:
         self.cells = [-1] * (self.config.pages * self.config.page_size)
 
     def taken(self, step: Step) -> Callable[[], list[int]]:
-        """The step as it is handed out; calling the result computes it."""
+        """The step as it was built; calling the result computes it."""
         rows = [(row, row.sequence.slot, list(row.sequence.pages), list(row.sequence.tokens)) for row in step.rows]
 
         def compute() -> list[int]:

@@ -26,7 +26,7 @@ PROMPTS = st.builds(
 
 
 def alone(sequence: Sequence, context: int) -> tuple[list[int], str]:
-    """What a request is answered with by itself, and how that ends; where old tokens make way, nothing is known beforehand."""
+    """What a request is answered with alone, and how that ends."""
     shift = shift_of(sequence.params.adapter)
     tokens = list(sequence.prompt)
     assert sequence.params.max_tokens is not None
@@ -43,7 +43,7 @@ class Scheduling(RuleBasedStateMachine):
         super().__init__()
         self.sequences: list[Sequence] = []
         self.aborted: set[Sequence] = set()
-        # Of each sequence that is asked to tell of its prompt, how many tokens it is to tell of, and those it told of.
+        # How many tokens of each sequence's prompt get a log-probability, and those that did.
         self.logprobs: dict[Sequence, tuple[int, list[int]]] = {}
         self.open: list[tuple[Step, Callable[[], list[int]]]] = []
 
@@ -93,7 +93,7 @@ class Scheduling(RuleBasedStateMachine):
         again: bool,
         prompt_logprobs: int,
     ) -> None:
-        """One that is there ``once`` may go on behind what another has said: it starts from the other's last page then."""
+        """A round of verification may continue the one before: it starts from its last page then."""
         leader = next((one for one in self.sequences if again and one.state != FINISHED and one.priority >= priority), None)
         if leader is not None:
             prompt, adapter = list(leader.prompt), leader.params.adapter
@@ -121,8 +121,8 @@ class Scheduling(RuleBasedStateMachine):
         self.scheduler.add(sequence)
 
     @rule(drafts=st.integers(0, 3), right=st.integers(0, 3))
-    def hand_out(self, drafts: int = 0, right: int = 0) -> None:
-        """Before that, guess so many of the tokens that stepwise sequences say next; the first few of the guesses are right."""
+    def build(self, drafts: int = 0, right: int = 0) -> None:
+        """Build a step, with ``drafts`` for sequences in lockstep, of which the first ``right`` are correct."""
         for sequence in self.scheduler.running:
             if sequence.params.lockstep and sequence.in_flight == 0:
                 shift, tokens = shift_of(sequence.params.adapter), list(sequence.tokens)
@@ -144,9 +144,9 @@ class Scheduling(RuleBasedStateMachine):
             if event.kind == "prompt_logprob":
                 self.logprobs[event.sequence][1].append(event.token_id)
             elif event.sequence not in self.aborted:
-                # All of it comes before the answer.
-                count, told = self.logprobs[event.sequence]
-                assert len(told) == count
+                # All of them come before the answer.
+                count, found = self.logprobs[event.sequence]
+                assert len(found) == count
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -173,7 +173,7 @@ class Scheduling(RuleBasedStateMachine):
             return
         turns = 0
         while self.open or self.scheduler.running or self.scheduler.waiting:
-            self.hand_out(turns % 4, turns % 3)
+            self.build(turns % 4, turns % 3)
             if self.open:
                 self.read()
             turns += 1
@@ -181,9 +181,9 @@ class Scheduling(RuleBasedStateMachine):
         for sequence in self.sequences:
             tokens, finish = alone(sequence, self.config.context)
             found = sequence.tokens[len(sequence.prompt) :]
-            count, told = self.logprobs[sequence]
+            count, logprobs = self.logprobs[sequence]
             expected = list(sequence.prompt)[len(sequence.prompt) - count :]
-            assert told == expected[: len(told) if sequence in self.aborted else count]
+            assert logprobs == expected[: len(logprobs) if sequence in self.aborted else count]
             if sequence in self.aborted:
                 assert found == tokens[: len(found)]
             elif sequence.params.verifies:
@@ -211,7 +211,7 @@ def request(id: int, prompt: list[int], max_tokens: int, priority: float = 0, le
 
 
 def turn(scheduler: Scheduler, device: HashDevice) -> Step | None:
-    """Hand out a step, compute it, and read it."""
+    """Build a step, compute it, and read it."""
     step = scheduler.next()
     if step is not None:
         scheduler.commit(step, device.taken(step)())

@@ -1,4 +1,4 @@
-// Whether a request can be answered at all. A request and the model's limits flow in; a RequestError that names what is wrong flows out.
+// Checks whether a request can be answered by a model; a RequestError names what is wrong.
 
 import { RequestError } from "../errors.js";
 import { MAX_PROMPT_LOGPROBS } from "./prompt_logprobs.js";

@@ -19,7 +19,7 @@ import { samplesAnswer } from "./step.js";
 import { stepBatch } from "./step_batch.js";
 import type { StepRunner } from "./step_runner.js";
 
-/** What the engine did so far: steps, positions computed in them, sequences that gave up their pages, devices lost and replaced. */
+/** Counts since the start: steps, positions computed in them, preempted sequences, devices lost and replaced. */
 export interface EngineCounts {
   readonly steps: number;
   readonly computedTokens: number;
@@ -27,7 +27,7 @@ export interface EngineCounts {
   readonly recoveries: number;
 }
 
-/** Of a model, what token ids must keep to. */
+/** What the engine needs to know of a model. */
 export interface TokenModel {
   readonly vocabSize: number;
   readonly endTokenIds: readonly number[];
@@ -35,7 +35,7 @@ export interface TokenModel {
   readonly embeds?: boolean;
 }
 
-/** A device's failure that a new device mends gives another runner; throws where there is none. */
+/** Another runner after a device failure, on a new device; throws if there is none. */
 export type ReplaceRunner = (lost: DeviceError) => Promise<StepRunner>;
 
 interface OpenStep {
@@ -43,8 +43,8 @@ interface OpenStep {
   readonly result: Promise<StepResult>;
 }
 
-// Losing the device this often without a token in between is no accident.
-const MOST_RECOVERIES = 3;
+// A device that is lost more often than this, without a token in between, is given up.
+const MAX_RECOVERIES = 3;
 
 export class TokenEngine implements TokenSource {
   readonly #scheduler: Scheduler;
@@ -131,7 +131,7 @@ export class TokenEngine implements TokenSource {
     return this.#runner.readPages(kept.pages);
   }
 
-  /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False where the pages are needed elsewhere. */
+  /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False if the pages are needed elsewhere. */
   writeKept(kept: KeptSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
     const { kv } = this.#scheduler;
     const pages = kv.allocate(kv.pagesFor(tokens.length));
@@ -141,7 +141,7 @@ export class TokenEngine implements TokenSource {
     return true;
   }
 
-  /** Whether an answer is being generated, or the device is to be left alone. */
+  /** Whether an answer is being generated, or the gate is closed. */
   get isBusy(): boolean {
     return this.#answers.size > 0 || this.gate.isClosed;
   }
@@ -153,7 +153,7 @@ export class TokenEngine implements TokenSource {
     return true;
   }
 
-  /** A page that no sequence uses until it is returned; null where one sequence may come to need them all. */
+  /** A page that no sequence uses until it is returned; null if one sequence may need all of them. */
   lendPage(): number | null {
     const { pages, pageSize, context } = this.#scheduler.config;
     return (pages - 1) * pageSize < context ? null : (this.#scheduler.kv.allocate(1)?.[0] ?? null);
@@ -163,7 +163,7 @@ export class TokenEngine implements TokenSource {
     this.#scheduler.kv.pool.release(page);
   }
 
-  /** Fail everything that runs and all that comes, as when the model is unloaded. */
+  /** Fail all answers and all further requests, as when the model is unloaded. */
   close(reason: Error): void {
     this.#failure ??= reason;
     for (const answer of this.#answers.values()) this.#end(answer, reason);
@@ -205,7 +205,7 @@ export class TokenEngine implements TokenSource {
           continue;
         }
         if (first === undefined) {
-          // With nothing on its way, whatever can run would have been handed out.
+          // Without open steps, every sequence that can run would have been scheduled.
           if (this.#answers.size > 0) throw new Error("sequences wait and none can run");
           return;
         }
@@ -214,7 +214,7 @@ export class TokenEngine implements TokenSource {
         this.#failuresInARow = 0;
         for (const event of this.#scheduler.commit(first.step, result.tokenIds)) this.#publish(event, result);
       } catch (error) {
-        // What is still on its way is for nothing; its failure is this one.
+        // The other open steps fail for the same reason.
         for (const { result } of open.splice(0)) result.catch(() => undefined);
         if (!(await this.#recover(error))) return;
       }
@@ -245,7 +245,7 @@ export class TokenEngine implements TokenSource {
     return answer;
   }
 
-  /** What the device keeps by slot, set for the sequence that comes into it. */
+  /** Write what the device stores for a slot, for the sequence that starts in it. */
   #prepareSlot(sequence: Sequence): void {
     const { sampling, request, tokenIds } = this.#answerOf(sequence);
     if (sampling.penalizes) {
@@ -285,7 +285,7 @@ export class TokenEngine implements TokenSource {
       return;
     }
     const wanted = answer.request.logprobs;
-    // A small vocabulary has fewer alternatives than could be asked for.
+    // A small vocabulary has fewer alternatives than can be requested.
     const columns = (alternatives?.ids.length ?? 0) / tokenIds.length;
     answer.push({
       tokenId,
@@ -305,12 +305,12 @@ export class TokenEngine implements TokenSource {
     }
   }
 
-  /** Go on with a new device, or fail all that runs. */
+  /** Continue with a new device, or fail all answers. */
   async #recover(error: unknown): Promise<boolean> {
     const failure = error instanceof Error ? error : new DeviceError(String(error));
     try {
       if (!(failure instanceof DeviceError) || this.replaceRunner === null || this.#failure !== null) throw failure;
-      if (++this.#failuresInARow > MOST_RECOVERIES) throw failure;
+      if (++this.#failuresInARow > MAX_RECOVERIES) throw failure;
       this.#runner = await this.replaceRunner(failure);
       this.#scheduler.reset();
       this.#counts.recoveries++;
@@ -322,14 +322,14 @@ export class TokenEngine implements TokenSource {
   }
 }
 
-/** One request's tokens on their way to whoever asked. */
+/** One request's tokens on their way to the caller. */
 class Answer {
   readonly sampling: Sampling;
   /** Whether its slot has a token mask for the step being submitted. */
   masked = false;
   /** All tokens of the answer so far. */
   readonly tokenIds: number[] = [];
-  /** Of the prompt's last tokens, all that were asked for once the first token is there. */
+  /** Complete before the first token. */
   readonly promptLogprobs: number[] = [];
   readonly #tokens: GeneratedToken[] = [];
   #ended = false;
