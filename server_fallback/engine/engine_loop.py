@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import asdict
 from typing import TypeVar
 
-from nearfar.compiler.batch import Array, FloatArray, Output
+from nearfar.compiler.batch import Array, Output
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, Unavailable
 
 from .adapters import Adapters
@@ -63,7 +63,7 @@ class EngineLoop:
                 patience_steps=config.patience_steps,
             )
         )
-        self._sampling = SlotSampling(max_sequences, model.vocab_size, self._write_state)
+        self._sampling = SlotSampling(max_sequences, model.vocab_size, self.write_state)
         self._answers: dict[Sequence, Answer] = {}
         # By adapter and prompt: the sequence whose pages later ones with the same prompt start from.
         self._leaders: dict[tuple[object, ...], Sequence] = {}
@@ -199,10 +199,6 @@ class EngineLoop:
             count = len(answer.token_ids)
             self._end(answer, DeadlineExceeded(f"the deadline passed after {count} tokens; allow more time, or ask for fewer"))
 
-    def load_adapter(self, name: str, states: Mapping[str, FloatArray], loaded: Future[None]) -> None:
-        """Write an adapter's matrices to a free slot. Errors go to the future."""
-        self.adapters.load(name, states, self._write_state, loaded)
-
     # --- one turn --------------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
@@ -312,7 +308,8 @@ class EngineLoop:
             broken.append((answer, error))
         self._sampling.set_mask(slot, mask)
 
-    def _write_state(self, name: str, slot: int, values: Array) -> None:
+    def write_state(self, name: str, slot: int, values: Array) -> None:
+        """`StepRunner.write_state`, on this thread."""
         self._call(self._runner.write_state, name, slot, values)
 
     # --- reading a step --------------------------------------------------------------------------------------------------------
@@ -323,24 +320,24 @@ class EngineLoop:
             # A row with drafts may give more tokens than its answer, which a constraint or a failure has ended.
             if answer is None:
                 continue
-            if event.kind == "token":
-                self._publish_token(answer, event, output)
-            elif event.kind == "prompt_logprob":
+            if event.kind == "prompt_logprob":
                 answer.prompt_logprobs.append(prompt_logprob(output, event.sample, event.token_id, self._model.vocab_size))
                 if len(answer.prompt_logprobs) == answer.num_prompt_logprobs:
                     self._outbox.add(answer, PromptLogprobs(tuple(answer.prompt_logprobs)))
+                continue
+            if not answer.token_ids:
+                self._counts.prefix_queries += len(answer.request.prompt_ids)
+                self._counts.prefix_hits += event.sequence.cached_tokens
+            if event.kind == "token":
+                answer.add(event.token_id)
+                self._counts.generated_tokens += 1
+                self._outbox.add(answer, generated_token(event, output, answer.request.logprobs))
+                if answer.request.constraint is not None:
+                    self._advance_constraint(answer, event)
+            elif event.kind == "finished":
+                self._end(answer, answer.completion())
             else:
-                self._count_prefix(answer, event)
-                failure = DeviceError(f"{self._runner.device} computed logits that are not numbers; try another quantization")
-                self._end(answer, answer.completion() if event.kind == "finished" else failure)
-
-    def _publish_token(self, answer: Answer, event: Event, output: Output) -> None:
-        self._count_prefix(answer, event)
-        answer.add(event.token_id)
-        self._counts.generated_tokens += 1
-        self._outbox.add(answer, generated_token(event, output, answer.request.logprobs))
-        if answer.request.constraint is not None:
-            self._advance_constraint(answer, event)
+                self._end(answer, DeviceError(f"{self._runner.device} computed logits that are not numbers; try another quantization"))
 
     def _advance_constraint(self, answer: Answer, event: Event) -> None:
         constraint = answer.request.constraint
@@ -372,11 +369,6 @@ class EngineLoop:
                 self._end(self._answers[row.sequence], failure)
         self.scheduler.reset()
         self._count_failure(failure)
-
-    def _count_prefix(self, answer: Answer, event: Event) -> None:
-        if not answer.token_ids:
-            self._counts.prefix_queries += len(answer.request.prompt_ids)
-            self._counts.prefix_hits += event.sequence.cached_tokens
 
     def _count_failure(self, failure: NearfarError) -> None:
         self._failures += 1
