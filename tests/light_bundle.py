@@ -14,7 +14,7 @@ from typing import Any
 def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
     """Change the manifest of a bundle. All variants of the ops in ``keep`` stay."""
     manifest = json.loads((bundle / "manifest.json").read_text())
-    kept = {step["variants"] for step in manifest["plans"]["generate"]["steps"] if step["op"] in keep}
+    kept = {step["variants"] for plan in manifest["plans"].values() for step in plan["steps"] if step["op"] in keep}
     manifest["activations"] = [entry for entry in manifest["activations"] if entry["dtype"] == "float32"]
     for name, rows in manifest["variants"].items():
         if name not in kept:
@@ -23,12 +23,6 @@ def lighten(bundle: Path, *, keep: Collection[str] = ()) -> None:
             sizes = [sum(file.stat().st_size for file in each) for each in files]
             manifest["variants"][name] = [{**fitting[sizes.index(min(sizes))], "when": None}]
     (bundle / "manifest.json").write_text(json.dumps(manifest))
-
-
-def steps(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of all plans of a bundle."""
-    plans = manifest["plans"].values() if "plans" in manifest else [manifest["plan"]]
-    return [step for plan in plans for step in plan["steps"]]
 
 
 def is_structural(condition: Any) -> bool:

@@ -7,7 +7,7 @@ settings are eight float32; which states of its slot apply is said by flags.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -123,8 +123,12 @@ class Sampler:
         return number
 
 
-def draw_at(seed: int, index: int) -> float:
-    """The ``index``-th number in [0, 1) of a seed's stream, as `Sampler` draws them one by one.
+@overload
+def draw_at(seed: int, index: int) -> float: ...
+@overload
+def draw_at(seed: npt.NDArray[np.int64], index: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]: ...
+def draw_at(seed: Any, index: Any) -> Any:
+    """The ``index``-th number in [0, 1) of a seed's stream, as `Sampler` draws them one by one; of arrays, elementwise.
 
     So the number of an answer's token does not depend on what else was drawn, or on whether the answer was started again.
     """

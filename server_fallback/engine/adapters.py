@@ -1,50 +1,80 @@
-"""LoRA adapters in the places that a runner has for them: who is where, and who uses it. The matrices are in the runner's states."""
+"""LoRA adapters in the slots that a runner has for them: which is where, and how many answers use it. The runner holds the matrices."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.batch import FloatArray
+
+from .step_runner import WriteState
 
 
 @dataclass(eq=False, slots=True)
 class Adapter:
-    """``key`` is never given twice, as a name may be: what was computed with one adapter must not be taken for another's.
+    """``key`` is never used twice, unlike a name: what was computed with one adapter must not be taken for another's.
 
-    ``users`` are unfinished answers. ``left`` is set when it is to be unloaded, and done when the last of them has ended.
+    ``users`` are unfinished answers. ``unloaded`` is set once it is to be unloaded, and done when the last of them has ended.
     """
 
     name: str
     key: str
-    place: int
+    slot: int
     users: int = 0
-    left: Future[None] | None = None
+    unloaded: Future[None] | None = None
 
 
 @dataclass(slots=True)
 class Adapters:
     """Changed on the engine's thread only; `names` may be read from any."""
 
-    places: int
+    num_slots: int
     _loaded: dict[str, Adapter] = field(default_factory=dict)
     _free: list[int] = field(init=False)
     _count: int = 0
 
     def __post_init__(self) -> None:
-        self._free = list(reversed(range(self.places)))
+        self._free = list(reversed(range(self.num_slots)))
 
     @property
     def names(self) -> list[str]:
-        """Those that a request may ask for."""
-        return [name for name, adapter in list(self._loaded.items()) if adapter.left is None]
+        """Those that requests can name."""
+        return [name for name, adapter in list(self._loaded.items()) if adapter.unloaded is None]
 
-    def take_place(self, name: str) -> Adapter:
-        """A place for a new adapter, not known before `add`. Raises RequestError for a name that is taken, or where no place is free."""
+    def load(self, name: str, states: Mapping[str, FloatArray], write_state: WriteState, loaded: Future[None]) -> None:
+        """Write an adapter's matrices to a free slot, after which requests can name it. Errors go to the future."""
+        adapter: Adapter | None = None
+        try:
+            adapter = self.allocate(name)
+            for state, values in states.items():
+                write_state(state, adapter.slot, values)
+        except NearfarError as error:
+            if adapter is not None:
+                self.free(adapter)
+            loaded.set_exception(error)
+        else:
+            self.add(adapter)
+            loaded.set_result(None)
+
+    def unload(self, name: str, unloaded: Future[None]) -> None:
+        """``unloaded`` is done when no answer uses the adapter any more. Errors go to it."""
+        try:
+            self.remove(name).add_done_callback(lambda _: unloaded.set_result(None))
+        except NearfarError as error:
+            unloaded.set_exception(error)
+
+    def allocate(self, name: str) -> Adapter:
+        """A slot for a new adapter, which requests can name after `add`. Raises RequestError if the name or every slot is taken."""
         if name in self._loaded:
             raise RequestError(f"an adapter '{name}' is loaded already; unload it first, or give this one another name", param="name")
         if not self._free:
-            what = f"all {self.places} places for adapters are taken" if self.places else "this model is served without places for adapters"
+            what = (
+                f"all {self.num_slots} places for adapters are taken"
+                if self.num_slots
+                else "this model is served without places for adapters"
+            )
             raise RequestError(f"{what}; unload one, or serve the model with more (--max-adapters)", param="name")
         self._count += 1
         return Adapter(name, f"{name} {self._count}", self._free.pop())
@@ -52,38 +82,38 @@ class Adapters:
     def add(self, adapter: Adapter) -> None:
         self._loaded[adapter.name] = adapter
 
-    def give_back(self, adapter: Adapter) -> None:
-        """Its place is free for another."""
-        self._free.append(adapter.place)
+    def free(self, adapter: Adapter) -> None:
+        """Its slot can be allocated again."""
+        self._free.append(adapter.slot)
 
     def use(self, name: str) -> Adapter:
-        """For one more answer. Raises RequestError where it is not loaded, or being unloaded."""
+        """Count one more answer that uses it. Raises RequestError if it is not loaded, or is being unloaded."""
         adapter = self._loaded.get(name)
-        if adapter is None or adapter.left is not None:
+        if adapter is None or adapter.unloaded is not None:
             raise not_loaded(name)
         adapter.users += 1
         return adapter
 
     def release(self, adapter: Adapter) -> None:
         adapter.users -= 1
-        self._leave(adapter)
+        self._unload_if_unused(adapter)
 
     def remove(self, name: str) -> Future[None]:
-        """Let no answer begin with it; done when those that use it have ended. Raises RequestError where it is not loaded."""
+        """No new answer can use it; done when those that do have ended. Raises RequestError if it is not loaded."""
         adapter = self._loaded.get(name)
         if adapter is None:
             raise not_loaded(name)
-        if adapter.left is None:
-            adapter.left = Future()
-        left = adapter.left
-        self._leave(adapter)
-        return left
+        if adapter.unloaded is None:
+            adapter.unloaded = Future()
+        unloaded = adapter.unloaded
+        self._unload_if_unused(adapter)
+        return unloaded
 
-    def _leave(self, adapter: Adapter) -> None:
-        if adapter.left is not None and adapter.users == 0:
+    def _unload_if_unused(self, adapter: Adapter) -> None:
+        if adapter.unloaded is not None and adapter.users == 0:
             del self._loaded[adapter.name]
-            self.give_back(adapter)
-            adapter.left.set_result(None)
+            self.free(adapter)
+            adapter.unloaded.set_result(None)
 
 
 def not_loaded(name: str) -> RequestError:

@@ -1,13 +1,11 @@
-"""An answer: one request's tokens on their way from the engine's thread to the event loop of whoever asked."""
+"""An answer: one request's output on its way from the engine's thread to the event loop of the caller."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
-
-import numpy as np
+from threading import Lock
 
 from nearfar.compiler.runtime.batch import Output
 
@@ -17,52 +15,49 @@ from .resolved_sampling import ResolvedSampling
 from .sequence import Sequence
 from .step import Event
 
-# What is told of an answer: how likely its prompt is, its tokens, then how it ended, or why it could not.
-News = PromptLogprobs | GeneratedToken | Completion | BaseException
-# That of a token that can hardly come.
-LEAST_LOGPROB = -30.0
+# What an answer consists of: log-probabilities of the prompt if requested, the tokens, then the completion or the error that ended it.
+Item = PromptLogprobs | GeneratedToken | Completion | BaseException
 
 
 class Answer:
-    """Made on the event loop; ``id`` is its place in the order of arrival.
+    """Made on the event loop. ``id`` is its position in the order of arrival.
 
-    ``put`` and ``next`` belong to the event loop, all else to the engine's thread.
+    `put` and `next` belong to the event loop, all else to the engine's thread.
     """
 
     def __init__(self, id: int, request: TokenRequest, sampling: ResolvedSampling) -> None:
         self.id, self.request, self.sampling = id, request, sampling
         self.loop = asyncio.get_running_loop()
-        # The engine's thread makes it when the answer's turn comes.
+        # Set by the engine's thread when it queues the request.
         self.sequence: Sequence | None = None
         self.adapter: Adapter | None = None
-        # All tokens of the answer so far.
+        # All tokens of the answer so far, and the log-probabilities of the prompt.
         self.token_ids: list[int] = []
-        # Of the prompt's tokens that are told of, as far as they are.
         self.prompt_logprobs: list[float] = []
         self.ended = False
         self._arrived = time.monotonic()
         self._started: float | None = None
         self._first_token: float | None = None
-        self._news: deque[News] = deque()
+        self._items: deque[Item] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """How many tokens of the prompt get a log-probability: the first token has none."""
+        return min(self.request.prompt_logprobs, len(self.request.prompt_ids) - 1)
+
     def start(self) -> None:
-        """Rows of it are handed to the device for the first time, or again."""
+        """Some of it goes to the device, for the first time or again."""
         if self._started is None:
             self._started = time.monotonic()
 
     def add(self, token_id: int) -> None:
-        if self._first_token is None:
+        if not self.token_ids:
             self._first_token = time.monotonic()
         self.token_ids.append(token_id)
 
-    @property
-    def num_told(self) -> int:
-        """How many of the prompt's tokens are told of: none is before the first."""
-        return min(self.request.prompt_logprobs, len(self.request.prompt_ids) - 1)
-
     def completion(self) -> Completion:
-        """How it ended, to be asked when its sequence has."""
+        """How it ended, once its sequence has."""
         sequence, now = self.sequence, time.monotonic()
         assert sequence is not None
         assert sequence.finish_reason is not None
@@ -76,70 +71,74 @@ class Answer:
             total_seconds=now - self._arrived,
         )
 
-    def put(self, news: News) -> None:
-        self._news.append(news)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def put(self, item: Item) -> None:
+        self._items.append(item)
+        waiter = self._waiter
+        if waiter is not None:
+            # Further items of the same step wake nobody up.
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def next(self) -> PromptLogprobs | GeneratedToken | Completion:
-        """The next of the news. Raises the error that the answer failed with."""
-        while not self._news:
+        """The next item. Raises the error that ended the answer."""
+        while not self._items:
             self._waiter = self.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        news = self._news.popleft()
-        if isinstance(news, BaseException):
-            raise news
-        return news
+            await self._waiter
+        item = self._items.popleft()
+        if isinstance(item, BaseException):
+            raise item
+        return item
 
 
 class Outbox:
-    """News of a step, handed over with one call an event loop, so that a step of many answers costs no more than one of few."""
+    """The items of a step, delivered with one call for each event loop, however many answers they belong to."""
 
     def __init__(self) -> None:
-        self._parcels: dict[asyncio.AbstractEventLoop, list[tuple[Answer, News]]] = {}
+        self._parcels: dict[asyncio.AbstractEventLoop, list[tuple[Answer, Item]]] = {}
+        self._lock = Lock()
+        # Processor time spent on delivery, on this thread and on those of the event loops.
+        self.delivery_seconds = 0.0
 
-    def add(self, answer: Answer, news: News) -> None:
-        self._parcels.setdefault(answer.loop, []).append((answer, news))
+    def add(self, answer: Answer, item: Item) -> None:
+        parcel = self._parcels.get(answer.loop)
+        if parcel is None:
+            parcel = self._parcels[answer.loop] = []
+        parcel.append((answer, item))
 
     def send(self) -> list[Answer]:
-        """Hand over all that was added; the answers whose event loop is closed, so that nobody waits for them."""
-        lost: list[Answer] = []
+        """Deliver what was added. Returns the answers whose event loop is closed, so that nobody waits for them."""
+        if not self._parcels:
+            return []
+        started, lost = time.thread_time(), list[Answer]()
         for loop, parcel in self._parcels.items():
             try:
-                loop.call_soon_threadsafe(deliver, parcel)
+                loop.call_soon_threadsafe(self._deliver, parcel)
             except RuntimeError:
                 lost += [answer for answer, _ in parcel]
         self._parcels = {}
+        self._count(started)
         return lost
 
+    def _deliver(self, parcel: list[tuple[Answer, Item]]) -> None:
+        """On the event loop."""
+        started = time.thread_time()
+        for answer, item in parcel:
+            answer.put(item)
+        self._count(started)
 
-def deliver(parcel: list[tuple[Answer, News]]) -> None:
-    for answer, news in parcel:
-        answer.put(news)
+    def _count(self, started: float) -> None:
+        with self._lock:
+            self.delivery_seconds += time.thread_time() - started
 
 
-def token_of(event: Event, output: Output, logprobs: int | None) -> GeneratedToken:
-    """A token with the log-probabilities that were asked for."""
+def generated_token(event: Event, output: Output, logprobs: int | None) -> GeneratedToken:
+    """A token with the log-probabilities that were requested."""
     if logprobs is None:
         return GeneratedToken(event.token_id)
     alternatives: tuple[TokenLogprob, ...] = ()
     if logprobs > 0:
         pairs = zip(output.top_token_ids[event.sample].tolist(), output.top_logprobs[event.sample].tolist(), strict=True)
-        # A small vocabulary has fewer than could be asked for.
+        # A small vocabulary has fewer than can be requested.
         alternatives = tuple(TokenLogprob(token_id, logprob) for token_id, logprob in list(pairs)[:logprobs])
     return GeneratedToken(event.token_id, float(output.token_logprobs[event.sample]), alternatives)
-
-
-def prompt_logprob_of(event: Event, output: Output, vocab_size: int) -> float:
-    """The log-probability of a prompt's token in its place, by the alternatives of the row before it."""
-    token_ids, logprobs = output.top_token_ids[event.sample], output.top_logprobs[event.sample]
-    found = np.flatnonzero(token_ids == event.token_id)
-    if len(found):
-        return float(logprobs[found[0]])
-    if output.next_token_ids[event.sample] == event.token_id:
-        return float(output.token_logprobs[event.sample])
-    left, others = 1 - float(np.exp(logprobs.astype(np.float64)).sum()), vocab_size - len(token_ids)
-    return max(math.log(left / others), LEAST_LOGPROB) if left > 0 and others > 0 else LEAST_LOGPROB

@@ -1,4 +1,4 @@
-"""Whether a request can be answered at all. A request and the model's limits flow in; a RequestError that names what is wrong flows out."""
+"""Checks whether a request can be answered by a model; a RequestError names what is wrong."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check_drafts(request: TokenRequest, model: TokenModel) -> None:
     penalties = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
     if penalties or sampling.logit_bias or request.constraint is not None or request.when_full != "stop":
         raise RequestError(
-            "drafts cannot be checked together with penalties, a logit bias, a constraint or old tokens that make way; leave these out",
+            "drafts cannot be checked together with penalties, a logit bias, a constraint or a number for when_full; leave these out",
             param="drafts",
         )
 
@@ -86,7 +86,7 @@ def check_prompt_logprobs(request: TokenRequest) -> None:
     check("prompt_logprobs", request.prompt_logprobs, whole(0, most), f"an integer from 0 to {most}")
     if request.prompt_logprobs > 0 and (request.drafts is not None or request.when_full != "stop"):
         raise RequestError(
-            "prompt_logprobs cannot be told together with drafts or old tokens that make way; leave these out", param="prompt_logprobs"
+            "prompt_logprobs cannot be combined with drafts or a number for when_full; leave these out", param="prompt_logprobs"
         )
 
 

@@ -1,4 +1,4 @@
-"""How an engine is to work: what its owner chooses, and what the scheduler goes by."""
+"""The configuration of an engine, and of its scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .speculation import Speculation
 class SchedulerConfig:
     """``max_tokens`` positions a step, ``max_sequences`` running at once. The pages must hold at least ``context`` tokens.
 
-    ``max_rows`` sampled rows a step, None for one a sequence; what is beyond that serves to check drafts. A sequence that got no row for
+    ``max_rows`` sampled rows a step, None for one per sequence; the rows beyond that can check drafts. A sequence that had no row for
     ``patience_steps`` steps goes before all others from then on, in the order of arrival; None lets it wait.
     """
 
@@ -26,10 +26,10 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """``max_waiting`` requests are queued beside those that the runner takes at once; more are refused.
+    """``max_waiting`` requests can be queued beside those that the runner computes at once; more are refused.
 
-    ``lookahead``: steps handed to the device before the first of them is read; 1 prepares a step only when the one before it is done.
-    ``patience_steps``: see `SchedulerConfig`. ``speculation``: how tokens are guessed, None for not at all.
+    ``lookahead``: how many steps are submitted before the first of them is read; 1 prepares a step only when the one before it is done.
+    ``patience_steps``: see `SchedulerConfig`. ``speculation``: how tokens are guessed, None for no guesses.
     """
 
     max_waiting: int = 256

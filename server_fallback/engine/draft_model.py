@@ -1,7 +1,7 @@
-"""Guessing with a smaller model of the same tokens. Sequences flow in; what the small model would say next flows out, as their drafts.
+"""Drafts from a smaller model with the same tokens.
 
-The small model has pages of its own. It samples with the settings and the random numbers of the large one, so that their choices agree as
-often as they can.
+The small model has pages of its own. It samples with the settings and random numbers of the large one, so that both choose the same token
+as often as possible.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .step_runner import StepRunner
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """How far the small model is with a sequence: ``computed`` known tokens are in its pages, and after them ``guessed`` ones."""
+    """The small model's state for a sequence: its pages hold ``computed`` known tokens, followed by ``guessed`` ones."""
 
     slot: int
     pages: list[int] = field(default_factory=list)
@@ -31,10 +31,10 @@ class Draft:
     guessed: list[int] = field(default_factory=list)
 
     def learn(self, tokens: Items[int]) -> None:
-        """Of the guesses, those hold that came; the others will be written over."""
+        """Count the guesses that were right as computed; the others will be overwritten."""
         self.computed = min(self.computed, len(tokens) - 1)
         for guess in self.guessed:
-            # The last token is always computed again, for its logits are wanted.
+            # The last token is always computed again, because its logits are needed.
             if self.computed + 1 >= len(tokens) or tokens[self.computed] != guess:
                 break
             self.computed += 1
@@ -42,7 +42,7 @@ class Draft:
 
 
 class DraftModel:
-    """A `Drafter`. The runner is its own from now on; it needs pages for the sequences that speculate at once."""
+    """A `Drafter` that owns its runner, which needs pages for the sequences that speculate at once."""
 
     def __init__(self, runner: StepRunner, model: TokenModel) -> None:
         self.model = model
@@ -51,7 +51,7 @@ class DraftModel:
         self.reset()
 
     def draft(self, guesses: Items[Guess]) -> None:
-        """Those that the small model has not read up to their end yet get none this time: it reads a batch of prompts at a time."""
+        """A sequence gets no drafts until the small model has read all of it; it reads one batch of prompts at a time."""
         limits = self._runner.limits
         room, rows = limits.tokens, min(limits.rows, limits.sequences)
         chunks: list[Chunk] = []
@@ -74,7 +74,7 @@ class DraftModel:
                 chunks.append(Chunk(part, start, draft.pages))
         if not chunks:
             return
-        # What is sampled stays on the device until all is handed over.
+        # Sampled tokens stay on the device until all steps are submitted.
         futures = [self._submit(chunks)]
         for index in range(1, max((guess.most for guess, _ in ready), default=0)):
             going = [(guess, draft) for guess, draft in ready if guess.most > index]
@@ -86,10 +86,10 @@ class DraftModel:
         for index, future in enumerate(futures):
             token_ids = self._result(future)
             for (guess, draft), token_id in zip([pair for pair in ready if pair[0].most > index], token_ids, strict=True):
-                # A small model that computes no number guesses nothing from there on.
+                # After a token that the small model could not compute, there are no further drafts.
                 if token_id >= 0 and len(guess.sequence.drafts) == index:
                     guess.sequence.drafts.append(token_id)
-                    # The last guess of all was said, not read.
+                    # The last guess was sampled, but not computed.
                     draft.guessed = guess.sequence.drafts[: guess.most - 1]
 
     def forget(self, sequence: Sequence) -> None:
@@ -108,7 +108,7 @@ class DraftModel:
         self._runner.close()
 
     def _draft_of(self, guess: Guess) -> Draft | None:
-        """The sequence's draft, with pages for what is to be guessed; None where there is no room for that."""
+        """A sequence's state, with pages for its next guesses; None if there is no room for them."""
         length = len(guess.sequence.tokens) + guess.most - 1
         draft = self._drafts.get(guess.sequence)
         if length > self._context or (draft is None and not self._slots):
@@ -119,12 +119,12 @@ class DraftModel:
             return None
         if draft is None:
             draft = self._drafts[guess.sequence] = Draft(self._slots.pop())
-        draft.pages += [self._pool.take() for _ in range(missing)]
+        draft.pages += [self._pool.allocate() for _ in range(missing)]
         return draft
 
     @staticmethod
     def _chunk(guess: Guess, draft: Draft, token_ids: list[int], start: int, index: int) -> Chunk:
-        """Tokens whose last one is sampled after, as the answer's token ``index`` places on will be."""
+        """A chunk whose last row is sampled like the answer's token number ``index`` from now on."""
         settings = Settings(*guess.sampling.settings(guess.sequence.generated + index))
         return Chunk(token_ids, start, draft.pages, [len(token_ids) - 1], settings, draft.slot)
 

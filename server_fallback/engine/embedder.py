@@ -1,6 +1,6 @@
-"""The embedder: texts as token ids flow in, a vector for each flows out. It stands where the scheduler stands in a model that generates.
+"""The embedder: computes a vector for each text of token ids. It takes the scheduler's place for models that embed.
 
-Nothing is kept from one text to the next. Texts of several jobs share batches, in the order in which they came.
+Nothing is cached from one text to the next. Texts of several jobs share batches, in the order in which they arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .step_runner import StepRunner
 
 @dataclass(eq=False, slots=True)
 class EmbedJob:
-    """``result`` is (n, E), a row for each text. Whoever gives the job up sets ``abandoned``."""
+    """``result`` is (n, E), a row for each text. A caller that gives the job up sets ``abandoned``."""
 
     texts: Sequence[Sequence[int]]
     result: Future[FloatArray] = field(default_factory=Future)
@@ -29,7 +29,7 @@ class EmbedJob:
 
 @dataclass(eq=False, slots=True)
 class Text:
-    """One text on its way: ``done`` of its tokens are in its pages."""
+    """One text in progress: ``done`` of its tokens are in its pages."""
 
     job: EmbedJob
     index: int
@@ -53,11 +53,11 @@ class Embedder:
         return bool(self._waiting or self._running)
 
     def add(self, job: EmbedJob) -> None:
-        """Its texts must be of 1 token to as many as the pages hold."""
+        """Each of its texts must have a token, and must fit the pages."""
         self._waiting.extend(Text(job, index) for index in range(len(job.texts)))
 
     def step(self) -> list[EmbedJob]:
-        """Compute one batch; the jobs that are done with it. Raises what the runner does, and `running` are the jobs that it was for."""
+        """Compute one batch. Returns the jobs that it completes. If the runner raises an error, `running` are the jobs of the batch."""
         self._admit()
         room, chunks, ended = self._runner.limits.tokens, [], []
         for text in self._running:
@@ -76,20 +76,20 @@ class Embedder:
         rows = self._runner.embed(make_batch(chunks, self._page_size))
         for text, row in zip(ended, rows, strict=True):
             text.job.vectors[text.index] = row.copy()
-        self._let_go(ended.__contains__)
+        self._release(ended.__contains__)
         jobs = dict.fromkeys(text.job for text in ended)
         return [job for job in jobs if len(job.vectors) == len(job.texts)]
 
     def drop(self, gone: Callable[[EmbedJob], bool]) -> list[EmbedJob]:
-        """Forget the jobs for which ``gone`` holds; those it was."""
+        """Remove the jobs for which ``gone`` is true, and return them."""
         jobs = [job for job in dict.fromkeys(text.job for text in (*self._running, *self._waiting)) if gone(job)]
-        self._let_go(lambda text: text.job in jobs)
+        self._release(lambda text: text.job in jobs)
         self._waiting = deque(text for text in self._waiting if text.job not in jobs)
         return jobs
 
     @property
     def running(self) -> list[EmbedJob]:
-        """The jobs of which a text is being computed."""
+        """The jobs with a text that is being computed."""
         return list(dict.fromkeys(text.job for text in self._running))
 
     def _admit(self) -> None:
@@ -102,7 +102,7 @@ class Embedder:
             text.pages = [self._free.pop() for _ in range(count)]
             self._running.append(self._waiting.popleft())
 
-    def _let_go(self, gone: Callable[[Text], bool]) -> None:
+    def _release(self, gone: Callable[[Text], bool]) -> None:
         for text in self._running:
             if gone(text):
                 self._free += text.pages
@@ -110,5 +110,5 @@ class Embedder:
 
 
 def matrix(job: EmbedJob) -> FloatArray:
-    """The vectors (n, E) of a job that is done, in the order of its texts."""
+    """The vectors (n, E) of a completed job, in the order of its texts."""
     return np.stack([job.vectors[index] for index in range(len(job.texts))])

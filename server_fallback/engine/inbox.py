@@ -1,4 +1,4 @@
-"""The inbox: what event loops tell the engine's thread, and whether it takes more. The one place that both sides change, under one lock."""
+"""The inbox: what event loops send to the engine's thread, and whether it accepts more. Both sides change it, under one lock."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .embedder import EmbedJob
 
 
 @dataclass(slots=True)
-class Letters:
-    """What came in since the engine looked last. ``abandoned`` are answers that nobody reads, ``calls`` what its thread is to do."""
+class Messages:
+    """What was sent since the last `Inbox.receive`. Nobody reads ``abandoned`` answers; ``calls`` run on the engine's thread."""
 
     arrivals: list[Answer] = field(default_factory=list)
     abandoned: list[Answer] = field(default_factory=list)
@@ -24,27 +24,28 @@ class Letters:
 
 
 class Inbox:
-    """``capacity``: requests that may be unfinished at once."""
+    """``capacity``: how many requests may be unfinished at once."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._changed = Condition()
-        self._letters = Letters()
+        self._messages = Messages()
+        self._has_messages = False
         self._unfinished = 0
         self._refusal: NearfarError | None = None
 
     @property
     def num_arrivals(self) -> int:
-        """Requests that the engine has not seen yet."""
-        return len(self._letters.arrivals)
+        """Requests that the engine has not received yet."""
+        return len(self._messages.arrivals)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that are there and not answered."""
+        """Requests that have not been answered."""
         return self._unfinished
 
     def add(self, item: Answer | EmbedJob) -> None:
-        """Raises QueueFull, or why nothing is taken any more."""
+        """Raises QueueFull, or the reason for which nothing is accepted any more."""
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal
@@ -52,50 +53,55 @@ class Inbox:
                 raise QueueFull(f"{self._unfinished} requests run or wait, which is the most; try again later", limit=self._capacity)
             self._unfinished += 1
             if isinstance(item, Answer):
-                self._letters.arrivals.append(item)
+                self._messages.arrivals.append(item)
             else:
-                self._letters.jobs.append(item)
-            self._changed.notify_all()
+                self._messages.jobs.append(item)
+            self._notify()
 
     def call(self, call: Callable[[], None]) -> None:
-        """Have the engine's thread do something between two steps. Raises why nothing is taken any more."""
+        """Run something on the engine's thread between two steps. Raises the reason for which nothing is accepted any more."""
         with self._changed:
             if self._refusal is not None:
                 raise self._refusal
-            self._letters.calls.append(call)
-            self._changed.notify_all()
+            self._messages.calls.append(call)
+            self._notify()
 
     def abandon(self, answer: Answer) -> None:
         with self._changed:
-            self._letters.abandoned.append(answer)
-            self._changed.notify_all()
+            self._messages.abandoned.append(answer)
+            self._notify()
 
-    def take(self, *, wait: bool) -> Letters:
-        """What came in; ``wait`` until something does."""
+    def receive(self, *, wait: bool) -> Messages:
+        """What was sent; ``wait`` until there is something."""
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._letters != Letters())
-            letters, self._letters = self._letters, Letters(stop=self._letters.stop)
-            return letters
+                self._changed.wait_for(lambda: self._has_messages)
+            messages, self._messages = self._messages, Messages(stop=self._messages.stop)
+            self._has_messages = messages.stop
+            return messages
 
     def finished(self) -> None:
-        """One request is answered, or cannot be."""
+        """One request has been answered, or cannot be."""
         with self._changed:
             self._unfinished -= 1
             self._changed.notify_all()
 
     def refuse(self, reason: NearfarError) -> None:
-        """Take nothing more; the first reason stays."""
+        """Accept nothing more; the first reason stays."""
         with self._changed:
             self._refusal = self._refusal or reason
 
     def wait_empty(self, timeout_seconds: float) -> bool:
-        """Wait until every request is answered; False where that takes longer."""
+        """Wait until every request has been answered. False if that takes longer."""
         with self._changed:
             return self._changed.wait_for(lambda: self._unfinished == 0, timeout_seconds)
 
     def stop(self) -> None:
-        """Ask the engine's thread to end."""
+        """End the engine's thread."""
         with self._changed:
-            self._letters.stop = True
-            self._changed.notify_all()
+            self._messages.stop = True
+            self._notify()
+
+    def _notify(self) -> None:
+        self._has_messages = True
+        self._changed.notify_all()

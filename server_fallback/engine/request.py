@@ -1,15 +1,15 @@
-"""What an answer is asked for with, and what comes of it, in token ids. Texts and messages become these; the scheduler reads them."""
+"""Requests to the engine, and what it answers, in token ids."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-# The prompt's last tokens that may be told of.
+# How many tokens at the end of a prompt can get a log-probability.
 MAX_PROMPT_LOGPROBS = 32
 
 
@@ -32,13 +32,13 @@ class Sampling:
 
 
 class Constraint(Protocol):
-    """What may be said next: a grammar's state over one answer. Used by one request only, from one thread at a time."""
+    """Which tokens may come next: a grammar's state over one answer. Used by one request only, from one thread at a time."""
 
     def mask(self) -> npt.NDArray[np.int32] | None:
-        """One bit for each token id, (ceil(V / 32),), least significant bit first: whether it may come next. None where all may."""
+        """One bit for each token id, (ceil(V / 32),), least significant bit first: whether it may come next. None if all may."""
 
     def accept(self, token_id: int) -> None:
-        """The token that came. Stop tokens are not told."""
+        """Advance by a sampled token. Stop tokens are not passed."""
 
     @property
     def finished(self) -> bool:
@@ -49,19 +49,21 @@ class Constraint(Protocol):
 class TokenRequest:
     """Continue ``prompt_ids``.
 
-    ``max_tokens`` None: as many as the context holds. ``logprobs``: of the chosen tokens and of so many alternatives, 0 to 20; None for
-    none. ``priority``: higher goes first. ``stop_token_ids`` end the answer like the model's own end tokens. ``adapter`` names a LoRA
-    adapter that is loaded; None is the model as it is. ``deadline`` is a time of `time.monotonic` after which the answer is given up with
-    DeadlineExceeded. ``when_full``: the answer ends when the context is full, or the oldest tokens after the first so many make way.
+    ``max_tokens`` None generates until the context is full. ``logprobs``: the number of alternatives, 0 to 20, listed with the
+    log-probability of each chosen token; None for neither. ``priority``: higher goes first. ``stop_token_ids`` end the answer like the
+    model's own end tokens. ``adapter`` names a loaded LoRA adapter; None is the model as it is. ``deadline`` is a time of
+    `time.monotonic` at which the answer fails with DeadlineExceeded. ``when_full``: "stop" ends the answer when the context is full; a
+    number drops old tokens instead, and keeps that many at the start.
 
-    ``drafts`` are guesses of the caller at the next tokens: those that hold are told in one step, with one token more, and with that the
-    answer ends ("length", unless it stopped). None guesses nothing. The last ``answered`` of the prompt's tokens are of the answer already:
-    random numbers go on behind them. ``arrival``, of `TokenEngine.arrive`, makes it one of several parts of an answer: all have that place
-    in the queue, and each finds the last, unfilled page of the one before.
+    ``drafts`` are the caller's guesses at the next tokens. All of them are checked in one step; the answer consists of the accepted ones
+    and one token more, and then ends ("length", unless a stop token came). None guesses nothing. ``answered``: how many of the prompt's
+    last tokens belong to the answer already, so that its random numbers continue after them. ``arrival``, from `TokenEngine.arrive`, is
+    shared by several requests that together make one answer: all have the same rank in the queue, and each starts from the last, partly
+    filled page of the one before.
 
-    ``prompt_logprobs``: of so many of the prompt's last tokens, 0 to 32, the log-probability is told before the answer; of all but the
-    first where the prompt is no longer. Their rows are computed anew where a cache has them, so what is told does not depend on what was
-    asked before. Not together with drafts, or where the oldest tokens make way.
+    ``prompt_logprobs``: how many of the prompt's last tokens, 0 to 32, get a log-probability before the answer; the prompt's first token
+    never does. The rows for them are always computed, even if a cache holds their keys and values, so the values do not depend on earlier
+    requests. Not together with drafts or with a number for ``when_full``.
     """
 
     prompt_ids: Sequence[int]
@@ -86,9 +88,8 @@ class TokenLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
-    """``logprob`` is None where none was asked for; ``alternatives`` are the likeliest tokens, best first."""
+class GeneratedToken(NamedTuple):
+    """``logprob`` is None unless it was requested; ``alternatives`` are the most likely tokens, best first."""
 
     token_id: int
     logprob: float | None = None
@@ -97,23 +98,23 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """The log-probability of each of the prompt's last tokens, given all before it, in their order; none where nothing is before one.
+    """The log-probability of each of the prompt's last tokens, given all tokens before it, in the order of the prompt.
 
-    That of a token which is not among the 20 likeliest in its place is an equal share of what those leave, and at least -30.
+    It is exact for the 20 most likely tokens of a position. Any other token gets an equal share of what they leave, and at least -30.
     """
 
     values: tuple[float, ...]
 
 
-# "stop": the model ended its answer. "length": max_tokens are there, or the context is full, or the drafts are checked.
+# "stop": the model ended its answer. "length": max_tokens are reached, the context is full, or the drafts are checked.
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """How an answer ended. ``cached_tokens`` are those of the prompt whose keys and values were there already.
+    """How an answer ended. ``cached_tokens`` are those of the prompt that were in a cache.
 
-    Times in seconds, from when the request came; ``queue_seconds`` until its first token was handed to the device.
+    Times are in seconds since the request arrived; ``queue_seconds`` until its first token was submitted to the device.
     """
 
     finish_reason: FinishReason
@@ -126,10 +127,10 @@ class Completion:
 
 
 class TokenSource(Protocol):
-    """Where tokens come from: the engine, or in tests something like it."""
+    """Something that generates tokens: the engine, or a replacement in tests."""
 
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
-        """Yield each new token (a stop token is not yielded), and last the Completion; first PromptLogprobs, where they are asked for.
+        """Yield each new token, without a stop token, and last the Completion; first PromptLogprobs if they are requested.
 
         Closing the generator early ends the answer and frees its pages at the next step.
 

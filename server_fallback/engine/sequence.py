@@ -1,4 +1,4 @@
-"""A sequence: one request's tokens, the pages that hold their keys and values, and how far the device is with it."""
+"""A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from .prefix_cache import Place
+from .prefix_cache import CachePosition
+from .prompt_logprobs import PromptLogprobRows
 from .request import FinishReason
 
 WAITING: Final = "waiting"
@@ -15,85 +16,132 @@ RUNNING: Final = "running"
 FINISHED: Final = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class ContextShift:
+    """Makes room in a full context: the older half of the tokens after the first ``keep`` is dropped, and the rest is computed again."""
+
+    keep: int
+
+    def apply(self, tokens: list[int], context: int) -> None:
+        """Shorten ``tokens`` until they fit ``context``."""
+        while len(tokens) > context:
+            del tokens[self.keep : self.keep + -(-(len(tokens) - self.keep) // 2)]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceParams:
+    """What a request wants from the scheduler. The defaults are those of a plain request.
+
+    ``max_tokens`` None generates until the context is full. ``context_shift`` None ends the answer when the context is full.
+    ``lockstep``: the next token cannot be scheduled before the last one is read, because a constraint's mask or the drafts depend on it.
+    ``verifies``: a round of verification; it ends with its first sampled row, and its drafts may evict cached pages.
+    ``partial_page``: one of several requests for one answer; each starts from the last, partly filled page of the one before.
+    ``prompt_logprobs``: so many tokens at the end of the prompt get a log-probability; not combined with ``context_shift``.
+    ``adapter`` is the key of a LoRA adapter, ``adapter_slot`` its slot on the device.
+    """
+
+    max_tokens: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    context_shift: ContextShift | None = None
+    lockstep: bool = False
+    verifies: bool = False
+    partial_page: bool = False
+    prompt_logprobs: int = 0
+    adapter: str | None = None
+    adapter_slot: int = -1
+
+
+PLAIN = SequenceParams()
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """The first fields are the request's, as far as the scheduler goes by it; the others are the scheduler's.
-
-    ``id`` rises with the order of arrival; those that follow each other as parts of one answer have the same. ``max_tokens`` None: as many
-    as the context holds. ``keep``: where the context is full, the oldest tokens after the first so many make way; None ends the answer
-    there. ``stepwise``: each token must be read before the next can be asked for, as a constraint's mask depends on it. ``once``: it ends
-    with what its first sampled row says. ``part``: others with the same id go on where it ends. ``leader`` is an earlier sequence with the
-    same prompt, whose pages this one starts from once the prompt is computed. ``adapter`` is the key of its adapter, ``adapter_place``
-    where that is on the device. ``untold``: so many of the prompt's last tokens are to be told of, by rows that are not handed out yet;
-    fewer than the prompt has, and none with ``keep``.
+    """``id`` rises in the order of arrival; all requests for one answer have the same. ``priority`` only rises, to infinity once the
+    sequence has waited too long. ``leader`` is an earlier sequence with the same prompt: this one starts from the leader's pages once
+    the prompt is computed.
     """
 
     id: int
     prompt: Items[int]
-    max_tokens: int | None = None
-    stop_token_ids: frozenset[int] = frozenset()
-    # It only rises: to infinity, when the sequence has waited too long.
+    params: SequenceParams = PLAIN
     priority: float = 0
-    keep: int | None = None
-    stepwise: bool = False
-    once: bool = False
-    untold: int = 0
-    part: bool = False
-    adapter: str | None = None
-    adapter_place: int = -1
     leader: Sequence | None = None
 
     state: Literal["waiting", "running", "finished"] = WAITING
-    # None for a sequence that ended before its answer did.
+    # None if the sequence ended before its answer was complete.
     finish_reason: FinishReason | None = None
-    # All tokens that are known: the prompt, and those that came back from the device.
+    # All known tokens: the prompt, then what has been read back from the device.
     tokens: list[int] = field(init=False)
-    # Pages in the order of the positions that they hold.
+    # Pages in the order of the positions they hold, and how many of them are in the prefix cache.
     pages: array[int] = field(default_factory=lambda: array("i"))
-    place: Place = field(default_factory=Place)
-    # Positions whose keys and values are in the pages, or will be once all that was handed out is done.
+    cache_position: CachePosition = field(default_factory=CachePosition)
+    # Positions whose keys and values are in the pages, or will be once all open steps are done.
     computed: int = 0
-    # Sampled rows whose token was not read back yet.
+    # Sampled tokens that have not been read back.
     in_flight: int = 0
-    # Rows that tell of the prompt and were not read back yet.
-    telling: int = 0
-    # Tokens of the answer that came back.
+    # Tokens of the answer that have been read back.
     generated: int = 0
-    # Of the prompt, the tokens whose keys and values were there at the start.
+    # Tokens of the prompt that were in a cache when the sequence started.
     cached_tokens: int = 0
-    # Its place among the running ones, which names its sampled token and its penalties on the device. -1 while it does not run.
+    # The slot that holds its sampled token, penalties, bias and mask on the device; -1 unless it is running.
     slot: int = -1
-    # The step in which rows of it were last handed out.
+    # The step in which it arrived, and the last step that had rows of it (-1 for none).
+    arrival_step: int = 0
     last_step: int = -1
-    # The step since which it waits for rows.
-    waits_since: int = 0
-    # Guesses at what comes next, to be checked in the step in which they are handed out.
+    # Guesses at its next tokens; the next step checks them and clears the list.
     drafts: list[int] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobRows = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.prompt_logprobs = PromptLogprobRows(self.params.prompt_logprobs)
 
     @property
     def length(self) -> int:
-        """Tokens, those on their way included."""
+        """Tokens, including those in flight."""
         return len(self.tokens) + self.in_flight
 
     @property
     def missing(self) -> int:
-        """Positions that the next token waits for; 1 while it decodes."""
+        """Positions to compute before the next token can be sampled: 1 while it decodes."""
         return len(self.tokens) + self.in_flight - self.computed
 
     @property
-    def most_cached(self) -> int:
-        """How many of the known tokens may come from a cache: not the last one, and none whose row tells of the prompt."""
-        return len(self.tokens) - 1 - self.untold
+    def max_cached(self) -> int:
+        """How many of the known tokens may come from a cache: the logits of the others are needed."""
+        return len(self.tokens) - 1 - self.prompt_logprobs.pending
+
+    def steps_waited(self, step_number: int) -> int:
+        """How many steps ago it arrived, or had a row."""
+        return step_number - max(self.arrival_step, self.last_step)
+
+    def is_ready(self, context: int) -> bool:
+        """Whether more positions can be computed now."""
+        params = self.params
+        if params.max_tokens is not None and self.generated + self.in_flight >= params.max_tokens:
+            return False
+        return self.computed < context and not (params.lockstep and self.in_flight > 0)
+
+    def is_complete(self, context: int) -> bool:
+        """Whether all of its tokens are there, or no position is left at which to compute the last one."""
+        params = self.params
+        if params.max_tokens is not None and self.generated >= params.max_tokens:
+            return True
+        return len(self.tokens) > context and params.context_shift is None
+
+    def take_drafts(self, limit: int) -> tuple[int, ...]:
+        """The first ``limit`` drafts, fewer near the end of the answer; the others are dropped."""
+        if self.params.max_tokens is not None:
+            limit = min(limit, self.params.max_tokens - self.generated - 1)
+        drafts, self.drafts = tuple(self.drafts[: max(0, limit)]), []
+        return drafts
 
 
 def by_rank(sequence: Sequence) -> tuple[float, int]:
-    """Sorts by priority, then by arrival."""
+    """Sort key: by priority, then by arrival."""
     return -sequence.priority, sequence.id
 
 
 def by_turn(sequence: Sequence) -> tuple[float, int, int]:
-    """Sorts prompts by priority, then by who waited longest for a turn."""
+    """Sort key for prompts: by priority, then by the last step that had rows of them."""
     return -sequence.priority, sequence.last_step, sequence.id

@@ -1,11 +1,11 @@
-"""Speculative decoding: guessing tokens cheaply and checking several of them in one step. Leviathan et al. 2023.
+"""Speculative decoding: tokens are guessed cheaply, and several of them are checked in one step. Leviathan et al. 2023.
 
-A sequence flows in with what it says so far; its drafts flow out. The step then samples a token behind each draft, with the very random
-number that the token would have been drawn with alone, and those hold whose drafts were sampled. So the answer is, token for token, the one
-without speculation, greedy or sampled; only how many tokens a step gives depends on the guesses.
+The step samples a token after each draft, with the random number that this token would have been drawn with anyway. A draft is accepted
+if it is the token that was sampled in its place. So the answer is, token for token, the one without speculation, greedy or sampled; only
+the number of tokens in a step depends on the guesses.
 
-Requests with penalties, a logit bias or a constraint do not speculate: what the device keeps for their slot is for one token a step. Nor do
-those whose oldest tokens make way.
+Requests with penalties, a logit bias or a constraint do not speculate, because the device updates their slot once a step; nor do requests
+with a context shift.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """``tokens`` are guessed at once. "ngram": what followed the last words when they came before; "draft": what a smaller model says.
+    """``tokens`` are guessed at once. "ngram": those that followed the last tokens before; "draft": those of a smaller model.
 
-    The runner must take more sampled rows than sequences, best ``sequences * (tokens + 1)``.
+    The runner must allow more sampled rows than sequences, ideally ``sequences * (tokens + 1)``.
     """
 
     kind: Literal["ngram", "draft"]
@@ -30,22 +30,33 @@ class Speculation:
 
 
 class Guess(NamedTuple):
-    """A sequence that could use drafts, how it samples, and how many it could use at ``most``: at least one."""
+    """A sequence that can use drafts, how it samples, and how many it can use at ``most``: at least one."""
 
     sequence: Sequence
     sampling: ResolvedSampling
     most: int
 
+    @staticmethod
+    def of(sequence: Sequence, sampling: ResolvedSampling, tokens: int, context: int) -> Guess | None:
+        """At most ``tokens`` drafts; None if the sequence cannot use any now."""
+        if sequence.in_flight > 0 or sequence.missing > 1:
+            return None
+        # One token comes without a guess.
+        most = min(tokens, context - len(sequence.tokens))
+        if sequence.params.max_tokens is not None:
+            most = min(most, sequence.params.max_tokens - sequence.generated - 1)
+        return Guess(sequence, sampling, most) if most > 0 else None
+
 
 class Drafter(Protocol):
     def draft(self, guesses: Items[Guess]) -> None:
-        """Set the ``drafts`` of each sequence, at most so many, from its known tokens. Raises DeviceError."""
+        """Set the ``drafts`` of each sequence, from its known tokens. Raises DeviceError."""
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
 
     def reset(self) -> None:
-        """A failure left the drafter's own state unknown: start anew."""
+        """A failure left the drafter's state unknown: start anew."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Free what it holds."""

@@ -1,4 +1,4 @@
-"""What an engine did and does, for metrics."""
+"""What an engine has done and is doing, for metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """What the engine's thread counts up as it goes; see `EngineStats`."""
+    """Counters of the engine's thread; see `EngineStats`."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -21,13 +21,15 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0 to 1, and
-    ``kv_waste`` the share of these pages' places that hold no token.
+    ``kv_waste`` the share of the positions in these pages that hold no token.
 
-    All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those whose keys and values were there.
-    ``computed_tokens`` are positions handed to the device, ``generated_tokens`` those that came back and were told. ``overhead_seconds``
-    is the time spent in the engine's own code, in all steps: guessing, the runner's calls and waits for the device are not in it.
-    ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. ``recoveries``: failures of the device
-    after which the engine went on.
+    All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those that were in a cache.
+    ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers. ``drafted_tokens`` are guesses that
+    were checked, ``accepted_tokens`` those that were right. ``recoveries``: device failures that the engine survived.
+
+    ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, without drafting, the runner's calls
+    and waits for the device; and for delivery, on that thread and on the event loops, processor time, because it runs while the device
+    works. What the callers do with their tokens is not included.
     """
 
     running: int
@@ -52,5 +54,5 @@ class EngineStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of guesses that were right; 0 where none was made."""
+        """The share of guesses that were right; 0 if none was checked."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0

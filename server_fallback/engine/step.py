@@ -1,37 +1,47 @@
-"""A step: what the device does at once, as the scheduler hands it out; and what comes of it, as the scheduler tells."""
+"""A step: what the device computes at once. The scheduler builds steps, and commits them when their tokens are read back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """``count`` positions of a sequence from ``start`` on; with ``sample``, the token after the last of them is wanted.
+class Row(NamedTuple):
+    """``length`` positions of a sequence, from ``start`` on; the last ``num_sampled`` of them are sampled.
 
-    The last positions hold ``drafts``, guesses at tokens to come; the tokens after each of them, and before the first, are wanted then.
-    Of the ``told`` positions before the one with ``sample``, the last ones without it, it is wanted how likely the prompt's next token is.
+    Of the sampled positions, the first ``prompt_logprobs`` give log-probabilities of the prompt's own tokens. The others sample the
+    answer: one token after the last known one, and one after each of the ``drafts``, which are the last positions then.
     """
 
     sequence: Sequence
     start: int
-    count: int
-    sample: bool
+    length: int
+    num_sampled: int
+    prompt_logprobs: int = 0
     drafts: tuple[int, ...] = ()
-    told: int = 0
 
     @property
-    def num_sampled(self) -> int:
-        """Its rows among those that the device samples: the told ones, then the others."""
-        return self.told + (1 + len(self.drafts) if self.sample else 0)
+    def sample(self) -> bool:
+        """Whether it samples the answer."""
+        return self.num_sampled > self.prompt_logprobs
+
+    @property
+    def prompt_tokens(self) -> Items[int]:
+        """The tokens of the prompt that get a log-probability: those after the first sampled positions."""
+        after = self.start + self.length - self.num_sampled + 1
+        return self.sequence.tokens[after : after + self.prompt_logprobs]
+
+    def num_accepted(self, token_ids: Items[int]) -> int:
+        """How many of its drafts were right, by the tokens that were sampled for the answer."""
+        return next((index for index, draft in enumerate(self.drafts) if draft != token_ids[index]), len(self.drafts))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``copies`` are pages to copy before, from the first of a pair to the second; ``admitted`` started to run since the last step."""
+    """``copies`` are (source, destination) pairs of pages to copy first. ``admitted`` and ``preempted``: since the step before."""
 
     number: int
     rows: list[Row]
@@ -42,21 +52,32 @@ class Step:
 
 @dataclass(slots=True)
 class OpenStep:
-    """A step being put together. ``spare`` drafts may still be checked."""
+    """A step being built. ``budget`` positions and ``draft_budget`` drafts still fit; ``num_sampled`` rows are sampled so far."""
 
+    number: int
     budget: int
-    spare: int
+    draft_budget: int
+    num_sampled: int = 0
     rows: list[Row] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
 
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.budget -= row.length
+        self.num_sampled += row.num_sampled
+
+    def has(self, sequence: Sequence) -> bool:
+        return sequence.last_step == self.number
+
 
 class Event(NamedTuple):
-    """What became of a sequence. "failed": the device could not compute its token. ``sample`` is its place among the sampled tokens.
+    """What a step did to a sequence. ``sample`` is the index among the step's sampled rows.
 
-    "prompt": how likely the prompt's ``token_id`` is can be read at ``sample``.
+    "prompt_logprob": the log-probability of the prompt's ``token_id`` can be read at ``sample``. "token": ``token_id`` was sampled.
+    "finished": the answer is complete. "failed": the device could not compute a row of the sequence, which has ended.
     """
 
-    kind: Literal["prompt", "token", "finished", "failed"]
+    kind: Literal["prompt_logprob", "token", "finished", "failed"]
     sequence: Sequence
     token_id: int = -1
     sample: int = -1

@@ -1,82 +1,91 @@
-"""A step as the device takes it. A scheduler's step, and how each sequence samples, flow in; a batch flows out."""
+"""A scheduler's step as the batch that the device takes."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from nearfar.compiler.ir.sampling import GREEDY, Settings
-from nearfar.compiler.runtime.batch import Batch, FloatArray, IntArray
+from nearfar.compiler.ir.sampling import GREEDY
+from nearfar.compiler.runtime.batch import Batch, IntArray
 
-from .resolved_sampling import ResolvedSampling
-from .sequence import Sequence
+from .slot_sampling import SlotSampling
 from .step import Step
 
-# Of a sampled row: how it samples, and its flags.
-SamplingOf = Callable[[Sequence], tuple[ResolvedSampling, int]]
 
+def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternatives: bool, logprobs: bool) -> Batch:
+    """To be called before any later commit: a token that has not been read back is named by its slot.
 
-def step_batch(step: Step, page_size: int, sampling_of: SamplingOf, *, alternatives: bool, logprobs: bool) -> Batch:
-    """To be made before any later commit: a token that is not read yet is named by its slot.
-
-    Rows that check drafts leave no token in their slot, for only the host knows which of theirs counts; nor do those that tell of a prompt.
+    Rows that check drafts leave no token in their slot, because only the host knows how many drafts are right; nor do rows for prompt
+    log-probabilities, which are greedy.
     """
-    token_ids, positions, slots, page_ids = array("i"), array("i"), array("i"), array("i")
-    seq_starts, page_indptr = array("i", [0]), array("i", [0])
-    sample_rows, sample_slots, settings = array("i"), array("i"), array("f")
-    adapters = array("i")
-    for row in step.rows:
-        sequence, start, end = row.sequence, row.start, row.start + row.count
-        pages, tokens = sequence.pages, sequence.tokens
-        token_ids.extend(tokens[start:end])
-        if row.drafts:
-            token_ids.extend(row.drafts)
-        elif end > len(tokens):
-            token_ids.append(-1 - sequence.slot)
-        positions.extend(range(start, end))
-        for index in range(start // page_size, -(-end // page_size)):
-            first, last = max(start - index * page_size, 0), min(end - index * page_size, page_size)
-            slots.extend(range(pages[index] * page_size + first, pages[index] * page_size + last))
-        adapters.extend([sequence.adapter_place] * row.count)
-        seq_starts.append(len(token_ids))
-        page_ids.extend(pages)
-        page_indptr.append(len(page_ids))
-        first = len(token_ids) - row.num_sampled
-        for told in range(row.told):
-            sample_rows.append(first + told)
-            sample_slots.extend((-1, 0))
-            settings.extend(GREEDY)
-        if not row.sample:
-            continue
-        sampling, flags = sampling_of(sequence)
-        # This step's own row counts as on its way already.
-        index = sequence.generated + sequence.in_flight - 1
-        for draft in range(len(row.drafts) + 1):
-            sample_rows.append(len(token_ids) - 1 - len(row.drafts) + draft)
-            sample_slots.extend((-1 if row.drafts else sequence.slot, flags))
-            settings.extend(sampling.settings(index + draft))
+    sequences, starts, lengths, num_sampled, num_prompt_logprobs, drafts = zip(*step.rows, strict=True)
+    seq_starts = np.array([0, *accumulate(lengths)], np.int32)
+    page_indptr = np.array([0, *accumulate([len(sequence.pages) for sequence in sequences])], np.int32)
+    page_ids = np.frombuffer(bytearray().join([sequence.pages for sequence in sequences]), np.int32)
+    positions = ranges(starts, lengths)
+    pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
+
+    # The last rows of a sequence are sampled; those for its prompt come first. This step's token already counts as in flight.
+    first_rows = seq_starts[1:] - np.array(num_sampled, np.int32)
+    first_tokens = [sequence.generated + sequence.in_flight - 1 for sequence in sequences]
+    if any(num_prompt_logprobs):
+        first_tokens = [token - count for token, count in zip(first_tokens, num_prompt_logprobs, strict=True)]
+    slots = np.array([sequence.slot for sequence in sequences], np.int32)
+    sample_slots, sample_settings = sampling.rows(spread(slots, num_sampled), ranges(first_tokens, num_sampled))
+    if any(drafts):
+        sample_slots[spread([bool(own) for own in drafts], num_sampled) > 0, 0] = -1
+    if any(num_prompt_logprobs):
+        is_prompt = ranges([-count for count in num_prompt_logprobs], num_sampled) < 0
+        sample_slots[is_prompt] = -1, 0
+        sample_settings[is_prompt] = GREEDY
     return Batch(
-        token_ids=ints(token_ids),
-        positions=ints(positions),
-        slots=ints(slots),
-        seq_starts=ints(seq_starts),
-        page_indptr=ints(page_indptr),
-        page_ids=ints(page_ids),
-        sample_rows=ints(sample_rows),
-        sample_slots=ints(sample_slots).reshape(-1, 2),
-        sample_settings=floats(settings).reshape(-1, len(Settings._fields)),
-        adapters=ints(adapters),
+        token_ids=token_ids_of(step),
+        positions=positions,
+        slots=pages * page_size + positions % page_size,
+        seq_starts=seq_starts,
+        page_indptr=page_indptr,
+        page_ids=page_ids,
+        sample_rows=ranges(first_rows, num_sampled),
+        sample_slots=sample_slots,
+        sample_settings=sample_settings,
+        adapters=spread([sequence.params.adapter_slot for sequence in sequences], lengths),
         alternatives=alternatives,
         logprobs=logprobs,
     )
 
 
-def ints(values: array[int]) -> IntArray:
-    """The same memory as an array of numpy."""
-    return np.frombuffer(values, np.int32) if values else np.zeros(0, np.int32)
+def token_ids_of(step: Step) -> IntArray:
+    """(S,): the known tokens of each row, then its drafts, or the slot that holds the token sampled last."""
+    token_ids = array("i")
+    for sequence, start, length, _, _, drafts in step.rows:
+        tokens = sequence.tokens
+        if start < len(tokens):
+            token_ids.extend(tokens[start : start + length])
+        if drafts:
+            token_ids.extend(drafts)
+        elif start + length > len(tokens):
+            token_ids.append(-1 - sequence.slot)
+    return np.frombuffer(token_ids, np.int32)
 
 
-def floats(values: array[float]) -> FloatArray:
-    return np.frombuffer(values, np.float32) if values else np.zeros(0, np.float32)
+def spread(values: Sequence[int] | IntArray, counts: Sequence[int]) -> IntArray:
+    """Each of ``values`` as often as ``counts`` says."""
+    found = np.asarray(values, np.int32)
+    return found if is_ones(counts) else np.repeat(found, counts)
+
+
+def ranges(starts: Sequence[int] | IntArray, counts: Sequence[int]) -> IntArray:
+    """From each of ``starts`` on, as many consecutive numbers as ``counts`` says."""
+    if is_ones(counts):
+        return np.asarray(starts, np.int32)
+    lengths = np.array(counts, np.int32)
+    ends = np.cumsum(lengths, dtype=np.int32)
+    return np.arange(ends[-1], dtype=np.int32) + np.repeat(np.asarray(starts, np.int32) + lengths - ends, lengths)
+
+
+def is_ones(counts: Sequence[int]) -> bool:
+    """True of a step in which every sequence decodes: nearly all are."""
+    return min(counts) == max(counts) == 1

@@ -1,12 +1,15 @@
-"""What the engine needs of a device: `compiler/batch.Runner` without its bundle. The model's facts are handed over beside it."""
+"""What the engine needs of a device: `compiler/batch.Runner` without its bundle; `TokenModel` describes the model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
+
+# `StepRunner.write_state`, or something that calls it.
+WriteState = Callable[[str, int, Array], None]
 
 
 class StepRunner(Protocol):

@@ -1,6 +1,6 @@
-"""The token engine: requests in token ids flow in, each token flows out as it comes, on any event loop.
+"""The token engine: answers requests in token ids, token by token, on any event loop.
 
-What is here runs on the event loops; the work is done on a thread of the engine's own (`engine_loop.py`).
+This file runs on the event loops; `engine_loop.py` does the work on a thread of its own.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .step_runner import StepRunner
 
 
 class TokenEngine:
-    """A `TokenSource` over a runner, which is the engine's from now on: it alone calls it, and closes it in the end.
+    """A `TokenSource` that owns its runner: it alone calls the runner, and closes it in the end.
 
-    Where the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the model that guesses where
-    the config asks for one. ``max_drafts``: guesses of callers that a step checks, of all callers together. Raises RequestError where the
-    config's speculation cannot work.
+    If the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the draft model, for a config
+    with one. ``max_drafts``: how many drafts a step checks, of all callers together. Raises RequestError if the config's speculation
+    cannot work.
     """
 
     def __init__(
@@ -59,38 +59,39 @@ class TokenEngine:
         return self.model.context
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | Completion, None]:
-        """Yield each new token (a stop token is not yielded), and last the Completion. Any number may run at once; they share steps.
-        Where ``prompt_logprobs`` are asked for, PromptLogprobs comes first.
+        """Yield each new token, without a stop token, and last the Completion. Any number of requests share the steps of the device.
+        If ``prompt_logprobs`` are requested, PromptLogprobs comes first.
 
-        Those with one prompt compute it once. Closing the generator early ends the answer and frees its pages at the next step.
+        Requests with the same prompt compute it once. Closing the generator early ends the answer and frees its pages at the next step.
 
-        Raises RequestError for what cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the engine is closed, or DeviceError.
+        Raises RequestError for a request that cannot be answered, QueueFull, DeadlineExceeded, Unavailable once the engine is closed, or
+        DeviceError.
         """
         check_request(request, self.model, self._loop.adapters.names)
         sampling = resolve_sampling(request.sampling, self.model.vocab_size, request.answered)
         answer = Answer(self.arrive() if request.arrival is None else request.arrival, request, sampling)
         self._inbox.add(answer)
         try:
-            if request.prompt_logprobs > 0 and answer.num_told == 0:
+            if request.prompt_logprobs > 0 and answer.num_prompt_logprobs == 0:
                 yield PromptLogprobs(())
             while True:
-                news = await answer.next()
-                yield news
-                if isinstance(news, Completion):
+                item = await answer.next()
+                yield item
+                if isinstance(item, Completion):
                     return
         finally:
             if not answer.ended:
                 self._inbox.abandon(answer)
 
     def arrive(self) -> int:
-        """A place in the order of arrival, for requests that are parts of one answer."""
+        """A position in the order of arrival, for requests that together make one answer."""
         return next(self._arrivals)
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> FloatArray:
-        """The vector of each text's last token, (n, E), as the model's last norm gives it: not scaled to length 1.
+        """The vector of each text's last token, (n, E), after the model's last norm: not scaled to length 1.
 
         Texts of all callers share batches. Raises RequestError for a model that generates text, for no text, an empty or too long one, or
-        ids out of the vocabulary; QueueFull; Unavailable; DeviceError.
+        ids outside the vocabulary; QueueFull; Unavailable; DeviceError.
         """
         if not self.model.embeds:
             raise RequestError("this model generates text and makes no embeddings; ask an embedding model")
@@ -101,7 +102,7 @@ class TokenEngine:
             if len(ids) > self.context:
                 raise RequestError(f"input {index} has {len(ids)} tokens, the context holds {self.context}; shorten it", param="input")
         job = EmbedJob(texts)
-        # From here on nobody but the engine ends the future; who is cancelled says so.
+        # From here on only the engine completes the future; a cancelled caller abandons the job.
         job.result.set_running_or_notify_cancel()
         self._inbox.add(job)
         try:
@@ -111,28 +112,28 @@ class TokenEngine:
             raise
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
-        """Make a LoRA adapter known by a name that requests may give. ``states`` are what `nearfar.compiler.formats.peft` reads.
+        """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft` reads.
 
-        Raises RequestError for a name that is taken, or where no place is free.
+        Raises RequestError if the name is taken or no slot is free.
         """
         loaded: Future[None] = Future()
-        self._inbox.call(lambda: self._loop.load_adapter(name, states, loaded))
+        self._inbox.call(lambda: self._loop.adapters.load(name, states, self._loop.write_state, loaded))
         await asyncio.wrap_future(loaded)
 
     async def unload_adapter(self, name: str) -> None:
-        """Take no new requests for an adapter, and give its place back when those that use it have ended. Raises RequestError."""
-        left: Future[None] = Future()
-        self._inbox.call(lambda: self._loop.unload_adapter(name, left))
-        await asyncio.wrap_future(left)
+        """Accept no new requests for an adapter, and free its slot when those that use it have ended. Raises RequestError."""
+        unloaded: Future[None] = Future()
+        self._inbox.call(lambda: self._loop.adapters.unload(name, unloaded))
+        await asyncio.wrap_future(unloaded)
 
     def stats(self) -> EngineStats:
-        """What it did so far; may be asked from any thread."""
+        """A snapshot; callable from any thread."""
         return self._loop.stats()
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
-        """Take no more requests, wait up to ``drain_seconds`` for those that are there, fail the others, and close the runner.
+        """Refuse new requests, wait up to ``drain_seconds`` for unfinished ones, fail the others, and close the runner.
 
-        New requests fail with ``reason``, Unavailable where none is given. Closing again waits for the same end.
+        New requests fail with ``reason``, by default Unavailable. A second call waits for the same end.
         """
         self._inbox.refuse(reason or Unavailable("this model is being unloaded; try again later"))
         if drain_seconds > 0:
@@ -142,7 +143,7 @@ class TokenEngine:
 
 
 def make_drafter(speculation: Speculation | None, draft: DraftModel | None, limits: Limits, model: TokenModel) -> Drafter | None:
-    """Who guesses, None where nobody does. Raises RequestError."""
+    """The drafter of an engine, None without speculation. Raises RequestError."""
     if (draft is not None) != (speculation is not None and speculation.kind == "draft"):
         raise RequestError("a draft model and speculation of the kind 'draft' go together; give both or neither")
     if speculation is None or model.embeds:

@@ -1,9 +1,9 @@
-"""Verification: an answer of which somebody far away guesses the tokens. Drafts flow in, round by round; what holds of them flows out.
+"""Verification: an answer whose tokens a client guesses. Each round checks the client's drafts and returns the accepted ones.
 
-A round is a request of its own, with the drafts checked in one step and one token more; between rounds nothing of it is in the engine but
-pages in the prefix cache, the last, unfilled one included. So a client that is slow, or gone, holds nothing that others wait for, and a
-round that comes too late finds less in the cache and is answered all the same. The tokens are those of the same request without drafts,
-greedy or sampled. Leviathan et al. 2023.
+A round is a request of its own: its drafts are checked in one step, which gives one token more. Between rounds the engine holds nothing
+of the answer but pages in the prefix cache, including the last, partly filled one. So a client that is slow or gone holds nothing that
+others wait for; a round that comes late may find less in the cache, and is answered anyway. The tokens are those of the same request
+without drafts, greedy or sampled. Leviathan et al. 2023.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .request import Completion, FinishReason, GeneratedToken, TokenRequest, Tok
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """``token_ids`` are new: the drafts that held, and one token more, unless the answer ends. ``finish_reason`` None: it goes on.
+    """``token_ids`` are new: the accepted drafts, and one token more unless the answer ends. ``finish_reason`` None: it continues.
 
-    ``cached_tokens``: of the prompt, with what was answered before, those whose keys and values were there.
+    ``cached_tokens``: how many tokens of the prompt and of the answer so far were in a cache.
     """
 
     token_ids: list[int]
@@ -30,7 +30,7 @@ class Verified:
 
 
 class VerifyingSource(TokenSource, Protocol):
-    """`TokenEngine`, as far as it is needed here."""
+    """The part of `TokenEngine` that is needed here."""
 
     @property
     def context(self) -> int: ...
@@ -39,12 +39,12 @@ class VerifyingSource(TokenSource, Protocol):
 
 
 class Verification:
-    """One answer, for one task at a time. ``request`` is as for `TokenEngine.generate`, without drafts; without a seed it gets one."""
+    """One answer, used by one task at a time. ``request`` has no drafts; if it has no seed, it gets one."""
 
     def __init__(self, engine: VerifyingSource, request: TokenRequest) -> None:
         seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
         self._engine = engine
-        # Later rounds are where the first one was, or they would queue behind all that came in between.
+        # Later rounds have the rank of the first one, or they would queue behind all requests that arrived in between.
         self._request = replace(request, sampling=replace(request.sampling, seed=seed), arrival=engine.arrive())
         self._tokens = list(request.prompt_ids)
         self.finish_reason: FinishReason | None = None
@@ -55,9 +55,9 @@ class Verification:
         return len(self._tokens) - len(self._request.prompt_ids)
 
     async def check(self, drafts: Sequence[int]) -> Verified:
-        """Go on by the drafts that hold and one token more; by one token where there are none. The answer must not have ended.
+        """Continue the answer by the accepted drafts and one token more. It must not have ended.
 
-        Raises what `TokenEngine.generate` raises. After an error, and where it is cancelled, the answer is as it was before.
+        Raises what `TokenEngine.generate` raises. After an error or a cancellation, the answer is as it was before.
         """
         assert self.finish_reason is None, "the answer has ended"
         left = None if self._request.max_tokens is None else self._request.max_tokens - self.answered
@@ -65,12 +65,12 @@ class Verification:
         request = replace(self._request, prompt_ids=list(self._tokens), max_tokens=left, drafts=drafts, answered=answered)
         token_ids: list[int] = []
         end: Completion | None = None
-        async with aclosing(self._engine.generate(request)) as news:
-            async for each in news:
-                if isinstance(each, Completion):
-                    end = each
-                elif isinstance(each, GeneratedToken):
-                    token_ids.append(each.token_id)
+        async with aclosing(self._engine.generate(request)) as items:
+            async for item in items:
+                if isinstance(item, Completion):
+                    end = item
+                elif isinstance(item, GeneratedToken):
+                    token_ids.append(item.token_id)
         assert end is not None
         self._tokens += token_ids
         if end.finish_reason == "stop" or len(token_ids) == left or len(self._tokens) > self._engine.context:

@@ -1,9 +1,10 @@
-"""What the Python engine itself costs, on a device that computes nothing: time a step in its own code, and pages held for no token.
+"""What the Python engine itself costs, on a device that computes nothing: its own time in a step, and positions of pages without a token.
 
-    .venv/bin/python tests/bench/bench_engine.py            # 32 sequences, steps of 5 ms
-    .venv/bin/python tests/bench/bench_engine.py --sequences 128
+    .venv/bin/python tests/bench/bench_engine.py                       # 32, 64, 128 and 256 sequences, steps of 5 ms
+    .venv/bin/python tests/bench/bench_engine.py --sequences 64 512
 
-The overhead is wall time, so it counts what other processes take from this machine's cores; the median of several windows is given.
+The overhead is `EngineStats.overhead_seconds`: mostly wall time, so it includes what other processes take from this machine's cores. The
+processor time is that of the whole process: the engine, the event loop, and callers that do nothing with their tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import Sampling, TokenRequest
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence as EngineSequence
+from nearfar.server_fallback.engine.sequence import SequenceParams
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 VOCAB_SIZE, PAGE_SIZE = 151_936, 16
@@ -31,7 +34,7 @@ WINDOWS = 9
 
 
 class IdleRunner:
-    """A device that takes ``step_seconds`` for every batch and always says the same token."""
+    """A device that takes ``step_seconds`` for every batch and always samples the same token."""
 
     def __init__(self, limits: Limits, step_seconds: float) -> None:
         assert limits.pages is not None
@@ -64,26 +67,35 @@ class IdleRunner:
         self._device.shutdown()
 
 
-async def overhead(sequences: int, context: int, step_seconds: float) -> list[float]:
-    """Seconds a step in the engine's own code, while so many sampled sequences decode at about ``context`` tokens; one number a window."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Milliseconds a step: the engine's overhead, and the processor time of the whole process."""
+
+    overhead_ms: float
+    processor_ms: float
+
+
+async def measure(sequences: int, context: int, step_seconds: float) -> list[Window]:
+    """Windows of 40 steps, while this many sampled sequences decode at about ``context`` tokens."""
     limits = Limits(tokens=2048, sequences=sequences, rows=sequences, pages=sequences * (context + 512) // PAGE_SIZE)
     engine = TokenEngine(IdleRunner(limits, step_seconds), TokenModel(VOCAB_SIZE, frozenset(), context + 512, PAGE_SIZE))
 
-    async def ask(index: int) -> None:
+    async def call(index: int) -> None:
         prompt = random.Random(index).choices(range(VOCAB_SIZE), k=context)
         async for _ in engine.generate(TokenRequest(prompt, 500, Sampling(temperature=0.7, top_p=0.9, seed=index))):
             pass
 
-    tasks = [asyncio.ensure_future(ask(index)) for index in range(sequences)]
+    tasks = [asyncio.ensure_future(call(index)) for index in range(sequences)]
     while engine.stats().generated_tokens < 2 * sequences:
         await asyncio.sleep(0.01)
     found = []
     for _ in range(WINDOWS):
-        before = engine.stats()
+        before, processor = engine.stats(), time.process_time()
         while engine.stats().steps < before.steps + 40:
             await asyncio.sleep(step_seconds)
-        after = engine.stats()
-        found.append((after.overhead_seconds - before.overhead_seconds) / (after.steps - before.steps))
+        after, processor = engine.stats(), time.process_time() - processor
+        steps = after.steps - before.steps
+        found.append(Window(1000 * (after.overhead_seconds - before.overhead_seconds) / steps, 1000 * processor / steps))
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -92,12 +104,12 @@ async def overhead(sequences: int, context: int, step_seconds: float) -> list[fl
 
 
 def kv_waste(count: int) -> float:
-    """Of the pages' places that running sequences hold, the share with no token in it: a mean over the steps of a mixed load."""
+    """The share of the positions in running sequences' pages that hold no token: a mean over the steps of a mixed load."""
     config = SchedulerConfig(PAGE_SIZE, count * 2048 // PAGE_SIZE, max_tokens=4096, max_sequences=count, context=2048)
     scheduler, lengths = Scheduler(config), random.Random(0)
     for id in range(count):
         prompt = [lengths.randrange(VOCAB_SIZE) for _ in range(lengths.randint(100, 1024))]
-        scheduler.add(EngineSequence(id, prompt, lengths.randint(100, 1024)))
+        scheduler.add(EngineSequence(id, prompt, SequenceParams(lengths.randint(100, 1024))))
     shares = []
     while (step := scheduler.next()) is not None:
         held = sum(len(sequence.pages) for sequence in scheduler.running) * PAGE_SIZE
@@ -107,18 +119,24 @@ def kv_waste(count: int) -> float:
     return statistics.mean(shares)
 
 
+def line(sequences: int, context: int, windows: list[Window]) -> str:
+    overhead = sorted(window.overhead_ms for window in windows)
+    processor = statistics.median(window.processor_ms for window in windows)
+    return (
+        f"{sequences:4d} sampled sequences at {context:4d} tokens: overhead {statistics.median(overhead):.2f} ms a step "
+        f"({overhead[0]:.2f} to {overhead[-1]:.2f}), processor time of the process {processor:.2f} ms"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=32)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument("--step-ms", type=float, default=5.0)
     options = parser.parse_args()
-    for context in (128, 1024):
-        found = sorted(asyncio.run(overhead(options.sequences, context, options.step_ms / 1000)))
-        print(
-            f"overhead a step, {options.sequences} sampled sequences at {context} tokens: {statistics.median(found) * 1000:.2f} ms "
-            f"({found[0] * 1000:.2f} to {found[-1] * 1000:.2f})"
-        )
-    print(f"pages held for no token, 256 requests of 100-1,024 tokens in and out: {kv_waste(256):.1%}")
+    for sequences in options.sequences:
+        for context in (128, 1024):
+            print(line(sequences, context, asyncio.run(measure(sequences, context, options.step_ms / 1000))), flush=True)
+    print(f"positions of pages without a token, 256 requests of 100-1,024 tokens in and out: {kv_waste(256):.1%}")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from hash_model import STOP, next_token
 
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
-from nearfar.server_fallback.engine.sequence import Sequence
+from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
 from nearfar.server_fallback.engine.step import Step
 
 
 @dataclass(slots=True)
 class HashDevice:
-    """Pages of token ids, other ones under an adapter. A step is computed when it is committed, with what was known at its handing out."""
+    """Pages of token ids, other ones under an adapter. A step is computed when it is committed, from what was known when it was built."""
 
     config: SchedulerConfig
     cells: list[int] = field(init=False)
@@ -28,7 +28,7 @@ class HashDevice:
         self.cells = [-1] * (self.config.pages * self.config.page_size)
 
     def taken(self, step: Step) -> Callable[[], list[int]]:
-        """The step as it is handed out; calling the result computes it."""
+        """The step as it was built; calling the result computes it."""
         rows = [(row, row.sequence.slot, list(row.sequence.pages), list(row.sequence.tokens)) for row in step.rows]
 
         def compute() -> list[int]:
@@ -38,12 +38,12 @@ class HashDevice:
             token_ids = []
             for row, slot, pages, tokens in rows:
                 known = tokens + list(row.drafts)
-                shift = shift_of(row.sequence.adapter)
-                for position in range(row.start, row.start + row.count):
+                shift = shift_of(row.sequence.params.adapter)
+                for position in range(row.start, row.start + row.length):
                     token = known[position] if position < len(known) else self.sampled[slot]
                     self.cells[pages[position // size] * size + position % size] = token + shift
-                end = row.start + row.count
-                for length in range(end - row.told - row.sample + 1, end - row.sample + 1):
+                end = row.start + row.length
+                for length in range(end - row.prompt_logprobs - row.sample + 1, end - row.sample + 1):
                     read = [self.cells[pages[position // size] * size + position % size] for position in range(length)]
                     token_ids.append(next_token(read))
                 if row.sample:
@@ -66,7 +66,12 @@ def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Cal
     own = SchedulerConfig(**{name: value for name, value in config.items() if name != "depth"})
     scheduler, device = Scheduler(own), HashDevice(own)
     sequences = [
-        Sequence(id, request["prompt"], request["max_tokens"], frozenset({STOP}), request.get("priority", 0))
+        Sequence(
+            id,
+            request["prompt"],
+            SequenceParams(request["max_tokens"], frozenset({STOP}), prompt_logprobs=request.get("prompt_logprobs", 0)),
+            request.get("priority", 0),
+        )
         for id, request in enumerate(requests)
     ]
     open_steps: list[tuple[Step, Callable[[], list[int]]]] = []
@@ -95,24 +100,26 @@ def run_trace(config: dict[str, int], requests: list[dict[str, Any]], check: Cal
 
 
 def record_of(step: Step) -> dict[str, Any]:
-    return {
-        "rows": [[row.sequence.id, row.start, row.count, int(row.sample)] for row in step.rows],
+    record: dict[str, Any] = {
+        "rows": [[row.sequence.id, row.start, row.length, int(row.sample)] for row in step.rows],
         "pages": [list(row.sequence.pages) for row in step.rows],
         "admitted": [[sequence.id, sequence.cached_tokens] for sequence in step.admitted],
         "preempted": [sequence.id for sequence in step.preempted],
     }
+    prompt_logprobs = [row.prompt_logprobs for row in step.rows]
+    return {**record, "prompt_logprobs": prompt_logprobs} if any(prompt_logprobs) else record
 
 
 def require_pages(scheduler: Scheduler) -> None:
     """No page has more or fewer users than are known of, and where a sequence writes next nobody else reads."""
-    pool, size = scheduler.pool, scheduler.config.page_size
+    pool, size = scheduler.kv.pool, scheduler.config.page_size
     held = Counter(page for sequence in scheduler.running for page in sequence.pages)
-    users = {page: pool.users(page) for page in range(pool.size) if pool.users(page) > 0}
+    users = {page: pool.users[page] for page in range(pool.size) if pool.users[page] > 0}
     assert len(users) + pool.free == pool.size
     assert set(held) <= set(users)
     assert all(count - held[page] in (0, 1) for page, count in users.items())
-    assert sum(count - held[page] for page, count in users.items()) == len(scheduler.cache)
-    assert scheduler.cache.evictable == sum(page not in held for page in users)
+    assert sum(count - held[page] for page, count in users.items()) == len(scheduler.kv.prefixes)
+    assert scheduler.kv.prefixes.evictable == sum(page not in held for page in users)
     slots = [sequence.slot for sequence in scheduler.running]
     assert len(set(slots)) == len(slots)
     assert all(not sequence.pages and sequence.slot == -1 for sequence in scheduler.waiting)
@@ -122,14 +129,14 @@ def require_pages(scheduler: Scheduler) -> None:
 def require_step(scheduler: Scheduler, step: Step) -> None:
     """The step keeps to its limits, and what it writes nobody else reads."""
     config = scheduler.config
-    assert sum(row.count for row in step.rows) <= config.max_tokens
+    assert sum(row.length for row in step.rows) <= config.max_tokens
     assert sum(row.num_sampled for row in step.rows) <= max(config.max_sequences, config.max_rows or 0)
     assert len({row.sequence for row in step.rows}) == len(step.rows) <= config.max_sequences
-    assert all(row.count > 0 and row.start + row.count <= config.context for row in step.rows)
+    assert all(row.length > 0 and row.start + row.length <= config.context for row in step.rows)
     # Who must see each token has no second one on its way.
-    assert all(row.sequence.in_flight <= 1 for row in step.rows if row.sequence.stepwise)
+    assert all(row.sequence.in_flight <= 1 for row in step.rows if row.sequence.params.lockstep)
     # Whoever has just started from another's last page gets a copy before it writes there.
     beginners = [page for sequence in step.admitted for page in sequence.pages]
     for sequence in (row.sequence for row in step.rows):
         own = sequence.pages[min(sequence.computed, len(sequence.tokens)) // config.page_size :]
-        assert all(scheduler.pool.users(page) == 1 or page in beginners for page in own)
+        assert all(scheduler.kv.pool.users[page] == 1 or page in beginners for page in own)

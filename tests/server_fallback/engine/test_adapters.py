@@ -131,10 +131,10 @@ def test_an_adapter_goes_when_the_last_answer_with_it_has_ended(
 
 def test_keys_are_never_given_twice_and_without_places_there_are_no_adapters() -> None:
     adapters = Adapters(1)
-    first = adapters.take_place("red")
-    adapters.give_back(first)
-    second = adapters.take_place("red")
-    assert (first.place, first.key) == (second.place, "red 1")
+    first = adapters.allocate("red")
+    adapters.free(first)
+    second = adapters.allocate("red")
+    assert (first.slot, first.key) == (second.slot, "red 1")
     assert second.key == "red 2"
     with pytest.raises(RequestError, match="served without places for adapters"):
-        Adapters(0).take_place("red")
+        Adapters(0).allocate("red")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nearfar.server_fallback.engine.page_pool import PagePool
-from nearfar.server_fallback.engine.prefix_cache import Place, PrefixCache
+from nearfar.server_fallback.engine.prefix_cache import CachePosition, PrefixCache
 
 SIZE, PAGE = 12, 2
 Known = tuple[str | None, tuple[int, ...]]
@@ -23,7 +23,7 @@ class Holder:
         self.adapter = adapter
         self.tokens: list[int] = []
         self.pages = array("i")
-        self.place = Place()
+        self.position = CachePosition()
 
 
 class PoolAndCache(RuleBasedStateMachine):
@@ -52,7 +52,7 @@ class PoolAndCache(RuleBasedStateMachine):
             self.pool.share(page)
             holder.pages.append(page)
         holder.tokens = tokens[: PAGE * len(found)]
-        self.cache.insert(holder.place, holder.tokens, holder.pages, len(found), adapter)
+        self.cache.insert(holder.position, holder.tokens, holder.pages, len(found), adapter)
         self.holders.append(holder)
         self.touch(holder)
 
@@ -62,10 +62,10 @@ class PoolAndCache(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         if self.pool.free == 0 and not self.evict_oldest():
             return
-        holder.pages.append(self.pool.take())
+        holder.pages.append(self.pool.allocate())
         holder.tokens += tokens
         pages = list(holder.pages)
-        self.cache.insert(holder.place, holder.tokens, holder.pages, len(pages), holder.adapter)
+        self.cache.insert(holder.position, holder.tokens, holder.pages, len(pages), holder.adapter)
         for index, page in enumerate(pages):
             known = (holder.adapter, tuple(holder.tokens[: (index + 1) * PAGE]))
             # The first page that was known stays.
@@ -78,7 +78,7 @@ class PoolAndCache(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         if wrong:
-            self.cache.forget(holder.place, holder.pages)
+            self.cache.discard(holder.position, holder.pages)
             held = {page for other in self.holders for page in other.pages}
             for end in range(len(holder.tokens), 0, -PAGE):
                 known = (holder.adapter, tuple(holder.tokens[:end]))
@@ -86,7 +86,7 @@ class PoolAndCache(RuleBasedStateMachine):
                     break
                 self.known.pop(known, None)
         else:
-            self.cache.leave(holder.place, holder.pages)
+            self.cache.leave(holder.position, holder.pages)
         del holder.pages[:]
 
     @rule()
@@ -96,7 +96,7 @@ class PoolAndCache(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         for holder in self.holders:
-            self.cache.leave(holder.place, holder.pages)
+            self.cache.leave(holder.position, holder.pages)
             del holder.pages[:]
         self.holders.clear()
         self.cache.clear()
@@ -106,7 +106,7 @@ class PoolAndCache(RuleBasedStateMachine):
     def every_page_has_its_users(self) -> None:
         users = Counter(page for holder in self.holders for page in holder.pages)
         users.update(self.known.values())
-        assert {page: self.pool.users(page) for page in range(SIZE)} == {page: users[page] for page in range(SIZE)}
+        assert {page: self.pool.users[page] for page in range(SIZE)} == {page: users[page] for page in range(SIZE)}
         assert self.pool.free == SIZE - len(users)
         assert len(self.cache) == len(self.known)
         assert self.cache.evictable == sum(users[page] == 1 for page in self.known.values())
@@ -138,9 +138,9 @@ def test_an_evicted_page_is_the_one_not_used_for_longest() -> None:
     pool = PagePool(4)
     cache = PrefixCache(pool, 1)
     for token in (1, 2, 3):
-        place, pages = Place(), array("i", [pool.take()])
-        cache.insert(place, [token], pages, 1)
-        cache.leave(place, pages)
+        position, pages = CachePosition(), array("i", [pool.allocate()])
+        cache.insert(position, [token], pages, 1)
+        cache.leave(position, pages)
     cache.match([1], 1)
     assert [cache.evict() for _ in range(2)] == [True, True]
     assert [cache.match([token], 1) for token in (1, 2, 3)] == [[0], [], []]
@@ -149,9 +149,9 @@ def test_an_evicted_page_is_the_one_not_used_for_longest() -> None:
 def test_a_running_sequences_pages_are_never_evicted_and_count_as_used_when_it_leaves() -> None:
     pool = PagePool(4)
     cache = PrefixCache(pool, 1)
-    running, held = Place(), array("i", [pool.take()])
+    running, held = CachePosition(), array("i", [pool.allocate()])
     cache.insert(running, [1], held, 1)
-    other, pages = Place(), array("i", [pool.take()])
+    other, pages = CachePosition(), array("i", [pool.allocate()])
     cache.insert(other, [2], pages, 1)
     cache.leave(other, pages)
     cache.insert(running, [1], held, 1)

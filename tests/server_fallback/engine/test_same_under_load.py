@@ -76,7 +76,7 @@ def alone(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRequest
         answers = []
         for request in requests:
             answers.append(await answer(engine, request))
-            engine._loop.scheduler.cache.clear()
+            engine._loop.scheduler.kv.prefixes.clear()
         await engine.close()
         return answers
 
@@ -101,7 +101,7 @@ def under_load(runner: StepRunner, model: TokenModel, requests: Sequence[TokenRe
             await asyncio.sleep(0.001)
         scheduler = engine._loop.scheduler
         assert engine.stats().preemptions > 0
-        assert scheduler.pool.free + len(scheduler.cache) == scheduler.pool.size
+        assert scheduler.kv.pool.free + len(scheduler.kv.prefixes) == scheduler.kv.pool.size
         await engine.close()
         return answers
 

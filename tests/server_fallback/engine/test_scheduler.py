@@ -11,7 +11,7 @@ from scheduler_traces import require_pages, run_trace
 
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
-from nearfar.server_fallback.engine.sequence import Sequence
+from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
 
 TRACES = json.loads((Path(__file__).parents[2] / "conformance/scheduler.json").read_text())["traces"]
 
@@ -26,13 +26,13 @@ def test_the_scheduler_decides_as_the_shared_traces_say(trace: dict[str, Any]) -
 @pytest.mark.parametrize(("lengths", "unfilled"), [((16,), 0), ((17,), 15), ((1, 16, 31), 15 + 0 + 1)])
 def test_unfilled_places_are_those_of_last_pages(lengths: tuple[int, ...], unfilled: int) -> None:
     scheduler = Scheduler(SchedulerConfig(page_size=16, pages=16, max_tokens=64, max_sequences=4, context=64))
-    assert scheduler.unfilled == 0
-    sequences = [Sequence(id, [id + 1] * length, 8) for id, length in enumerate(lengths)]
+    assert scheduler.kv.unfilled(scheduler.running) == 0
+    sequences = [Sequence(id, [id + 1] * length, SequenceParams(8)) for id, length in enumerate(lengths)]
     for sequence in sequences:
         scheduler.add(sequence)
-    assert scheduler.unfilled == 0
+    assert scheduler.kv.unfilled(scheduler.running) == 0
     scheduler.next()
-    assert scheduler.unfilled == unfilled
+    assert scheduler.kv.unfilled(scheduler.running) == unfilled
     for sequence in sequences:
         scheduler.finish(sequence, None)
-    assert scheduler.unfilled == 0
+    assert scheduler.kv.unfilled(scheduler.running) == 0

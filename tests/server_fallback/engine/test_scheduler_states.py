@@ -13,7 +13,7 @@ from scheduler_traces import HashDevice, require_pages, require_step, shift_of
 
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
-from nearfar.server_fallback.engine.sequence import FINISHED, RUNNING, Sequence
+from nearfar.server_fallback.engine.sequence import FINISHED, RUNNING, Sequence, SequenceParams
 from nearfar.server_fallback.engine.step import Step
 
 TOKEN = st.integers(1, VOCAB - 1)
@@ -26,11 +26,11 @@ PROMPTS = st.builds(
 
 
 def alone(sequence: Sequence, context: int) -> tuple[list[int], str]:
-    """What a request is answered with by itself, and how that ends; where old tokens make way, nothing is known beforehand."""
-    shift = shift_of(sequence.adapter)
+    """What a request is answered with alone, and how that ends."""
+    shift = shift_of(sequence.params.adapter)
     tokens = list(sequence.prompt)
-    assert sequence.max_tokens is not None
-    while len(tokens) - len(sequence.prompt) < sequence.max_tokens and len(tokens) <= context:
+    assert sequence.params.max_tokens is not None
+    while len(tokens) - len(sequence.prompt) < sequence.params.max_tokens and len(tokens) <= context:
         token = next_token([token + shift for token in tokens])
         if token == STOP:
             return tokens[len(sequence.prompt) :], "stop"
@@ -43,8 +43,8 @@ class Scheduling(RuleBasedStateMachine):
         super().__init__()
         self.sequences: list[Sequence] = []
         self.aborted: set[Sequence] = set()
-        # Of each sequence that is asked to tell of its prompt, how many tokens it is to tell of, and those it told of.
-        self.told: dict[Sequence, tuple[int, list[int]]] = {}
+        # How many tokens of each sequence's prompt get a log-probability, and those that did.
+        self.logprobs: dict[Sequence, tuple[int, list[int]]] = {}
         self.open: list[tuple[Step, Callable[[], list[int]]]] = []
 
     @initialize(
@@ -77,10 +77,10 @@ class Scheduling(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         priority=st.integers(0, 2),
         adapter=st.sampled_from([None, None, "a"]),
-        stepwise=st.booleans(),
-        once=st.booleans(),
+        lockstep=st.booleans(),
+        verifies=st.booleans(),
         again=st.booleans(),
-        untold=st.sampled_from([0, 0, 1, 3, 20]),
+        prompt_logprobs=st.sampled_from([0, 0, 1, 3, 20]),
     )
     def add(
         self,
@@ -88,42 +88,44 @@ class Scheduling(RuleBasedStateMachine):
         max_tokens: int,
         priority: int,
         adapter: str | None,
-        stepwise: bool,
-        once: bool,
+        lockstep: bool,
+        verifies: bool,
         again: bool,
-        untold: int,
+        prompt_logprobs: int,
     ) -> None:
-        """One that is there ``once`` may go on behind what another has said: it starts from the other's last page then."""
+        """A round of verification may continue the one before: it starts from its last page then."""
         leader = next((one for one in self.sequences if again and one.state != FINISHED and one.priority >= priority), None)
         if leader is not None:
-            prompt, adapter = list(leader.prompt), leader.adapter
-        before = next((one for one in reversed(self.sequences) if one.once and one.state == FINISHED), None)
-        if once and before is not None:
-            prompt, adapter = list(before.tokens), before.adapter
+            prompt, adapter = list(leader.prompt), leader.params.adapter
+        before = next((one for one in reversed(self.sequences) if one.params.verifies and one.state == FINISHED), None)
+        if verifies and before is not None:
+            prompt, adapter = list(before.tokens), before.params.adapter
         prompt = prompt[: self.config.context]
         sequence = Sequence(
             len(self.sequences),
             prompt,
-            max_tokens,
-            frozenset({STOP}),
+            SequenceParams(
+                max_tokens,
+                frozenset({STOP}),
+                lockstep=lockstep or verifies,
+                verifies=verifies,
+                partial_page=verifies,
+                prompt_logprobs=0 if verifies else prompt_logprobs,
+                adapter=adapter,
+            ),
             priority,
-            stepwise=stepwise or once,
-            once=once,
-            part=once,
-            adapter=adapter,
-            leader=None if once else leader,
-            untold=0 if once else min(untold, len(prompt) - 1),
+            leader=None if verifies else leader,
         )
-        self.told[sequence] = sequence.untold, []
+        self.logprobs[sequence] = min(sequence.params.prompt_logprobs, len(prompt) - 1), []
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
 
     @rule(drafts=st.integers(0, 3), right=st.integers(0, 3))
-    def hand_out(self, drafts: int = 0, right: int = 0) -> None:
-        """Before that, guess so many of the tokens that stepwise sequences say next; the first few of the guesses are right."""
+    def build(self, drafts: int = 0, right: int = 0) -> None:
+        """Build a step, with ``drafts`` for sequences in lockstep, of which the first ``right`` are correct."""
         for sequence in self.scheduler.running:
-            if sequence.stepwise and sequence.in_flight == 0:
-                shift, tokens = shift_of(sequence.adapter), list(sequence.tokens)
+            if sequence.params.lockstep and sequence.in_flight == 0:
+                shift, tokens = shift_of(sequence.params.adapter), list(sequence.tokens)
                 for index in range(drafts):
                     token = next_token([token + shift for token in tokens])
                     tokens.append(token if index < right else (token + 1) % VOCAB)
@@ -138,13 +140,13 @@ class Scheduling(RuleBasedStateMachine):
     def read(self) -> None:
         step, compute = self.open.pop(0)
         for event in self.scheduler.commit(step, compute()):
-            assert event.kind in ("prompt", "token", "finished")
-            if event.kind == "prompt":
-                self.told[event.sequence][1].append(event.token_id)
+            assert event.kind in ("prompt_logprob", "token", "finished")
+            if event.kind == "prompt_logprob":
+                self.logprobs[event.sequence][1].append(event.token_id)
             elif event.sequence not in self.aborted:
-                # All of it comes before the answer.
-                count, told = self.told[event.sequence]
-                assert len(told) == count
+                # All of them come before the answer.
+                count, found = self.logprobs[event.sequence]
+                assert len(found) == count
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -159,7 +161,7 @@ class Scheduling(RuleBasedStateMachine):
         self.open.clear()
         self.scheduler.reset()
         self.device = HashDevice(self.config)
-        assert self.scheduler.pool.free == self.config.pages
+        assert self.scheduler.kv.pool.free == self.config.pages
 
     @invariant()
     def pages_are_accounted_for(self) -> None:
@@ -170,8 +172,8 @@ class Scheduling(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         turns = 0
-        while self.open or self.scheduler.running or self.scheduler.num_waiting:
-            self.hand_out(turns % 4, turns % 3)
+        while self.open or self.scheduler.running or self.scheduler.waiting:
+            self.build(turns % 4, turns % 3)
             if self.open:
                 self.read()
             turns += 1
@@ -179,21 +181,21 @@ class Scheduling(RuleBasedStateMachine):
         for sequence in self.sequences:
             tokens, finish = alone(sequence, self.config.context)
             found = sequence.tokens[len(sequence.prompt) :]
-            count, told = self.told[sequence]
+            count, logprobs = self.logprobs[sequence]
             expected = list(sequence.prompt)[len(sequence.prompt) - count :]
-            assert told == expected[: len(told) if sequence in self.aborted else count]
+            assert logprobs == expected[: len(logprobs) if sequence in self.aborted else count]
             if sequence in self.aborted:
                 assert found == tokens[: len(found)]
-            elif sequence.once:
+            elif sequence.params.verifies:
                 assert found == tokens[: len(found)]
                 assert found or not tokens
             else:
                 assert (found, sequence.finish_reason) == (tokens, finish)
-        assert self.scheduler.pool.free + len(self.scheduler.cache) == self.config.pages
-        assert self.scheduler.cache.evictable == len(self.scheduler.cache)
-        while self.scheduler.cache.evict():
+        assert self.scheduler.kv.pool.free + len(self.scheduler.kv.prefixes) == self.config.pages
+        assert self.scheduler.kv.prefixes.evictable == len(self.scheduler.kv.prefixes)
+        while self.scheduler.kv.prefixes.evict():
             pass
-        assert self.scheduler.pool.free == self.config.pages
+        assert self.scheduler.kv.pool.free == self.config.pages
 
 
 TestScheduling = Scheduling.TestCase
@@ -204,12 +206,12 @@ def config(**other: int | None) -> SchedulerConfig:
     return SchedulerConfig(**{"page_size": 4, "pages": 32, "max_tokens": 8, "max_sequences": 2, "context": 32, **other})  # type: ignore[arg-type]
 
 
-def request(id: int, prompt: list[int], max_tokens: int, **other: Any) -> Sequence:
-    return Sequence(id, prompt, max_tokens, frozenset({STOP}), **other)
+def request(id: int, prompt: list[int], max_tokens: int, priority: float = 0, leader: Sequence | None = None, **params: Any) -> Sequence:
+    return Sequence(id, prompt, SequenceParams(max_tokens, frozenset({STOP}), **params), priority, leader)
 
 
 def turn(scheduler: Scheduler, device: HashDevice) -> Step | None:
-    """Hand out a step, compute it, and read it."""
+    """Build a step, compute it, and read it."""
     step = scheduler.next()
     if step is not None:
         scheduler.commit(step, device.taken(step)())
@@ -260,13 +262,13 @@ def test_a_page_that_is_shared_and_not_full_is_copied_before_it_is_written() -> 
     others = [request(id, list(first.prompt), 4, leader=first) for id in (1, 2)]
     for sequence in (first, *others):
         scheduler.add(sequence)
-    assert scheduler.num_waiting == 3
+    assert len(scheduler.waiting) == 3
     step = turn(scheduler, device)
     assert step is not None
     assert [row.sequence for row in step.rows] == [first]
     step = turn(scheduler, device)
     assert step is not None
-    assert [(row.sequence.id, row.start, row.count) for row in step.rows] == [(0, 6, 1), (1, 5, 1), (2, 5, 1)]
+    assert [(row.sequence.id, row.start, row.length) for row in step.rows] == [(0, 6, 1), (1, 5, 1), (2, 5, 1)]
     page = first.pages[1]
     assert [copy[0] for copy in step.copies] == [page, page]
     assert len({sequence.pages[1] for sequence in (first, *others)}) == 3
@@ -282,9 +284,9 @@ def test_without_a_free_page_a_fork_computes_its_last_page_again() -> None:
     turn(scheduler, device)
     second = request(1, list(first.prompt), 2, leader=first)
     scheduler.add(second)
-    held = [scheduler.pool.take() for _ in range(scheduler.pool.free)]
+    held = [scheduler.kv.pool.allocate() for _ in range(scheduler.kv.pool.free)]
     for page in held[1:]:
-        scheduler.pool.release(page)
+        scheduler.kv.pool.release(page)
     while first.state != FINISHED or second.state != FINISHED:
         turn(scheduler, device)
     assert first.tokens == second.tokens == [*first.prompt, *alone(first, 16)[0]]

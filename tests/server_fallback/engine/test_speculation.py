@@ -60,7 +60,7 @@ def speculating(
         while engine.stats().running or engine.stats().waiting:
             await asyncio.sleep(0.001)
         scheduler = engine._loop.scheduler
-        assert scheduler.pool.free + len(scheduler.cache) == scheduler.pool.size
+        assert scheduler.kv.pool.free + len(scheduler.kv.prefixes) == scheduler.kv.pool.size
         if draft is not None:
             assert draft._pool.free == draft._pool.size
         stats = engine.stats()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from hash_runner import MODEL, HashRunner
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.compiler.ir.sampling import IN_PROMPT
-from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.batch import Batch, Limits, Output
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
@@ -68,9 +69,9 @@ async def settle(engine: TokenEngine) -> None:
 
 
 def require_no_page_held(engine: TokenEngine) -> None:
-    scheduler = engine._loop.scheduler
-    assert scheduler.pool.free + len(scheduler.cache) == scheduler.pool.size
-    assert scheduler.cache.evictable == len(scheduler.cache)
+    kv = engine._loop.scheduler.kv
+    assert kv.pool.free + len(kv.prefixes) == kv.pool.size
+    assert kv.prefixes.evictable == len(kv.prefixes)
 
 
 def test_an_answer_is_the_models_and_ends_at_max_tokens() -> None:
@@ -214,6 +215,42 @@ def test_an_event_loop_that_closes_in_the_middle_ends_its_answers() -> None:
     run(work())
 
 
+class WaitingForTheCaller(HashRunner):
+    """Computes in `submit`, from the third step on only when the caller has received a token."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.received = threading.Event()
+
+    def submit(self, batch: Batch) -> Future[Output]:
+        assert len(self.batches) < 2 or self.received.wait(10), "the last step's token was not delivered"
+        return super().submit(batch)
+
+
+def test_a_runner_that_computes_in_submit_gets_its_next_step_after_the_last_tokens_are_delivered() -> None:
+    async def work() -> None:
+        runner = WaitingForTheCaller(replace(LIMITS, tokens=16))
+        async with engine_on(runner) as engine:
+            tokens = []
+            async for item in engine.generate(TokenRequest(PROMPT, max_tokens=6)):
+                runner.received.set()
+                tokens += [item.token_id] if isinstance(item, GeneratedToken) else []
+            assert tokens == answer_of(PROMPT, 6, 64)[0]
+
+    run(work())
+
+
+def test_the_overhead_includes_delivery_and_leaves_out_the_device() -> None:
+    async def work() -> None:
+        async with engine_on(HashRunner(LIMITS, threaded=True, step_seconds=0.02)) as engine:
+            await ids(engine)
+            stats, delivery = engine.stats(), engine._loop._outbox.delivery_seconds
+            assert 0 < delivery < stats.overhead_seconds
+            assert stats.overhead_seconds_per_step < 0.02
+
+    run(work())
+
+
 def test_closing_the_generator_frees_pages_at_the_next_step() -> None:
     async def work() -> None:
         runner = HashRunner(LIMITS, threaded=True, step_seconds=0.003)
@@ -341,8 +378,7 @@ def test_logits_that_are_not_numbers_fail_one_answer_and_are_not_cached() -> Non
             assert other == answer_of(PROMPT, 6, 64)[0]
             await settle(engine)
             require_no_page_held(engine)
-            scheduler = engine._loop.scheduler
-            assert scheduler.cache.match(prompt, 2) == []
+            assert engine._loop.scheduler.kv.prefixes.match(prompt, 2) == []
 
     run(work())
 

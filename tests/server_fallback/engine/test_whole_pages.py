@@ -8,7 +8,7 @@ from scheduler_traces import HashDevice, require_pages
 
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.scheduler import Scheduler
-from nearfar.server_fallback.engine.sequence import FINISHED, Sequence
+from nearfar.server_fallback.engine.sequence import FINISHED, Sequence, SequenceParams
 
 CONTEXT = 64
 PROMPT = [1 + index % (VOCAB - 1) for index in range(20)]
@@ -24,7 +24,7 @@ class Chat:
 
     def ask(self, prompt: list[int], adapter: str | None = None) -> tuple[int, list[int]]:
         """How many of the prompt's tokens were there, and all tokens after the answer. The device checks what pages hold."""
-        sequence = Sequence(self.count, prompt, 6, adapter=adapter)
+        sequence = Sequence(self.count, prompt, SequenceParams(6, adapter=adapter))
         self.count += 1
         self.scheduler.add(sequence)
         while sequence.state != FINISHED:
@@ -48,14 +48,14 @@ def test_a_next_turn_starts_from_all_that_was_said(pages: int, copies: int) -> N
         assert found == before
     assert chat.copies == copies
     # Only the longest is kept of what begins alike.
-    assert len(chat.scheduler.cache) == 1
+    assert len(chat.scheduler.kv.prefixes) == 1
 
 
 def test_prompts_that_part_share_what_they_have_in_common_and_adapters_share_nothing() -> None:
     chat = Chat(4)
     chat.ask(PROMPT)
     assert chat.ask([*PROMPT[:12], 9, 9, 9])[0] == 12
-    assert len(chat.scheduler.cache) == 2
+    assert len(chat.scheduler.kv.prefixes) == 2
     assert chat.ask([2, *PROMPT])[0] == 0
     assert chat.ask(PROMPT, adapter="a")[0] == 0
     # The last token is always computed.

@@ -1,7 +1,7 @@
-// Whether a request can be answered at all. A request and the model's limits flow in; a RequestError that names what is wrong flows out.
+// Checks whether a request can be answered by a model; a RequestError names what is wrong.
 
 import { RequestError } from "../errors.js";
-import { MOST_PROMPT_LOGPROBS } from "./prompt_logprob.js";
+import { MAX_PROMPT_LOGPROBS } from "./prompt_logprobs.js";
 import type { TokenRequest } from "./request.js";
 
 /** The most alternatives that log-probabilities can be asked for. */
@@ -13,7 +13,7 @@ export function checkRequest(request: TokenRequest, vocabSize: number, context: 
   const { maxTokens, sampling = {}, logprobs, promptLogprobs, stopTokenIds = [], priority, whenFull } = request;
   check("maxTokens", maxTokens, isInteger(1), "an integer of at least 1");
   check("logprobs", logprobs, isInteger(0, MOST_ALTERNATIVES), `an integer from 0 to ${MOST_ALTERNATIVES}`);
-  check("promptLogprobs", promptLogprobs, isInteger(0, MOST_PROMPT_LOGPROBS), `an integer from 0 to ${MOST_PROMPT_LOGPROBS}`);
+  check("promptLogprobs", promptLogprobs, isInteger(0, MAX_PROMPT_LOGPROBS), `an integer from 0 to ${MAX_PROMPT_LOGPROBS}`);
   check("priority", priority, Number.isFinite, "a number");
   for (const id of stopTokenIds) check("stopTokenIds", id, isInteger(0, vocabSize - 1), `token ids from 0 to ${vocabSize - 1}`);
   if (typeof whenFull === "object") check("whenFull.keep", whenFull.keep, isInteger(0, context >> 1), `an integer from 0 to half of the context, ${context >> 1}`);

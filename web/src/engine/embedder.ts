@@ -1,6 +1,6 @@
-// The embedder: texts as token ids flow in, a vector for each flows out. It stands where the token engine stands in a bundle that generates.
+// The embedder: computes a vector for each text of token ids. It takes the token engine's place for a bundle that embeds.
 //
-// Nothing is kept from one request to the next, so requests go one after the other, and each has all of the pool's pages.
+// Nothing is cached from one request to the next, so requests run one after the other, and each has all pages of the pool.
 
 import { DeviceError, RequestError } from "../errors.js";
 import type { Runner } from "../runtime/runner.js";
@@ -10,7 +10,7 @@ import { Gate } from "./gate.js";
 /** What the embedder needs of a device. */
 export type EmbedRunner = Pick<Runner, "limits" | "embed">;
 
-/** One text on its way: ``done`` of its tokens are in its pages. */
+/** One text in progress: ``done`` of its tokens are in its pages. */
 interface Text {
   readonly ids: readonly number[];
   readonly index: number;

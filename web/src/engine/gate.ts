@@ -1,4 +1,4 @@
-// The gate between an engine and its device. Work goes through while it is open; who closes it is told when nothing is on its way any more.
+// The gate between an engine and its device. Work passes while it is open; closing it resolves when no work is in progress any more.
 
 export class Gate {
   #inside = 0;
@@ -15,7 +15,7 @@ export class Gate {
     while (this.#opened !== null) await this.#opened;
   }
 
-  /** Resolves when what went through has come to its end. */
+  /** Resolves when all work that has passed is done. */
   async close(): Promise<void> {
     this.#opened ??= new Promise((resolve) => (this.#open = resolve));
     if (this.#inside > 0) await new Promise<void>((resolve) => this.#whenEmpty.push(resolve));
@@ -26,7 +26,7 @@ export class Gate {
     this.#open();
   }
 
-  /** Does the work at once; whether the gate is open is for the caller to see. */
+  /** Does the work at once; the caller checks whether the gate is open. */
   async through<T>(work: () => Promise<T>): Promise<T> {
     this.#inside++;
     try {

@@ -1,4 +1,4 @@
-// A kept sequence: what stays of a conversation between two answers. Its pages spare the next answer the prefill, even of the last, unfilled page.
+// A kept sequence: what remains of a conversation between two answers. Its pages spare the next answer the prefill, even of the last, partly filled page.
 // They are kept while nobody else needs them; without them the tokens are computed again.
 
 import type { PagePool } from "./page_pool.js";
@@ -18,27 +18,27 @@ export class KeptSequence {
     return this.#pages;
   }
 
-  /** Take over pages that hold ``tokens``; the caller was a user of each and is no more. */
+  /** Take over pages that hold ``tokens``; the caller was a user of each and no longer is. */
   put(tokens: readonly number[], pages: readonly number[]): void {
     this.drop();
     this.#tokens = tokens;
     this.#pages = [...pages];
   }
 
-  /** Hand the first ``count`` pages over to the caller, and let the others go. */
+  /** Pass the first ``count`` pages on to the caller, and release the others. */
   take(count: number): number[] {
     const pages = this.#pages.splice(0, count);
     this.drop();
     return pages;
   }
 
-  /** Let the pages go. */
+  /** Release the pages. */
   drop(): void {
     for (const page of this.#pages.splice(0)) this.pool.release(page);
     this.#tokens = [];
   }
 
-  /** A second one on the same pages; whoever writes first into a shared page gets a copy of it. */
+  /** A second one on the same pages; whoever writes to a shared page first gets a copy of it. */
   clone(): KeptSequence {
     const clone = new KeptSequence(this.pool);
     for (const page of this.#pages) this.pool.share(page);

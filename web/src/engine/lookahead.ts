@@ -1,11 +1,11 @@
-// How many steps to hand to the device before the first of them is read. One is enough where a step takes long; on a fast device the way to the host
-// and back would leave it idle. Times of results flow in; a depth flows out.
+// How many steps to submit before the first of them is read. One is enough if a step takes long; a fast device would be idle while the host reads a result
+// and submits the next step.
 
-// Results between two looks at whether the depth helps.
+// Results between two checks of the depth.
 const PERIOD = 6;
-// What a deeper queue must gain: every step beyond a stop token is for nothing.
+// What a deeper queue must gain: every step after a stop token is wasted.
 const GAIN = 0.97;
-// A step that takes this long hides any way to the host, in milliseconds.
+// A step that takes this long hides every round trip to the host, in milliseconds.
 const SLOW = 60;
 
 export class Lookahead {
@@ -18,12 +18,12 @@ export class Lookahead {
   /** ``most`` steps at once. */
   constructor(private readonly most: number) {}
 
-  /** Steps that may be on their way at once. */
+  /** How many steps may be open at once. */
   get depth(): number {
     return this.#depth;
   }
 
-  /** The device was idle: whatever comes next starts anew, its first token with nothing queued behind it. */
+  /** The device was idle: measure anew, and queue nothing behind the first token. */
   restart(now: number): void {
     this.#count = 0;
     this.#since = now;
@@ -33,7 +33,7 @@ export class Lookahead {
     }
   }
 
-  /** A step's tokens are read. ``now`` in milliseconds. */
+  /** A step's tokens have been read. ``now`` in milliseconds. */
   read(now: number): void {
     this.#count++;
     if (this.#depth === 1) this.#depth = Math.min(2, this.most);

@@ -1,8 +1,9 @@
-// The pool of KV pages: who uses which. A page is free, or has one or more users: sequences, kept sequences and the prefix cache.
+// The pool of KV pages. A page is free, or has users: the sequences and kept sequences that hold it, and the prefix cache.
 
+/** ``size`` pages, all free at first. */
 export class PagePool {
   readonly #users: Uint32Array;
-  // The last one freed is the first one taken again.
+  // A stack: the page freed last is allocated first.
   readonly #free: number[];
 
   constructor(readonly size: number) {
@@ -10,37 +11,37 @@ export class PagePool {
     this.#free = Array.from({ length: size }, (_, index) => size - 1 - index);
   }
 
-  /** How many pages nobody uses. */
+  /** How many pages have no user. */
   get free(): number {
     return this.#free.length;
   }
 
-  /** How many use a page. */
+  /** How many users a page has, including the prefix cache. */
   users(page: number): number {
     return this.#users[page] ?? 0;
   }
 
-  /** A free page, which then has one user. There must be one. */
-  take(): number {
+  /** A free page, for one user. There must be one. */
+  allocate(): number {
     const page = this.#free.pop();
     if (page === undefined) throw new Error("no page is free");
     this.#users[page] = 1;
     return page;
   }
 
-  /** One more user for a page that has one. */
+  /** Add a user to a page that has one. */
   share(page: number): void {
-    this.#users[page] = this.requireUsed(page) + 1;
+    this.#users[page] = this.#requireUsed(page) + 1;
   }
 
-  /** One user less; without users the page is free. */
+  /** Remove a user; the page is free when it was the last one. */
   release(page: number): void {
-    const users = this.requireUsed(page) - 1;
+    const users = this.#requireUsed(page) - 1;
     this.#users[page] = users;
     if (users === 0) this.#free.push(page);
   }
 
-  private requireUsed(page: number): number {
+  #requireUsed(page: number): number {
     const users = this.users(page);
     if (users === 0) throw new Error(`page ${page} has no user`);
     return users;

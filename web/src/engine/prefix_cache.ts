@@ -1,5 +1,5 @@
-// The prefix cache: a radix tree over full pages. Token ids flow in; the pages that hold the keys and values of their beginning flow out, so that
-// a second turn, or a second conversation with the same system prompt, computes new tokens only. Zheng et al. 2024 (SGLang's RadixAttention).
+// The prefix cache: a radix tree over full pages, which finds the pages that hold the longest known prefix of some tokens. So a second turn, or a second
+// conversation with the same system prompt, computes only its new tokens. Zheng et al. 2024 (SGLang's RadixAttention).
 
 import type { PagePool } from "./page_pool.js";
 
@@ -8,7 +8,18 @@ interface Node {
   readonly page: number;
   readonly parent: Node | null;
   readonly children: Map<string, Node>;
+  /** A time of the cache's clock. */
   lastUsed: number;
+}
+
+/**
+ * How far a sequence's pages are in the tree: its first ``depth`` pages are those of ``node`` and its ancestors. A running sequence uses all of them, so none
+ * of them can be evicted. When it used them last is recorded in ``lastUsed`` alone, and passed on to the nodes when the sequence leaves.
+ */
+export class CachePosition {
+  node: Node | null = null;
+  depth = 0;
+  lastUsed = 0;
 }
 
 export class PrefixCache {
@@ -27,15 +38,15 @@ export class PrefixCache {
     return this.#nodes.size;
   }
 
-  /** The pages of the longest known beginning of ``tokens``, at most ``limit`` of them. They are not shared yet. */
+  /** The full pages of the longest known prefix of ``tokens``, at most ``limit`` pages. The caller is not a user of them yet. */
   match(tokens: readonly number[], limit: number): readonly number[] {
     const pages: number[] = [];
-    const time = ++this.#clock;
+    const now = ++this.#clock;
     let level = this.#roots;
     while (pages.length < limit) {
-      const node = level.get(this.key(tokens, pages.length));
+      const node = level.get(this.#key(tokens, pages.length));
       if (node === undefined) break;
-      node.lastUsed = time;
+      node.lastUsed = now;
       pages.push(node.page);
       level = node.children;
     }
@@ -43,20 +54,19 @@ export class PrefixCache {
   }
 
   /**
-   * Remember the first ``count`` pages of a sequence, all full. Where the same tokens are known already, the sequence gets the page known first in place
-   * of its own: so whoever uses a page of the tree uses those on the way to it as well.
+   * Cache the first ``count`` pages of a sequence, all full, and move its position there. If the same tokens are cached already, the cached page replaces the
+   * sequence's own one. So whoever uses a page of the tree also uses its ancestors.
    */
-  insert(tokens: readonly number[], pages: number[], count: number): void {
-    const time = ++this.#clock;
-    let level = this.#roots;
-    let parent: Node | null = null;
-    for (let index = 0; index < count; index++) {
-      const key = this.key(tokens, index);
+  insert(position: CachePosition, tokens: readonly number[], pages: number[], count: number): void {
+    position.lastUsed = ++this.#clock;
+    for (let index = position.depth; index < count; index++) {
+      const level = position.node?.children ?? this.#roots;
+      const key = this.#key(tokens, index);
       const page = pages[index] ?? -1;
       let node = level.get(key);
       if (node === undefined) {
         this.pool.share(page);
-        node = { key, page, parent, children: new Map(), lastUsed: time };
+        node = { key, page, parent: position.node, children: new Map(), lastUsed: position.lastUsed };
         level.set(key, node);
         this.#nodes.add(node);
       } else if (node.page !== page) {
@@ -64,20 +74,26 @@ export class PrefixCache {
         this.pool.release(page);
         pages[index] = node.page;
       }
-      node.lastUsed = time;
-      parent = node;
-      level = node.children;
+      position.node = node;
+      position.depth = index + 1;
     }
   }
 
-  /** How many pages `evict` could free: all that nobody else uses. */
+  /** A sequence does not use the pages of the tree any more: move its position to the root. Its pages are the caller's to release. */
+  leave(position: CachePosition): void {
+    for (let { node } = position; node !== null; node = node.parent) node.lastUsed = Math.max(node.lastUsed, position.lastUsed);
+    position.node = null;
+    position.depth = 0;
+  }
+
+  /** How many pages `evict` could free: those that only the cache uses. */
   get evictable(): number {
     let count = 0;
     for (const node of this.#nodes) if (this.pool.users(node.page) === 1) count++;
     return count;
   }
 
-  /** Free the page that was not used for longest. False where there is none to free. */
+  /** Free the least recently used page. False if there is none to free. */
   evict(): boolean {
     let oldest: Node | null = null;
     for (const node of this.#nodes) {
@@ -85,24 +101,24 @@ export class PrefixCache {
       if (oldest === null || node.lastUsed < oldest.lastUsed) oldest = node;
     }
     if (oldest === null) return false;
-    this.remove(oldest);
+    this.#remove(oldest);
     return true;
   }
 
-  /** Forget everything, as after the loss of the device. */
+  /** Remove everything, as after the loss of the device. */
   clear(): void {
     for (const node of this.#nodes) this.pool.release(node.page);
     this.#nodes.clear();
     this.#roots.clear();
   }
 
-  private remove(node: Node): void {
+  #remove(node: Node): void {
     (node.parent?.children ?? this.#roots).delete(node.key);
     this.#nodes.delete(node);
     this.pool.release(node.page);
   }
 
-  private key(tokens: readonly number[], index: number): string {
+  #key(tokens: readonly number[], index: number): string {
     return tokens.slice(index * this.pageSize, (index + 1) * this.pageSize).join();
   }
 }

@@ -1,4 +1,4 @@
-// What an answer is asked for with, and what comes of it, in token ids. The API's texts and messages become these; the scheduler reads them.
+// Requests to the engine, and what it answers, in token ids.
 
 /** How the next token is chosen. tests/conformance/sampling.json and compiler/ir/ops.py say what each means. */
 export interface SamplingOptions {
@@ -22,11 +22,11 @@ export interface SamplingOptions {
   readonly seed?: number | undefined;
 }
 
-/** What may be said next: a grammar's state over one answer. It is used by one request only. */
+/** Which tokens may come next: a grammar's state over one answer. It is used by one request only. */
 export interface Constraint {
-  /** One bit for each token id, ceil(V / 32) words, least significant bit first: whether it may come next. Null where all may. */
+  /** One bit for each token id, ceil(V / 32) words, least significant bit first: whether it may come next. Null if all may. */
   mask(): Int32Array<ArrayBuffer> | null;
-  /** The token that came. Stop tokens are not told. */
+  /** Advance by a sampled token. Stop tokens are not passed. */
   accept(tokenId: number): void;
   /** Whether nothing but the end may come. */
   readonly finished: boolean;
@@ -36,16 +36,16 @@ export interface Constraint {
 
 export interface TokenRequest {
   readonly promptIds: readonly number[];
-  /** At most this many new tokens; as many as the context holds where it is not given. */
+  /** At most this many new tokens; by default, until the context is full. */
   readonly maxTokens?: number | undefined;
   readonly sampling?: SamplingOptions | undefined;
-  /** Log-probabilities of the chosen tokens and of this many alternatives, 0 to 20; none where it is not given. */
+  /** The number of alternatives, 0 to 20, listed with the log-probability of each chosen token; neither by default. */
   readonly logprobs?: number | undefined;
-  /** Log-probabilities of so many last tokens of the prompt, 0 to 32; none where it is not given. The first token has none. */
+  /** How many tokens at the end of the prompt get a log-probability, 0 to 32; none by default. The prompt's first token never does. */
   readonly promptLogprobs?: number | undefined;
   /**
-   * Told these before the first token, in nats, in the prompt's order: of each token after all before it. A token that is none of the 20 likeliest counts
-   * as one of equals that share what these leave, at least as -30. Not told by an engine that cannot.
+   * Receives the prompt's log-probabilities before the first token, in nats, in the order of the prompt: of each token given all before it. A token that is
+   * not among the 20 most likely gets an equal share of what these leave, and at least -30. Not called by an engine that cannot compute them.
    */
   readonly onPromptLogprobs?: ((logprobs: readonly number[]) => void) | undefined;
   /** Ends the answer like the model's own end tokens. */
@@ -53,7 +53,7 @@ export interface TokenRequest {
   readonly constraint?: Constraint | undefined;
   /** Higher goes first; 0 by default. */
   readonly priority?: number | undefined;
-  /** What happens when the context is full: the answer ends (the default), or the oldest tokens after the first ``keep`` make way. */
+  /** What happens when the context is full: the answer ends (the default), or old tokens after the first ``keep`` are dropped. */
   readonly whenFull?: "stop" | { readonly keep: number } | undefined;
   readonly signal?: AbortSignal | undefined;
 }
@@ -65,24 +65,24 @@ export interface TokenLogprob {
 
 export interface GeneratedToken {
   readonly tokenId: number;
-  /** Null where logprobs were not asked for. */
+  /** Null unless logprobs were requested. */
   readonly logprob: number | null;
-  /** The likeliest tokens, best first, as many as were asked for. */
+  /** The most likely tokens, best first, as many as were requested. */
   readonly alternatives: readonly TokenLogprob[];
 }
 
-/** "stop": the model ended its answer. "length": maxTokens are there, or the context is full. */
+/** "stop": the model ended its answer. "length": maxTokens are reached, or the context is full. */
 export type FinishReason = "stop" | "length";
 
 export interface Completion {
   readonly finishReason: FinishReason;
   readonly promptTokens: number;
-  /** Of the prompt's tokens, those whose keys and values were there already. */
+  /** How many of the prompt's tokens were in a cache. */
   readonly cachedTokens: number;
   readonly completionTokens: number;
 }
 
-/** Where tokens come from: the engine, or in tests something like it. Yields each new token; a stop token is not yielded. */
+/** Something that generates tokens: the engine, or a replacement in tests. Yields each new token, without a stop token. */
 export interface TokenSource {
   generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, Completion, undefined>;
 }

@@ -1,72 +1,108 @@
-// A sequence: one request's tokens, the pages that hold their keys and values, and how far the device is with it.
+// A sequence: the tokens of one request, the pages that hold their keys and values, and how far it has been computed.
 
-import type { FinishReason, TokenRequest } from "./request.js";
 import type { KeptSequence } from "./kept_sequence.js";
+import { CachePosition } from "./prefix_cache.js";
+import { PromptLogprobRows } from "./prompt_logprobs.js";
+import type { FinishReason } from "./request.js";
 
 export type SequenceState = "waiting" | "running" | "finished";
 
-/** Of a request, what the scheduler goes by. */
-export type SequenceRequest = Pick<TokenRequest, "promptIds" | "maxTokens" | "priority" | "whenFull"> & {
+/** Makes room in a full context: the older half of the tokens after the first ``keep`` is dropped, and the rest is computed again. */
+export interface ContextShift {
+  readonly keep: number;
+}
+
+/** What a request wants from the scheduler. */
+export interface SequenceParams {
+  /** Infinity generates until the context is full. */
+  readonly maxTokens: number;
   readonly stopTokenIds: ReadonlySet<number>;
-  /** Whether each token must be read before the next can be asked for, as a constraint's mask depends on it. */
-  readonly stepwise: boolean;
-  /** Of how many last tokens of the prompt the log-probabilities are told. */
+  /** Null ends the answer when the context is full. */
+  readonly contextShift: ContextShift | null;
+  /** The next token cannot be scheduled before the last one is read, because a constraint's mask depends on it. */
+  readonly lockstep: boolean;
+  /** How many tokens at the end of the prompt get a log-probability. */
   readonly promptLogprobs: number;
-  /** Where the sequence goes on from, and leaves its pages when it ends. */
+  /** Where the sequence starts from, and leaves its pages when it ends. */
   readonly kept: KeptSequence | null;
-};
+}
 
 export class Sequence {
   state: SequenceState = "waiting";
   finishReason: FinishReason | null = null;
-  /** All tokens that are known: the prompt, and those that came back from the device. */
+  /** All known tokens: the prompt, then what has been read back from the device. */
   readonly tokens: number[];
-  /** Pages in the order of the positions that they hold. */
-  pages: number[] = [];
-  /** Positions whose keys and values are in the pages, or will be once all that was handed out is done. */
+  /** Pages in the order of the positions they hold, and how many of them are in the prefix cache. */
+  readonly pages: number[] = [];
+  readonly cachePosition = new CachePosition();
+  /** Positions whose keys and values are in the pages, or will be once all open steps are done. */
   computed = 0;
-  /** Sampled tokens that were not read back yet. */
+  /** Sampled tokens that have not been read back. */
   inFlight = 0;
-  /** Tokens of the answer that came back. */
+  /** Tokens of the answer that have been read back. */
   generated = 0;
-  /** Of the prompt's last tokens, those whose log-probabilities did not come back yet. */
-  untold = 0;
-  /** Of the prompt, the tokens whose keys and values were there at the start. */
+  /** Tokens of the prompt that were in a cache when the sequence started. */
   cachedTokens = 0;
-  /** Its place among the running ones, which names its sampled token and its penalties on the device. -1 while it does not run. */
+  /** The slot that holds its sampled token, penalties, bias and mask on the device; -1 unless it is running. */
   slot = -1;
-  /** When rows of it were last handed out: the number of the step. */
+  /** The last step that had rows of it; -1 for none. */
   lastStep = -1;
+  readonly promptLogprobs: PromptLogprobRows;
 
   constructor(
-    readonly request: SequenceRequest,
-    /** Unique, and rising with the order of arrival. */
+    /** Unique, and rising in the order of arrival. */
     readonly id: number,
+    readonly prompt: readonly number[],
+    readonly params: SequenceParams,
+    readonly priority = 0,
   ) {
-    this.tokens = [...request.promptIds];
+    this.tokens = [...prompt];
+    this.promptLogprobs = new PromptLogprobRows(params.promptLogprobs);
   }
 
-  get priority(): number {
-    return this.request.priority ?? 0;
-  }
-
-  /** Tokens, those on their way included. */
+  /** Tokens, including those in flight. */
   get length(): number {
     return this.tokens.length + this.inFlight;
   }
 
-  /** Positions that the next token waits for; 1 while it decodes. */
+  /** Positions to compute before the next token can be sampled: 1 while it decodes. */
   get missing(): number {
     return this.length - this.computed;
   }
 
-  /** The first position whose logits are wanted, for the log-probability of the token behind it or, as of the last position, for the next token. */
-  get firstWanted(): number {
-    return this.tokens.length - 1 - this.untold;
+  /** How many of the known tokens may come from a cache: the logits of the others are needed. */
+  get maxCached(): number {
+    return this.tokens.length - 1 - this.promptLogprobs.pending;
+  }
+
+  /** Whether more positions can be computed now. */
+  isReady(context: number): boolean {
+    const { maxTokens, lockstep } = this.params;
+    return this.generated + this.inFlight < maxTokens && this.computed < context && !(lockstep && this.inFlight > 0);
+  }
+
+  /** Whether all of its tokens are there, or no position is left at which to compute the last one. */
+  isComplete(context: number): boolean {
+    return this.generated >= this.params.maxTokens || (this.tokens.length > context && this.params.contextShift === null);
   }
 }
 
-/** Negative where ``a`` goes before ``b``: by priority, then by arrival. */
+/** Negative if ``a`` goes before ``b``: by priority, then by arrival. */
 export function byRank(a: Sequence, b: Sequence): number {
   return b.priority - a.priority || a.id - b.id;
+}
+
+/** Negative if the prompt of ``a`` goes before that of ``b``: by priority, then by the last step that had rows of them. */
+export function byTurn(a: Sequence, b: Sequence): number {
+  return b.priority - a.priority || a.lastStep - b.lastStep || a.id - b.id;
+}
+
+export function remove(sequences: Sequence[], sequence: Sequence): void {
+  sequences.splice(sequences.indexOf(sequence), 1);
+}
+
+/** Insert a sequence into a list that is sorted by rank. */
+export function insertByRank(sequences: Sequence[], sequence: Sequence): void {
+  const index = sequences.findIndex((other) => byRank(sequence, other) < 0);
+  sequences.splice(index < 0 ? sequences.length : index, 0, sequence);
 }

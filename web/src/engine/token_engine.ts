@@ -1,5 +1,5 @@
-// The token engine: requests in token ids flow in, each token flows out as it comes. It keeps the device busy: steps are handed over some ahead of the
-// tokens that are read, so no token waits for the host. What runs when is the scheduler's.
+// The token engine: answers requests in token ids, token by token. It submits some steps before the oldest one is read, so the device never waits for the
+// host. The scheduler decides what runs when.
 
 import { DeviceError, RequestError } from "../errors.js";
 import { IN_PROMPT } from "../runtime/batch.js";
@@ -8,17 +8,18 @@ import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import type { KeptSequence } from "./kept_sequence.js";
 import { Lookahead } from "./lookahead.js";
-import { promptLogprob } from "./prompt_logprob.js";
+import { promptLogprob } from "./prompt_logprobs.js";
 import type { Completion, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import type { Sampling } from "./resolved_sampling.js";
 import { resolveSampling } from "./resolved_sampling.js";
-import type { SchedulerEvent, Step } from "./scheduler.js";
 import { Scheduler } from "./scheduler.js";
 import { Sequence } from "./sequence.js";
+import type { SchedulerEvent, Step } from "./step.js";
+import { samplesAnswer } from "./step.js";
 import { stepBatch } from "./step_batch.js";
 import type { StepRunner } from "./step_runner.js";
 
-/** What the engine did so far: steps, positions computed in them, sequences that gave up their pages, devices lost and replaced. */
+/** Counts since the start: steps, positions computed in them, preempted sequences, devices lost and replaced. */
 export interface EngineCounts {
   readonly steps: number;
   readonly computedTokens: number;
@@ -26,7 +27,7 @@ export interface EngineCounts {
   readonly recoveries: number;
 }
 
-/** Of a model, what token ids must keep to. */
+/** What the engine needs to know of a model. */
 export interface TokenModel {
   readonly vocabSize: number;
   readonly endTokenIds: readonly number[];
@@ -34,7 +35,7 @@ export interface TokenModel {
   readonly embeds?: boolean;
 }
 
-/** A device's failure that a new device mends gives another runner; throws where there is none. */
+/** Another runner after a device failure, on a new device; throws if there is none. */
 export type ReplaceRunner = (lost: DeviceError) => Promise<StepRunner>;
 
 interface OpenStep {
@@ -42,8 +43,8 @@ interface OpenStep {
   readonly result: Promise<StepResult>;
 }
 
-// Losing the device this often without a token in between is no accident.
-const MOST_RECOVERIES = 3;
+// A device that is lost more often than this, without a token in between, is given up.
+const MAX_RECOVERIES = 3;
 
 export class TokenEngine implements TokenSource {
   readonly #scheduler: Scheduler;
@@ -90,21 +91,20 @@ export class TokenEngine implements TokenSource {
       request.constraint?.dispose();
       throw error;
     }
+    const { promptIds, maxTokens = Infinity, priority, whenFull } = request;
     const stopTokenIds = new Set([...this.model.endTokenIds, ...(request.stopTokenIds ?? [])]);
-    const { promptIds, maxTokens, priority, whenFull } = request;
-    const stepwise = request.constraint !== undefined;
+    const contextShift = typeof whenFull === "object" ? whenFull : null;
+    const lockstep = request.constraint !== undefined;
     const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
-    const sequence = new Sequence({ promptIds, maxTokens, priority, whenFull, stopTokenIds, stepwise, promptLogprobs, kept }, this.#nextId++);
+    const sequence = new Sequence(this.#nextId++, promptIds, { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, kept }, priority);
     const answer = new Answer(sequence, request, this.model.vocabSize);
     const abort = (): void => {
-      this.end(answer, () => {
-        answer.fail(request.signal?.reason);
-      });
+      this.#end(answer, request.signal?.reason);
     };
     request.signal?.addEventListener("abort", abort);
     this.#answers.set(sequence, answer);
     this.#scheduler.add(sequence);
-    this.start();
+    this.#start();
     try {
       let token = await answer.next();
       if (promptLogprobs > 0) request.onPromptLogprobs?.(answer.promptLogprobs);
@@ -112,18 +112,18 @@ export class TokenEngine implements TokenSource {
       return answer.completion();
     } finally {
       request.signal?.removeEventListener("abort", abort);
-      this.end(answer, () => undefined);
+      this.#end(answer);
       request.constraint?.dispose();
     }
   }
 
-  /** A place where a conversation's pages stay between two answers, empty or a fork of another. */
+  /** What keeps a conversation's pages between two answers, empty or a fork of another one. */
   keep(from?: KeptSequence): KeptSequence {
-    return this.#scheduler.keep(from);
+    return this.#scheduler.kv.keep(from);
   }
 
   forget(kept: KeptSequence): void {
-    this.#scheduler.forget(kept);
+    this.#scheduler.kv.forget(kept);
   }
 
   /** The keys and values of a kept sequence, page after page, as this bundle lays them out. */
@@ -131,16 +131,17 @@ export class TokenEngine implements TokenSource {
     return this.#runner.readPages(kept.pages);
   }
 
-  /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False where the pages are needed elsewhere. */
+  /** Give a kept sequence the keys and values that `readKept` returned for the same tokens. False if the pages are needed elsewhere. */
   writeKept(kept: KeptSequence, tokens: readonly number[], bytes: Uint8Array<ArrayBuffer>): boolean {
-    const pages = this.#scheduler.takePages(tokens.length);
+    const { kv } = this.#scheduler;
+    const pages = kv.allocate(kv.pagesFor(tokens.length));
     if (pages === null) return false;
     this.#runner.writePages(pages, bytes);
     kept.put(tokens, pages);
     return true;
   }
 
-  /** Whether an answer is being generated, or the device is to be left alone. */
+  /** Whether an answer is being generated, or the gate is closed. */
   get isBusy(): boolean {
     return this.#answers.size > 0 || this.gate.isClosed;
   }
@@ -152,43 +153,40 @@ export class TokenEngine implements TokenSource {
     return true;
   }
 
-  /** A page that no sequence uses until it is returned; null where one sequence may come to need them all. */
+  /** A page that no sequence uses until it is returned; null if one sequence may need all of them. */
   lendPage(): number | null {
     const { pages, pageSize, context } = this.#scheduler.config;
-    return (pages - 1) * pageSize < context ? null : (this.#scheduler.takePages(1)?.[0] ?? null);
+    return (pages - 1) * pageSize < context ? null : (this.#scheduler.kv.allocate(1)?.[0] ?? null);
   }
 
   returnPage(page: number): void {
-    this.#scheduler.pool.release(page);
+    this.#scheduler.kv.pool.release(page);
   }
 
-  /** Fail everything that runs and all that comes, as when the model is unloaded. */
+  /** Fail all answers and all further requests, as when the model is unloaded. */
   close(reason: Error): void {
     this.#failure ??= reason;
-    for (const answer of this.#answers.values()) {
-      this.end(answer, () => {
-        answer.fail(reason);
-      });
-    }
+    for (const answer of this.#answers.values()) this.#end(answer, reason);
   }
 
-  private end(answer: Answer, tell: () => void): void {
+  /** End an answer, with an error or complete, and its sequence if that is not finished. */
+  #end(answer: Answer, error: unknown = null): void {
     if (!this.#answers.delete(answer.sequence)) return;
     this.#scheduler.finish(answer.sequence, "stop");
-    tell();
+    answer.end(error);
   }
 
-  private start(): void {
+  #start(): void {
     if (this.#running) return;
     this.#running = true;
-    void this.run().finally(() => {
+    void this.#run().finally(() => {
       this.#running = false;
-      if (this.#answers.size > 0) this.start();
+      if (this.#answers.size > 0) this.#start();
     });
   }
 
   /** Until there is nothing left to do. */
-  private async run(): Promise<void> {
+  async #run(): Promise<void> {
     const open: OpenStep[] = [];
     // Requests that are made together go into one step.
     await Promise.resolve();
@@ -198,7 +196,7 @@ export class TokenEngine implements TokenSource {
         while (!this.gate.isClosed && open.length < this.#lookahead.depth) {
           const step = this.#scheduler.next();
           if (step === null) break;
-          open.push({ step, result: this.gate.through(() => this.submit(step)) });
+          open.push({ step, result: this.gate.through(() => this.#submit(step)) });
         }
         const first = open.shift();
         if (first === undefined && this.gate.isClosed) {
@@ -207,52 +205,49 @@ export class TokenEngine implements TokenSource {
           continue;
         }
         if (first === undefined) {
-          // With nothing on its way, whatever can run would have been handed out.
+          // Without open steps, every sequence that can run would have been scheduled.
           if (this.#answers.size > 0) throw new Error("sequences wait and none can run");
           return;
         }
         const result = await first.result;
         this.#lookahead.read(performance.now());
         this.#failuresInARow = 0;
-        for (const event of this.#scheduler.commit(first.step, result.tokenIds)) this.publish(event, result);
+        for (const event of this.#scheduler.commit(first.step, result.tokenIds)) this.#publish(event, result);
       } catch (error) {
-        // What is still on its way is for nothing; its failure is this one.
+        // The other open steps fail for the same reason.
         for (const { result } of open.splice(0)) result.catch(() => undefined);
-        if (!(await this.recover(error))) return;
+        if (!(await this.#recover(error))) return;
       }
     }
   }
 
-  private async submit(step: Step): Promise<StepResult> {
+  async #submit(step: Step): Promise<StepResult> {
     const runner = this.#runner;
-    for (const sequence of step.admitted) this.prepareSlot(sequence);
+    for (const sequence of step.admitted) this.#prepareSlot(sequence);
     if (step.copies.length > 0) runner.copyPages(step.copies);
-    const sampled = step.rows.filter(({ sample }) => sample).map(({ sequence }) => this.answerOf(sequence));
-    const failed: (() => void)[] = [];
-    const masked = new Set(sampled.filter((answer) => this.setMask(answer, failed)));
-    const batch = stepBatch(step, runner.limits.pageSize, (sequence) => {
-      const answer = this.answerOf(sequence);
-      return { sampling: answer.sampling, masked: masked.has(answer) };
-    });
-    // Its rows go with the step all the same; nobody reads them.
-    for (const fail of failed) fail();
+    const sampled = step.rows.filter(samplesAnswer).map(({ sequence }) => this.#answerOf(sequence));
+    const broken: [Answer, unknown][] = [];
+    for (const answer of sampled) this.#setMask(answer, broken);
+    const batch = stepBatch(step, runner.limits.pageSize, (sequence) => this.#answerOf(sequence));
+    // The rows of a broken constraint are computed with the step, but nobody reads them.
+    for (const [answer, error] of broken) this.#end(answer, error);
     this.#counts.steps++;
     this.#counts.preemptions += step.preempted.length;
     this.#counts.computedTokens += batch.token_ids.length;
     const logprobs = sampled.some(({ request }) => request.logprobs !== undefined);
-    const alternatives = step.rows.some(({ told }) => told > 0) || sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
+    const alternatives = step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) || sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
     return runner.submit(batch, { logprobs, alternatives });
   }
 
-  private answerOf(sequence: Sequence): Answer {
+  #answerOf(sequence: Sequence): Answer {
     const answer = this.#answers.get(sequence);
     if (answer === undefined) throw new Error(`sequence ${sequence.id} has no answer`);
     return answer;
   }
 
-  /** What the device keeps by slot, set for the sequence that comes into it. */
-  private prepareSlot(sequence: Sequence): void {
-    const { sampling, request, tokenIds } = this.answerOf(sequence);
+  /** Write what the device stores for a slot, for the sequence that starts in it. */
+  #prepareSlot(sequence: Sequence): void {
+    const { sampling, request, tokenIds } = this.#answerOf(sequence);
     if (sampling.penalizes) {
       const counts = new Int32Array(this.model.vocabSize);
       for (const id of request.promptIds) counts[id] = IN_PROMPT;
@@ -262,41 +257,35 @@ export class TokenEngine implements TokenSource {
     if (sampling.logitBias !== null) this.#runner.setLogitBias(sequence.slot, sampling.logitBias);
   }
 
-  /** A constraint that fails takes its own answer with it, and no other. */
-  private setMask(answer: Answer, failed: (() => void)[]): boolean {
+  /** Write a constraint's mask. A constraint that fails ends its own answer, and no other. */
+  #setMask(answer: Answer, broken: [Answer, unknown][]): void {
     const { request, sequence } = answer;
+    answer.masked = false;
     try {
       const mask = request.constraint?.mask() ?? null;
-      if (mask !== null) this.#runner.setTokenMask(sequence.slot, mask);
-      return mask !== null;
+      if (mask === null) return;
+      this.#runner.setTokenMask(sequence.slot, mask);
+      answer.masked = true;
     } catch (error) {
-      failed.push(() => {
-        this.end(answer, () => {
-          answer.fail(error);
-        });
-      });
-      return false;
+      broken.push([answer, error]);
     }
   }
 
-  private publish(event: SchedulerEvent, result: StepResult): void {
+  #publish(event: SchedulerEvent, result: StepResult): void {
     const { tokenIds, logprobs, alternatives } = result;
     const answer = this.#answers.get(event.sequence);
     if (answer === undefined) return;
     if (event.type === "finished") {
-      this.end(answer, () => {
-        answer.finish();
-      });
-      return;
-    }
-    if (event.type === "told") {
-      const { tokenIds: told, sample } = event;
-      answer.promptLogprobs.push(...told.map((tokenId, index) => promptLogprob(result, sample + index, tokenId, this.model.vocabSize)));
+      this.#end(answer);
       return;
     }
     const { tokenId, sample } = event;
+    if (event.type === "prompt_logprob") {
+      answer.promptLogprobs.push(promptLogprob(result, sample, tokenId, this.model.vocabSize));
+      return;
+    }
     const wanted = answer.request.logprobs;
-    // A small vocabulary has fewer alternatives than could be asked for.
+    // A small vocabulary has fewer alternatives than can be requested.
     const columns = (alternatives?.ids.length ?? 0) / tokenIds.length;
     answer.push({
       tokenId,
@@ -310,23 +299,18 @@ export class TokenEngine implements TokenSource {
     try {
       constraint?.accept(tokenId);
       if (constraint?.finished !== true) return;
-      this.#scheduler.finish(event.sequence, "stop");
-      this.end(answer, () => {
-        answer.finish();
-      });
+      this.#end(answer);
     } catch (error) {
-      this.end(answer, () => {
-        answer.fail(error);
-      });
+      this.#end(answer, error);
     }
   }
 
-  /** Go on with a new device, or fail all that runs. */
-  private async recover(error: unknown): Promise<boolean> {
+  /** Continue with a new device, or fail all answers. */
+  async #recover(error: unknown): Promise<boolean> {
     const failure = error instanceof Error ? error : new DeviceError(String(error));
     try {
       if (!(failure instanceof DeviceError) || this.replaceRunner === null || this.#failure !== null) throw failure;
-      if (++this.#failuresInARow > MOST_RECOVERIES) throw failure;
+      if (++this.#failuresInARow > MAX_RECOVERIES) throw failure;
       this.#runner = await this.replaceRunner(failure);
       this.#scheduler.reset();
       this.#counts.recoveries++;
@@ -338,12 +322,14 @@ export class TokenEngine implements TokenSource {
   }
 }
 
-/** One request's tokens on their way to whoever asked. */
+/** One request's tokens on their way to the caller. */
 class Answer {
   readonly sampling: Sampling;
+  /** Whether its slot has a token mask for the step being submitted. */
+  masked = false;
   /** All tokens of the answer so far. */
   readonly tokenIds: number[] = [];
-  /** Of the prompt's last tokens, all that were asked for once the first token is there. */
+  /** Complete before the first token. */
   readonly promptLogprobs: number[] = [];
   readonly #tokens: GeneratedToken[] = [];
   #ended = false;
@@ -364,14 +350,11 @@ class Answer {
     this.#wake();
   }
 
-  finish(): void {
+  /** ``error`` is null if the answer is complete. */
+  end(error: unknown): void {
+    this.#error = error;
     this.#ended = true;
     this.#wake();
-  }
-
-  fail(error: unknown): void {
-    this.#error = error;
-    this.finish();
   }
 
   /** The next token, or null at the end. */

@@ -1,5 +1,4 @@
-// The tuner: finds the fastest variants while the engine has nothing else to do. A trusted runner flows in; it runs faster from some moment on, and the
-// record of its device flows out.
+// The tuner: finds the fastest variants of a trusted runner while the engine has nothing else to do, and records them for the device.
 
 import type { TuningEntry } from "../runtime/manifest.js";
 import type { TrustedRunner } from "../runtime/trust.js";
@@ -21,7 +20,7 @@ export class Tuner {
     private readonly engine: TunedEngine,
   ) {
     this.record = this.measure();
-    // Whoever asks for the record is told of a failure; the next answer meets its cause anyhow.
+    // A caller that awaits the record sees the failure; the next answer runs into its cause anyway.
     this.record.catch(() => undefined);
   }
 

@@ -4,10 +4,12 @@ import fc from "fast-check";
 import { readFileSync, writeFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
-import type { SequenceRequest } from "../../src/engine/sequence.js";
-import { Sequence } from "../../src/engine/sequence.js";
-import type { SchedulerConfig, Step } from "../../src/engine/scheduler.js";
+import type { SchedulerConfig } from "../../src/engine/scheduler.js";
 import { Scheduler } from "../../src/engine/scheduler.js";
+import type { SequenceParams } from "../../src/engine/sequence.js";
+import { Sequence } from "../../src/engine/sequence.js";
+import type { Step } from "../../src/engine/step.js";
+import { samplesAnswer } from "../../src/engine/step.js";
 import { STOP, VOCAB, answerOf, nextToken } from "./fake_model.js";
 
 interface TraceRequest {
@@ -37,6 +39,8 @@ interface StepRecord {
   /** [request, tokens that were there already] */
   readonly admitted: readonly (readonly number[])[];
   readonly preempted: readonly number[];
+  /** Of each row, the positions that give log-probabilities of the prompt; left out of steps without any. */
+  readonly prompt_logprobs?: readonly number[];
 }
 
 interface Trace {
@@ -50,7 +54,7 @@ interface Trace {
 const file = new URL("../../../tests/conformance/scheduler.json", import.meta.url);
 const { about, traces } = JSON.parse(readFileSync(file, "utf8")) as { about: string; traces: readonly Trace[] };
 
-const PLAIN: Omit<SequenceRequest, "promptIds"> = { stopTokenIds: new Set([STOP]), stepwise: false, promptLogprobs: 0, kept: null };
+const PLAIN: Omit<SequenceParams, "maxTokens"> = { stopTokenIds: new Set([STOP]), contextShift: null, lockstep: false, promptLogprobs: 0, kept: null };
 
 function schedulerOf(config: TraceConfig): Scheduler {
   const { page_size, pages, max_tokens, max_sequences, context } = config;
@@ -71,17 +75,18 @@ class Pages {
     for (const [from, to] of step.copies) {
       for (let index = 0; index < page_size; index++) this.cells[to * page_size + index] = this.cells[from * page_size + index] ?? -1;
     }
-    return step.rows.flatMap(({ sequence, start, count, told, sample }) => {
+    return step.rows.flatMap((row) => {
+      const { sequence, start, length, promptLogprobs } = row;
       const pages = pagesOf.get(sequence) ?? [];
       const cell = (position: number): number => (pages[Math.floor(position / page_size)] ?? -1) * page_size + (position % page_size);
       const known = knownAt.get(step)?.get(sequence) ?? [];
-      for (let position = start; position < start + count; position++) this.cells[cell(position)] = known[position] ?? sampled.get(sequence) ?? -1;
-      // Whoever took what a told row samples for a token of the answer would say so.
-      const thrownAway = new Array<number>(told).fill(-1);
-      if (!sample) return thrownAway;
-      const token = nextToken(Array.from({ length: start + count }, (_, position) => this.cells[cell(position)] ?? -1));
+      for (let position = start; position < start + length; position++) this.cells[cell(position)] = known[position] ?? sampled.get(sequence) ?? -1;
+      // The prompt's rows sample nothing that may become a token of the answer.
+      const unused = new Array<number>(promptLogprobs).fill(-1);
+      if (!samplesAnswer(row)) return unused;
+      const token = nextToken(Array.from({ length: start + length }, (_, position) => this.cells[cell(position)] ?? -1));
       sampled.set(sequence, token);
-      return [...thrownAway, token];
+      return [...unused, token];
     });
   }
 }
@@ -93,9 +98,9 @@ function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (s
   const scheduler = schedulerOf(config);
   const pages = new Pages(config);
   const sequences = requests.map(
-    ({ prompt, max_tokens, priority, prompt_logprobs = 0 }, id) => new Sequence({ ...PLAIN, promptIds: prompt, maxTokens: max_tokens, priority, promptLogprobs: prompt_logprobs }, id),
+    ({ prompt, max_tokens, priority, prompt_logprobs = 0 }, id) => new Sequence(id, prompt, { ...PLAIN, maxTokens: max_tokens, promptLogprobs: prompt_logprobs }, priority),
   );
-  const told = new Map(sequences.map((sequence) => [sequence, [] as number[]]));
+  const logprobs = new Map(sequences.map((sequence) => [sequence, [] as number[]]));
   const open: { step: Step; pagesOf: Map<Sequence, readonly number[]> }[] = [];
   const steps: StepRecord[] = [];
   const sampled = new Map<Sequence, number>();
@@ -110,39 +115,40 @@ function run({ config, requests }: Pick<Trace, "config" | "requests">, check: (s
     while (open.length < config.depth) {
       const step = scheduler.next();
       if (step === null) break;
-      expect(step.rows.reduce((sum, row) => sum + row.told + (row.sample ? 1 : 0), 0)).toBeLessThanOrEqual(config.max_sequences);
+      expect(step.rows.reduce((sum, row) => sum + row.numSampled, 0)).toBeLessThanOrEqual(config.max_sequences);
       const pagesOf = new Map(step.rows.map(({ sequence }) => [sequence, [...sequence.pages]]));
       knownAt.set(step, new Map(step.rows.map(({ sequence }) => [sequence, [...sequence.tokens]])));
       open.push({ step, pagesOf });
       steps.push({
-        rows: step.rows.map(({ sequence, start, count, sample }) => [sequence.id, start, count, sample ? 1 : 0]),
+        rows: step.rows.map((row) => [row.sequence.id, row.start, row.length, samplesAnswer(row) ? 1 : 0]),
         pages: [...pagesOf.values()],
         admitted: step.admitted.map(({ id, cachedTokens }) => [id, cachedTokens]),
         preempted: step.preempted.map(({ id }) => id),
+        ...(step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) ? { prompt_logprobs: step.rows.map(({ promptLogprobs }) => promptLogprobs) } : {}),
       });
       check(scheduler);
     }
     const first = open.shift();
     if (first !== undefined) {
       for (const event of scheduler.commit(first.step, pages.run(first.step, first.pagesOf, sampled))) {
-        if (event.type === "told") told.get(event.sequence)?.push(...event.tokenIds);
-        // All that was asked for is told before the first token.
-        if (event.type === "token" && event.sequence.generated === 1) expect(told.get(event.sequence)).toEqual(toldOf(event.sequence.request));
+        if (event.type === "prompt_logprob") logprobs.get(event.sequence)?.push(event.tokenId);
+        // All of the prompt comes before the first token.
+        if (event.type === "token" && event.sequence.generated === 1) expect(logprobs.get(event.sequence)).toEqual(tokensWithLogprobs(event.sequence));
       }
     }
     check(scheduler);
     if (tick > 10_000) throw new Error("the trace does not end");
   }
-  const outputs = sequences.map(({ tokens, request, finishReason }) => ({ tokens: tokens.slice(request.promptIds.length), finish: finishReason ?? "none" }));
+  const outputs = sequences.map(({ tokens, prompt, finishReason }) => ({ tokens: tokens.slice(prompt.length), finish: finishReason ?? "none" }));
   return { steps, outputs };
 }
 
-/** The prompt's tokens whose log-probabilities are told. */
-function toldOf({ promptIds, promptLogprobs }: SequenceRequest): readonly number[] {
-  return promptIds.slice(promptIds.length - Math.min(promptLogprobs, promptIds.length - 1));
+/** The prompt's tokens that get a log-probability. */
+function tokensWithLogprobs({ prompt, params }: Sequence): readonly number[] {
+  return prompt.slice(prompt.length - Math.min(params.promptLogprobs, prompt.length - 1));
 }
 
-// WRITE_TRACES=1 takes down what the scheduler does now, for a reader to judge.
+// WRITE_TRACES=1 writes what the scheduler does now, for a reader to judge.
 if (process.env.WRITE_TRACES === "1") {
   const written = traces.map(({ name, config: own, requests }) => ({ name, config: own, requests, ...run({ config: own, requests }) }));
   const lines = written.map(({ steps, ...rest }) => `{"steps": [\n    ${steps.map((step) => JSON.stringify(step)).join(",\n    ")}],\n  ${JSON.stringify(rest).slice(1)}`);
@@ -199,8 +205,8 @@ test("random traces: batched is as alone, every request ends, no page is lost or
       });
       const ended = scheduler as Scheduler | null;
       if (ended === null) return;
-      expect(ended.pool.free + ended.cache.size).toBe(own.pages);
-      expect(ended.cache.evictable).toBe(ended.cache.size);
+      expect(ended.kv.pool.free + ended.kv.prefixes.size).toBe(own.pages);
+      expect(ended.kv.prefixes.evictable).toBe(ended.kv.prefixes.size);
     }),
     { numRuns: 400 },
   );
@@ -209,7 +215,8 @@ test("random traces: batched is as alone, every request ends, no page is lost or
 /** No page has more or fewer users than are known of, and where a sequence writes next nobody else reads. */
 function requirePages(scheduler: Scheduler): void {
   const holders = new Map<number, number>();
-  const { pool, cache, running, config: own } = scheduler;
+  const { running, config: own, kv } = scheduler;
+  const { pool, prefixes } = kv;
   for (const sequence of running) for (const page of sequence.pages) holders.set(page, (holders.get(page) ?? 0) + 1);
   let used = 0;
   for (let page = 0; page < pool.size; page++) {
@@ -225,5 +232,5 @@ function requirePages(scheduler: Scheduler): void {
       expect(pool.users(page)).toBe(1);
     });
   }
-  expect(cache.evictable).toBeLessThanOrEqual(cache.size);
+  expect(prefixes.evictable).toBeLessThanOrEqual(prefixes.size);
 }

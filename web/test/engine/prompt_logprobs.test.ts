@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { promptLogprob } from "../../src/engine/prompt_logprob.js";
+import { promptLogprob } from "../../src/engine/prompt_logprobs.js";
 
 /** Two rows of the 20 likeliest of a vocabulary; of the second, ids 100 to 119 with these probabilities each. */
 function rows(probability: number) {

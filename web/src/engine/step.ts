@@ -1,0 +1,60 @@
+// A step: what the device computes at once. The scheduler builds steps, and commits them when their tokens are read back.
+
+import type { Sequence } from "./sequence.js";
+
+/**
+ * ``length`` positions of a sequence, from ``start`` on; the last ``numSampled`` of them are sampled. Of these, the first ``promptLogprobs`` give
+ * log-probabilities of the prompt's own tokens, and the last one, if it is not among them, samples the answer.
+ */
+export interface Row {
+  readonly sequence: Sequence;
+  readonly start: number;
+  readonly length: number;
+  readonly numSampled: number;
+  readonly promptLogprobs: number;
+}
+
+/** Whether a row samples the answer. */
+export function samplesAnswer({ numSampled, promptLogprobs }: Row): boolean {
+  return numSampled > promptLogprobs;
+}
+
+/** ``copies`` are pages to copy first. ``admitted`` and ``preempted``: since the step before. */
+export interface Step {
+  readonly number: number;
+  readonly rows: readonly Row[];
+  readonly copies: readonly (readonly [source: number, destination: number])[];
+  readonly admitted: readonly Sequence[];
+  readonly preempted: readonly Sequence[];
+}
+
+/** A step being built. ``budget`` positions still fit; ``numSampled`` rows are sampled so far. */
+export class OpenStep implements Step {
+  readonly rows: Row[] = [];
+  readonly copies: [source: number, destination: number][] = [];
+  admitted: readonly Sequence[] = [];
+  preempted: readonly Sequence[] = [];
+  numSampled = 0;
+
+  constructor(
+    readonly number: number,
+    public budget: number,
+  ) {}
+
+  add(row: Row): void {
+    this.rows.push(row);
+    this.budget -= row.length;
+    this.numSampled += row.numSampled;
+  }
+
+  has(sequence: Sequence): boolean {
+    return sequence.lastStep === this.number;
+  }
+}
+
+/** What a step did to a sequence. ``sample`` is the index among the step's sampled rows. */
+export type SchedulerEvent =
+  /** The log-probability of the prompt's ``tokenId`` can be read at ``sample``. */
+  | { readonly type: "prompt_logprob"; readonly sequence: Sequence; readonly tokenId: number; readonly sample: number }
+  | { readonly type: "token"; readonly sequence: Sequence; readonly tokenId: number; readonly sample: number }
+  | { readonly type: "finished"; readonly sequence: Sequence };
