@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections import deque
+from itertools import count
 from threading import Lock
 
 from nearfar.compiler.runtime.batch import Output
@@ -130,6 +132,34 @@ class Outbox:
     def _count(self, started: float) -> None:
         with self._lock:
             self.delivery_seconds += time.thread_time() - started
+
+
+class Deadlines:
+    """The deadlines of unfinished answers, earliest first."""
+
+    def __init__(self) -> None:
+        # Equal deadlines expire in the order in which they were added.
+        self._heap: list[tuple[float, int, Answer]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, deadline: float, answer: Answer, num_unfinished: int) -> None:
+        """``deadline`` is a time of `time.monotonic`; ``num_unfinished`` answers exist."""
+        heapq.heappush(self._heap, (deadline, next(self._numbers), answer))
+        # Answers that end in time must not be held until their deadline.
+        if len(self._heap) > 2 * num_unfinished + 64:
+            self._heap = [entry for entry in self._heap if not entry[2].ended]
+            heapq.heapify(self._heap)
+
+    def expired(self, now: float) -> Answer | None:
+        """Remove and return an unfinished answer whose deadline has passed, None if there is none."""
+        while self._heap and (self._heap[0][2].ended or self._heap[0][0] <= now):
+            answer = heapq.heappop(self._heap)[2]
+            if not answer.ended:
+                return answer
+        return None
 
 
 def generated_token(event: Event, output: Output, logprobs: int | None) -> GeneratedToken:

@@ -20,9 +20,8 @@ from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError,
 from nearfar.compiler.runtime.batch import Array, Output
 
 from .adapters import Adapters
-from .answer import Answer, Item, Outbox, generated_token
+from .answer import Answer, Deadlines, Item, Outbox, generated_token
 from .config import EngineConfig, SchedulerConfig
-from .deadlines import Deadlines
 from .embedder import Embedder, EmbedJob, matrix
 from .inbox import Inbox
 from .model import TokenModel

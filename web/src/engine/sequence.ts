@@ -97,8 +97,10 @@ export function byTurn(a: Sequence, b: Sequence): number {
   return b.priority - a.priority || a.lastStep - b.lastStep || a.id - b.id;
 }
 
+/** Remove a sequence from a list, if it is there. */
 export function remove(sequences: Sequence[], sequence: Sequence): void {
-  sequences.splice(sequences.indexOf(sequence), 1);
+  const index = sequences.indexOf(sequence);
+  if (index >= 0) sequences.splice(index, 1);
 }
 
 /** Insert a sequence into a list that is sorted by rank. */
