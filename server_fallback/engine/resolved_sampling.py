@@ -51,7 +51,7 @@ def seed_after(seed: int, count: int) -> int:
 
 
 def token_counts(vocab_size: int, prompt: Sequence[int], answer: Sequence[int]) -> IntArray:
-    """(V,): the counts from which a slot starts, as `compiler/ir/sampling.py` defines them. They include tokens dropped by a context shift."""
+    """(V,): the counts from which a slot starts, see `compiler/ir/sampling.py`. They include tokens dropped by a context shift."""
     counts = np.zeros(vocab_size, np.int32)
     counts[np.asarray(prompt, np.int64)] = IN_PROMPT
     np.add.at(counts, np.asarray(answer, np.int64), 1)
