@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,5 +130,26 @@ def kernels(manifest: Manifest) -> Table:
         counts[step.variants] = counts.get(step.variants, 0) + 1
         ops[step.variants] = step.op
     for name, count in counts.items():
-        table.add_row(ops[name], str(count), "\n".join(" + ".join(row.kernels) for row in manifest.variants[name]))
+        differences = differing_facts(manifest, [kernel for row in manifest.variants[name] for kernel in row.kernels])
+        rows = (" + ".join(f"{kernel} {differences[kernel]}".rstrip() for kernel in row.kernels) for row in manifest.variants[name])
+        table.add_row(ops[name], str(count), "\n".join(dict.fromkeys(rows)))
     return table
+
+
+def differing_facts(manifest: Manifest, names: Sequence[str]) -> dict[str, str]:
+    """The facts of each kernel that differ among those of the same template: "threads=128 lanes=32"."""
+    facts = {name: flat(manifest.kernels[name].facts) for name in names}
+    found = {}
+    for name, own in facts.items():
+        alike = [facts[other] for other in facts if manifest.kernels[other].template == manifest.kernels[name].template]
+        keys = [key for key, value in own.items() if any(other.get(key) != value for other in alike)]
+        found[name] = " ".join(f"{key.rpartition('.')[2]}={own[key]}" for key in keys)
+    return found
+
+
+def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested facts by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
