@@ -23,7 +23,7 @@ KV_Q8 is for whole models with 8-bit keys and values against the same models wit
 are random. Two computations with them differ by 6.5e-4 at most, but where prefill holds weights in float16 as well: then more keys and
 values come to a neighbour of their code, and KV_Q8_F16 is for that, 5.8e-3 at most.
 
-Those of ONNX are relative root mean squares, but that ONNX_F32 bounds differences to `ops.py` and transformers by the largest logit too.
+Those of ONNX are relative root mean squares, but that ONNX_F32 bounds differences to `ir/ops/` and transformers by the largest logit too.
 It is for whole models: 7e-7 at most on the tiny checkpoints, 1e-6 of the largest. ONNX_INT8_KERNEL is for one product whose inputs become
 8-bit integers, a scale a block: 9e-3 at most on random rows. ONNX_INT8_MODEL is for whole models of such products: 2.6e-2 at most on the
 tiny checkpoints, 1.5e-2 on the demo model.

@@ -1,6 +1,6 @@
 """Choosing the next token from logits: what each setting means, in numpy, and where its random numbers come from.
 
-`ops.py` and every runtime choose as `choose_token` does, after `adjust_logits`; `tests/conformance/sampling.json` holds vectors. A row's
+`ir/ops/` and every runtime choose as `choose_token` does, after `adjust_logits`; `tests/conformance/sampling.json` holds vectors. A row's
 settings are eight float32; which states of its slot apply is said by flags.
 """
 

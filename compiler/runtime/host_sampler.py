@@ -14,7 +14,7 @@ from .quick_choice import log_probability, quick_choice
 
 
 class HostSampler:
-    """What a runner keeps by sequence slot, and the choice of tokens by it, as `ops.py` says."""
+    """What a runner keeps by sequence slot, and the choice of tokens by it, as `ir/ops/` says."""
 
     def __init__(self, vocab_size: int, num_slots: int) -> None:
         self._sampled = np.zeros(num_slots, np.int32)

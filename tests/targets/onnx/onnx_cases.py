@@ -1,4 +1,4 @@
-"""A checkpoint's logits by `ops.py`, and a decoder graph run as a runtime would."""
+"""A checkpoint's logits by `ir/ops/`, and a decoder graph run as a runtime would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Export = Callable[..., Path]
 
 
 def reference_logits(checkpoint: Path, quantization: Quantization, token_ids: Sequence[int]) -> Logits:
-    """The logits (n, V) of n tokens by `ops.py`, with the weights that the quantization makes of the checkpoint's."""
+    """The logits (n, V) of n tokens by `ir/ops/`, with the weights that the quantization makes of the checkpoint's."""
     loaded = load(str(checkpoint))
     graph = by_model_type(loaded.spec.model_type).forward(loaded.spec, PAGE_SIZE, CONTEXT)
     tensors: dict[str, Array] = {}

@@ -1,6 +1,6 @@
 // Requests to the engine, and what it answers, in token ids.
 
-/** How the next token is chosen. tests/conformance/sampling.json and compiler/ir/ops.py say what each means. */
+/** How the next token is chosen. tests/conformance/sampling.json and compiler/ir/ops/ say what each means. */
 export interface SamplingOptions {
   /** 0, the default, takes the likeliest token. */
   readonly temperature?: number | undefined;
