@@ -30,16 +30,13 @@ def lower_steps(
     variants_of: Callable[[int], Sequence[Variant]],
     activations: Iterable[ActivationEntry],
     arch: str | None,
-    compile_kernels: Callable[[Mapping[str, KernelCall], dict[str, Kernel], Progress], Compiled],
+    compile_kernels: Callable[[Mapping[str, KernelCall], Progress], Compiled],
     progress: Progress,
 ) -> LoweredPlan:
-    """``variants_of`` gives the rows of the step with an index, best first. ``compile_kernels`` receives the kernels to build by name and
-    leaves each, built, in the dict that it is given beside them.
-    """
+    """``variants_of`` gives the rows of the step with an index, best first. ``compile_kernels`` builds and compiles kernels by name."""
     rows = [tuple(variants_of(index)) for index in range(len(plan.steps))]
     calls = {call.name: call for row in rows for variant in row for call in variant.kernels}
-    built: dict[str, Kernel] = {}
-    compiled = compile_kernels(calls, built, progress)
+    compiled = compile_kernels(calls, progress)
     lists: dict[str, tuple[VariantEntry, ...]] = {}
     names = []
     for step, row in zip(plan.steps, rows, strict=True):
@@ -53,7 +50,7 @@ def lower_steps(
         activations=tuple(activations),
         kernels=compiled.kernels,
         variants=lists,
-        scratch=scratch_of(built.values()),
+        scratch=scratch_of(compiled.kernels.values()),
         step_variants=tuple(names),
     )
 
@@ -71,6 +68,7 @@ def source_of(call: KernelCall, built: Kernel, file: str, entry: str, buffers: S
         uniforms=tuple(uniforms),
         grid=built.grid,
         workgroup_size=built.workgroup_size,
+        scratch=built.scratch,
     )
 
 
@@ -80,7 +78,7 @@ def binding(role: str, access: str) -> BindingEntry:
     return BindingEntry(role=name, plane=plane or None, access=access)  # type: ignore[arg-type]
 
 
-def scratch_of(kernels: Iterable[Kernel]) -> dict[str, BufferEntry]:
+def scratch_of(kernels: Iterable[KernelSource]) -> dict[str, BufferEntry]:
     """The scratch buffers of all kernels, each as large as the largest use of it."""
     sizes: dict[str, list[Expr]] = {}
     for each in kernels:

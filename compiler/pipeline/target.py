@@ -32,7 +32,10 @@ RUNNERS = ("numpy", *TARGETS, *EXPORTS)
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """One kernel as it goes into a bundle; see `manifest.KernelEntry`. ``file`` is one of the plan's `LoweredPlan.files`."""
+    """One kernel as it goes into a bundle; see `manifest.KernelEntry`. ``file`` is one of the plan's `LoweredPlan.files`.
+
+    ``scratch`` gives the float32 elements of each scratch buffer that it binds.
+    """
 
     name: str
     template: str
@@ -43,6 +46,7 @@ class KernelSource:
     uniforms: tuple[Expr, ...]
     grid: tuple[Expr, Expr]
     workgroup_size: int
+    scratch: Mapping[str, Expr]
 
 
 @dataclass(frozen=True, slots=True)

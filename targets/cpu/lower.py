@@ -43,15 +43,16 @@ def lower_plan(
         lambda index: variants_of(plan.steps[index], context),
         tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in activations),  # type: ignore[arg-type]
         chosen.name,
-        lambda calls, built, progress: compile_library(chosen, calls, built, progress),
+        lambda calls, progress: compile_library(chosen, calls, progress),
         progress,
     )
 
 
-def compile_library(arch: Arch, calls: Mapping[str, KernelCall], built: dict[str, Kernel], progress: Progress) -> Compiled:
-    """Build the kernels into ``built`` and compile them into one library."""
+def compile_library(arch: Arch, calls: Mapping[str, KernelCall], progress: Progress) -> Compiled:
+    """Build the kernels and compile them into one library."""
     # LLVM and the linker take as long as building the kernels does.
     total = 2 * len(calls)
+    built: dict[str, Kernel] = {}
     for done, (name, call) in enumerate(calls.items()):
         progress(done, total)
         built[name] = call.build()

@@ -8,7 +8,6 @@ from functools import partial
 
 from nearfar.compiler.bundle.manifest import ActivationEntry
 from nearfar.compiler.ir.plan import Plan
-from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
 from nearfar.compiler.quant.layout import Layout
@@ -46,14 +45,13 @@ def lower_plan(
     return lower_steps(plan, lambda index: variants_of(plan.steps[index], context), offered, arch, partial(compile_kernels, arch), progress)
 
 
-def compile_kernels(arch: str, calls: Mapping[str, KernelCall], built: dict[str, Kernel], progress: Progress) -> Compiled:
+def compile_kernels(arch: str, calls: Mapping[str, KernelCall], progress: Progress) -> Compiled:
     """A few files of kernels, each a cubin beside its source."""
     total = len(calls) * (1 + COMPILE_COST)
     lowered: dict[str, CudaKernel] = {}
     for done, (name, call) in enumerate(calls.items()):
         progress(done, total)
-        built[name] = call.build()
-        lowered[name] = cuda(built[name], arch)
+        lowered[name] = cuda(call.build(), arch)
     parts = {f"kernels/{arch}_{part}": list(lowered)[part::PARTS] for part in range(min(PARTS, len(lowered)))}
     sources = {part: source_file(lowered[name] for name in names) for part, names in parts.items()}
     files = {f"{part}.cu": source.encode() for part, source in sources.items()}
@@ -66,7 +64,7 @@ def compile_kernels(arch: str, calls: Mapping[str, KernelCall], built: dict[str,
             files[file] = cubin
             for name in names:
                 each = lowered[name]
-                kernels[name] = source_of(calls[name], built[name], file, each.entry, each.buffers, each.scalars)
+                kernels[name] = source_of(calls[name], each.kernel, file, each.entry, each.buffers, each.scalars)
             done += len(names) * COMPILE_COST
             progress(done, total)
     return Compiled(files, kernels)

@@ -65,16 +65,15 @@ def lower_plan(
     return lower_steps(plan, lambda index: variants_of(plan.steps[index], context), offered, None, compile_kernels, progress)
 
 
-def compile_kernels(calls: Mapping[str, KernelCall], built: dict[str, Kernel], progress: Progress) -> Compiled:
+def compile_kernels(calls: Mapping[str, KernelCall], progress: Progress) -> Compiled:
     """One file a kernel."""
     files, kernels = {}, {}
     for done, (name, call) in enumerate(calls.items()):
         progress(done, len(calls))
-        built[name] = call.build()
-        shader = wgsl(built[name])
+        shader = wgsl(call.build())
         file = f"kernels/{name}.wgsl"
         files[file] = shader.text.encode()
-        kernels[name] = source_of(call, built[name], file, shader.entry, shader.buffers, shader.uniforms)
+        kernels[name] = source_of(call, shader.kernel, file, shader.entry, shader.buffers, shader.uniforms)
     progress(len(calls), len(calls))
     return Compiled(files, kernels)
 

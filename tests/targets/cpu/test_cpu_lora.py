@@ -66,6 +66,22 @@ def test_every_sequence_of_a_batch_has_its_own_adapter(
     runner.close()
 
 
+@pytest.mark.parametrize("make_runner", [CpuRunner, ReferenceRunner])
+def test_an_adapter_of_fused_tensors_changes_all_projections_that_read_them(
+    make_runner: Callable[..., Runner], compile_tiny: CompileTiny, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
+    phi3 = open_bundle(compile_tiny("phi3", "f32", target="cpu", lora_rank=4))
+    deltas = make_adapter(tmp_path / "adapter", tiny_checkpoints["phi3"], ("qkv_proj", "gate_up_proj", "o_proj"), rank=3, alpha=6, seed=3)
+    assert any(module.endswith("qkv_proj") for module in deltas)
+    runner = make_runner(phi3, limits=LIMITS)
+    for name, values in read_adapter(tmp_path / "adapter", phi3.manifest).items():
+        runner.write_state(name, 1, values)
+    for adapter, expected in ((1, deltas), (-1, {})):
+        logits = runner.forward(make_batch([Chunk(PROMPTS[0], 0, [0], [5], adapter=adapter)], 16)).logits[0]
+        assert relative_error(logits, adapted_logits(tiny_checkpoints["phi3"], expected, PROMPTS[0])[-1]) < F32, adapter
+    runner.close()
+
+
 def test_a_place_is_free_for_another_adapter(
     bundle: Bundle, adapters: list[tuple[Path, Deltas]], tiny_checkpoints: Mapping[str, Path]
 ) -> None:
