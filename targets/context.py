@@ -50,10 +50,6 @@ class Context:
         """The shape of an array from the dimension ``start`` on, all of which the model fixes."""
         return sizes(self.plan.shape_of(name)[start:])
 
-    def projections(self, step: Step) -> dict[str, Projection]:
-        """A linear or gated_linear, by activation dtype."""
-        return {activation: self.projection(step, activation) for activation in self.activations}
-
     def projection(self, step: Step, activation: str) -> Projection:
         """A linear or gated_linear."""
         gated = step.op == "gated_linear"
@@ -92,7 +88,7 @@ class Context:
 
     def scores(self, step: Step) -> Scores:
         """How an attention or rope_attention makes scores."""
-        (head_dim,) = {self.heads_of(step, activation).head_dim for activation in self.activations}
+        head_dim = head_dim_of(self.plan.shape_of(step.inputs["kv"]), {"kv": attr(step, "kv")})
         return Scores(
             scale=float(scale_of(head_dim, {"scale": attr(step, "scale")})),
             window=attr(step, "window"),

@@ -24,7 +24,7 @@ from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
 
 from .context import Context, attr, sizes
-from .variant import KernelCall, Variant, kernel
+from .variant import KernelCall, Variant, for_activations, kernel
 
 # Every sequence has one new token, because none has fewer.
 DECODE: Condition = ["==", "S", "B"]
@@ -60,35 +60,32 @@ def attention_rows(step: Step, context: Context, numbers: AttentionNumbers) -> t
 
     Raises UnsupportedModel for heads that no kernel can run.
     """
-    rows = tuple(row for activation in context.activations for row in rows_of(step, context, numbers, activation))
-    # Rows without a value of the activations' dtype are the same for all of these.
-    distinct = {tuple(call.name for call in row.kernels) for row in rows}
-    return (replace(rows[0], activation=None),) if len(distinct) == 1 else rows
+    return for_activations({activation: rows_of(step, context, numbers, activation) for activation in context.activations})
 
 
 def rows_of(step: Step, context: Context, numbers: AttentionNumbers, activation: str) -> list[Variant]:
     """The rows for activations of one dtype."""
     if step.op == "rope":
-        return [Variant((rope_call(step, context, activation),), activation)]
+        return [Variant((rope_call(step, context, activation),))]
     heads = context.heads_of(step, activation)
     check_heads(step, heads)
     if step.op == "append_kv":
-        return [Variant((kernel(append_kv, heads=replace(heads, num_heads=heads.num_kv_heads)),), activation)]
+        return [Variant((kernel(append_kv, heads=replace(heads, num_heads=heads.num_kv_heads)),))]
     if step.op == "attention":
-        return prefill_rows(activation, heads, context.scores(step), numbers, ())
+        return prefill_rows(heads, context.scores(step), numbers, ())
     preparation = context.preparation(step)
     append = kernel(rope_append, heads=heads, preparation=preparation, q_in_scratch=step.op == "rope_attention")
     if step.op == "rope_append":
-        return [Variant((append,), activation)]
+        return [Variant((append,))]
     assert step.op == "rope_attention", step.op
     scores = context.scores(step)
     return [
-        *decode_rows(activation, heads, preparation, scores, numbers),
-        *prefill_rows(activation, heads, scores, numbers, (append,)),
+        *decode_rows(heads, preparation, scores, numbers),
+        *prefill_rows(heads, scores, numbers, (append,)),
     ]
 
 
-def decode_rows(activation: str, heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
+def decode_rows(heads: Heads, preparation: Preparation, scores: Scores, numbers: AttentionNumbers) -> list[Variant]:
     """One new token of every sequence: one kernel for short contexts, ranges of keys and their merge for long ones."""
     # A single new token is the last of its sequence, so it sees the same keys whether attention is causal or not.
     scores = replace(scores, causal=True)
@@ -101,10 +98,10 @@ def decode_rows(activation: str, heads: Heads, preparation: Preparation, scores:
             continue
         decode = kernel(attention_decode, heads=heads, preparation=preparation, scores=scores, options=options)
         if split is None:
-            rows.append(Variant((decode,), activation, DECODE if always_short else SHORT_DECODE))
+            rows.append(Variant((decode,), when=DECODE if always_short else SHORT_DECODE))
         else:
             merge = kernel(attention_merge, heads=replace(heads, kv="activation"), window=scores.window, split=split)
-            rows.append(Variant((decode, merge), activation, DECODE))
+            rows.append(Variant((decode, merge), when=DECODE))
     return rows
 
 
@@ -118,7 +115,7 @@ def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -
     return None
 
 
-def prefill_rows(activation: str, heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]) -> list[Variant]:
+def prefill_rows(heads: Heads, scores: Scores, numbers: AttentionNumbers, before: tuple[KernelCall, ...]) -> list[Variant]:
     """Any batch: tiles of rows if sequences have many, else row by row. ``before``: the kernels that leave q in scratch."""
     facts = {"heads": heads, "scores": scores, "q_in_scratch": bool(before)}
     many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
@@ -127,8 +124,8 @@ def prefill_rows(activation: str, heads: Heads, scores: Scores, numbers: Attenti
     else:
         tiles = [kernel(attention_tile, options=options, **facts) for options in tile_options(heads, numbers)]
     return [
-        *(Variant((*before, call), activation, many) for call in tiles),
-        Variant((*before, kernel(attention, **facts)), activation),
+        *(Variant((*before, call), when=many) for call in tiles),
+        Variant((*before, kernel(attention, **facts))),
     ]
 
 

@@ -27,7 +27,7 @@ from nearfar.compiler.kernels.top_logprobs import top_logprobs
 
 from .context import Context, attr
 from .gpu_attention import AttentionNumbers, attention_rows
-from .variant import KernelCall, Variant, kernel
+from .variant import KernelCall, Variant, for_activations, kernel
 
 ATTENTION_OPS = ("attention", "rope_append", "rope_attention", "rope", "append_kv")
 # The threads of a matrix-vector workgroup.
@@ -55,10 +55,7 @@ def variants_of(step: Step, context: Context, numbers: GpuNumbers, projection_ro
     """The rows of one step, in the order in which a runtime tries them."""
     if step.op in ATTENTION_OPS:
         return attention_rows(step, context, numbers.attention)
-    lists = [rows_of(step, context, activation, projection_rows) for activation in context.activations]
-    if all(rows == lists[0] for rows in lists):
-        return tuple(lists[0])
-    return tuple(replace(row, activation=activation) for activation, rows in zip(context.activations, lists, strict=True) for row in rows)
+    return for_activations({activation: rows_of(step, context, activation, projection_rows) for activation in context.activations})
 
 
 def rows_of(step: Step, context: Context, activation: str, projection_rows: ProjectionRows) -> Sequence[Variant]:

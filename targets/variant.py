@@ -6,8 +6,8 @@ A kernel's name is made from its template and its facts and from nothing else, s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeAlias
 
@@ -60,6 +60,14 @@ class Variant:
 
 def kernel(template: Template, **facts: Any) -> KernelCall:
     return KernelCall(template, facts)
+
+
+def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...]:
+    """The rows of a step for each activation dtype in turn; rows that are the same for all of them stand once, for any."""
+    first = next(iter(rows.values()))
+    if all(each == first for each in rows.values()):
+        return tuple(first)
+    return tuple(replace(variant, activation=activation) for activation, each in rows.items() for variant in each)
 
 
 def digest(value: Any) -> str:

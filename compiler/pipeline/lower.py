@@ -40,13 +40,7 @@ def lower(kernel: Kernel, target: dict[str, Any]) -> LoweredKernel:
         # WGSL has no 64-bit integers.
         *([tirx.transform.ForceNarrowIndexToInt32()] if target["kind"] == "webgpu" else []),
         s_tir.transform.UnifyThreadBinding(),
-        s_tir.transform.LowerOpaqueBlock(),
-        tirx.transform.FlattenBuffer(),
-        tirx.transform.NarrowDataType(32),
-        tirx.transform.VectorizeLoop(True),
-        tirx.transform.UnrollLoop(),
-        tirx.transform.StmtSimplify(),
-        tirx.transform.RemoveNoOp(),
+        *loop_passes(),
         tirx.transform.VerifyMemory(),
         tirx.transform.AnnotateEntryFunc(),
         # RewriteUnsafeSelect would make branches of our selects, whose loads are all in range.
@@ -74,19 +68,13 @@ def lower_object(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
     then the scalars.
     """
     import tvm
-    from tvm import s_tir, tirx
+    from tvm import tirx
     from tvm.tirx.build import codegen_build
 
     bound = tvm.target.Target(target)
     passes = [
         tirx.transform.BindTarget(bound.with_host(bound)),
-        s_tir.transform.LowerOpaqueBlock(),
-        tirx.transform.FlattenBuffer(),
-        tirx.transform.NarrowDataType(32),
-        tirx.transform.VectorizeLoop(True),
-        tirx.transform.UnrollLoop(),
-        tirx.transform.StmtSimplify(),
-        tirx.transform.RemoveNoOp(),
+        *loop_passes(),
         tirx.transform.AnnotateEntryFunc(),
         tirx.transform.SplitHostDevice(),
         tirx.transform.MakePackedAPI(),
@@ -98,6 +86,21 @@ def lower_object(kernels: Sequence[Kernel], target: dict[str, Any]) -> bytes:
         file = Path(folder) / "kernels.o"
         codegen_build(module, bound).write_to_file(str(file), "o")
         return file.read_bytes()
+
+
+def loop_passes() -> list[Any]:
+    """Blocks become loops over flat buffers, vectorised, unrolled and simplified: the same for every target."""
+    from tvm import s_tir, tirx
+
+    return [
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+    ]
 
 
 def with_wide_conditions(function: Any) -> Any:

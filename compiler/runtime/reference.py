@@ -49,18 +49,14 @@ class ReferenceRunner(PlanRunner):
 
     def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
         entry = self.manifest.plan(plan)
-        values = self.start(batch)
+        values: dict[str, Array] = {**batch.arrays(), **self._states, **self._constants}
         for step in entry.steps:
-            self.run_step(entry, step, values, dims)
+            self._run_step(entry, step, values, dims)
         self._outputs = {name: values[name] for name in entry.outputs.values()}
 
-    def start(self, batch: Batch) -> dict[str, Array]:
-        """What a batch's first step finds, by name; each step adds what it computes."""
-        return {**batch.arrays(), **self._states, **self._constants}
-
-    def run_step(self, plan: PlanEntry, step: StepEntry, values: dict[str, Array], dims: Mapping[str, int]) -> None:
+    def _run_step(self, plan: PlanEntry, step: StepEntry, values: dict[str, Array], dims: Mapping[str, int]) -> None:
         op = OPS[step.op]
-        inputs = {role: values[name] if name in values else self.weight(name) for role, name in step.inputs.items()}
+        inputs = {role: values[name] if name in values else self._weight(name) for role, name in step.inputs.items()}
         more = {role: self._zeros(plan.buffers[name], dims) for role, name in step.outputs.items() if role != op.result}
         values |= {step.outputs[role]: array for role, array in more.items()}
         result = op.run({**inputs, **more}, step.attrs)
@@ -68,7 +64,7 @@ class ReferenceRunner(PlanRunner):
             name = step.outputs[op.result]
             values[name] = result.astype(self.room(plan.buffers[name], dims).dtype)
 
-    def weight(self, name: str) -> FloatArray:
+    def _weight(self, name: str) -> FloatArray:
         if name not in self._weights:
             self._weights[name] = self._bundle.weight(name)
         return self._weights[name]

@@ -7,7 +7,7 @@ A row is a kernel template and its facts, among them the instruction set, for on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nearfar.compiler.ir.expr import Condition
@@ -28,7 +28,7 @@ from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.heads import Preparation, Scores
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, sizes
-from nearfar.targets.variant import KernelCall, Template, Variant, kernel
+from nearfar.targets.variant import KernelCall, Template, Variant, for_activations, kernel
 
 from .levels import AVX2, AVX512, DOTPROD, NEON, VNNI, Level
 
@@ -60,12 +60,8 @@ class CpuContext(Context):
 
 
 def variants_of(step: Step, context: CpuContext) -> tuple[Variant, ...]:
-    """The rows of one step, in the order in which a runtime tries them. Equal rows for all activation dtypes become one row for any."""
-    rows = {activation: OPS[step.op](step, context, activation) for activation in context.activations}
-    first = rows[context.activations[0]]
-    if all(each == first for each in rows.values()):
-        return tuple(first)
-    return tuple(replace(variant, activation=activation) for activation, each in rows.items() for variant in each)
+    """The rows of one step, in the order in which a runtime tries them."""
+    return for_activations({activation: OPS[step.op](step, context, activation) for activation in context.activations})
 
 
 def plain(context: CpuContext, template: Template, *, when: Condition = None, **facts: Any) -> list[Variant]:
@@ -97,7 +93,7 @@ def take_rows_variants(step: Step, context: CpuContext, activation: str) -> list
 
 
 def slice_columns_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
-    facts: dict[str, Any] = {"start": attr(step, "start"), "stop": attr(step, "stop"), **dtypes(step, context, activation)}
+    facts: dict[str, Any] = {"start": attr(step, "start"), "stop": attr(step, "stop"), **context.dtypes(step, activation)}
     return plain(context, slice_columns, **matrix(step, context, "x"), **facts)
 
 
@@ -116,7 +112,7 @@ def rms_norm_variants(step: Step, context: CpuContext, activation: str) -> list[
     batch, width = context.plan.shape_of(step.inputs["x"])
     (columns,) = sizes(context.plan.shape_of(step.inputs["weight"]))
     (width,) = sizes((width,))
-    facts = {"eps": attr(step, "eps"), **dtypes(step, context, activation)}
+    facts = {"eps": attr(step, "eps"), **context.dtypes(step, activation)}
     return plain(context, rms_norm, batch=batch, groups=width // columns, columns=columns, **facts)
 
 
@@ -131,10 +127,6 @@ def matrix(step: Step, context: CpuContext, role: str) -> dict[str, Any]:
     return {"batch": batch, "columns": columns}
 
 
-def dtypes(step: Step, context: CpuContext, activation: str) -> dict[str, str]:
-    return {"x_dtype": context.dtype_of(step.inputs["x"], activation), "y_dtype": context.dtype_of(step.outputs["y"], activation)}
-
-
 # --- projections -------------------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +135,7 @@ def projection_variants(step: Step, context: CpuContext, activation: str) -> lis
 
     Integer dot products have levels of their own. The integers of activations have 8 or 16 bits.
     """
-    facts = context.projections(step)[activation]
+    facts = context.projection(step, activation)
     bits = (8 if activation == "int8" else 16) if facts.weight.scale_dtype else None
     rows = []
     for level in context.levels if bits else context.plain_levels:
@@ -165,7 +157,7 @@ def input_rows(facts: Projection, level: Level, bits: int | None) -> InputRows:
 def add_lora_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:
     ranks, columns = sizes(context.plan.shape_of(step.inputs["a"])[1:])
     widths = attr(step, "widths")
-    facts: dict[str, Any] = {"rank": ranks // len(widths), "norm_eps": attr(step, "eps"), **dtypes(step, context, activation)}
+    facts: dict[str, Any] = {"rank": ranks // len(widths), "norm_eps": attr(step, "eps"), **context.dtypes(step, activation)}
     return plain(context, add_lora, columns=columns, widths=widths, **facts)
 
 
@@ -176,7 +168,7 @@ def rope_variants(step: Step, context: CpuContext, activation: str) -> list[Vari
     batch, width = context.plan.shape_of(step.inputs["x"])
     positions, half = sizes(context.plan.shape_of(step.inputs["table"])[:2])
     (width,), head_dim = sizes((width,)), attr(step, "head_dim")
-    facts: dict[str, Any] = {"positions": positions, "rotary_dim": 2 * half, **dtypes(step, context, activation)}
+    facts: dict[str, Any] = {"positions": positions, "rotary_dim": 2 * half, **context.dtypes(step, activation)}
     return plain(context, rope, batch=batch, num_heads=width // head_dim, head_dim=head_dim, **facts)
 
 
