@@ -48,7 +48,7 @@ class Heads:
 
     @property
     def block_vectors(self) -> int:
-        """Vectors in 16 bytes of a page, or in fewer if a head's do not fill so many."""
+        """Vectors in a block of a page: 16 bytes, or less if a head is not a multiple of that."""
         if self.kv == "q8":
             return math.gcd(self.vectors, 4)
         return 2 if self.activation == "float16" and self.head_dim % 8 == 0 else 1

@@ -137,7 +137,7 @@ export class KvCache {
     while (this.#evictKept());
   }
 
-  /** Release the pages of the conversation that was not used for longest, but not those of ``except``. False if there are none. */
+  /** Release the pages of the least recently used conversation other than ``except``. False if there is none. */
   #evictKept(except: KeptSequence | null = null): boolean {
     for (const kept of this.#kept) {
       if (kept.pages.length === 0 || kept === except) continue;
