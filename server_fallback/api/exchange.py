@@ -20,17 +20,23 @@ class Exchange:
     """``arrived`` and ``deadline`` are times of `time.monotonic`. ``passed_on`` are headers for other servers that help to answer.
 
     ``log`` is what the log's line says beside the usual; no text of a prompt or an answer may come in. ``answer_headers`` are added to the
-    answer. ``held`` is let go of when the exchange is over.
+    answer. ``held`` is let go of when the exchange is over. ``address`` is the IP address that the connection comes from.
     """
 
     request_id: str
     passed_on: dict[str, str]
+    address: str = ""
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     key: ApiKey | None = None
     log: dict[str, object] = field(default_factory=dict)
     answer_headers: dict[str, str] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def client(self) -> str:
+        """The sender, as `Call.client` has it."""
+        return f"key {self.key.name}" if self.key is not None else f"address {self.address}"
 
     def set_deadline(self, headers: Mapping[str, str], longest_seconds: float) -> None:
         """Raises ApiError where the header is no number of milliseconds."""

@@ -44,7 +44,8 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else str(uuid4())
-        exchange = Exchange(request_id, context_headers(headers))
+        peer = scope.get("client")
+        exchange = Exchange(request_id, context_headers(headers), peer[0] if peer else "")
         traces = self._service.traces
         span = None
         if traces is not None:

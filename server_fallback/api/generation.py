@@ -120,6 +120,7 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call
         priority=exchange.priority(body.priority),
         deadline=exchange.deadline,
         headers=exchange.passed_on,
+        client=exchange.client,
         observe_queue=observe_queue,
     )
 

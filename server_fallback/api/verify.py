@@ -50,7 +50,7 @@ async def begin(service: Service, opened: VerifyOpen, socket: Socket) -> tuple[V
     executor = await service.models.executor(opened.model)
     if not isinstance(executor, Verifies) or executor.max_drafts == 0:
         raise ApiError(400, "this model checks no drafts here; ask for the whole answer", "verify_unavailable", "model")
-    call = Call(exchange.request_id, exchange.priority(opened.priority), exchange.deadline, exchange.passed_on)
+    call = Call(exchange.request_id, exchange.priority(opened.priority), exchange.deadline, exchange.passed_on, exchange.client)
     return executor, executor.verification(opened, call)
 
 
