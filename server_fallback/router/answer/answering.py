@@ -28,7 +28,7 @@ from ..decision.decide import decide, may_guess
 from ..decision.decision import Decision
 from ..decision.features import PROMPT_SIGNAL, SIGNALS
 from ..decision.situation import Message, Situation
-from ..sides.continued import continued, continued_ids, limits, plain
+from ..sides.continued import begun, continued, continued_ids, limits, plain
 from ..sides.said import Said
 from ..sides.sides import LACKS, Sides, lacking
 from ..sides.texts import conversation_of, with_calls
@@ -130,7 +130,7 @@ class Answering(Generic[ChunkT]):
         """Where near's own view of the prompt counts, it begins to answer, and goes on from there if it is chosen."""
         sides = self._sides
         situation = self._asked = await sides.situation(self._asked, self._request)
-        decision = decide(sides.policy, situation)
+        decision = decide(sides.policy, situation, private=await sides.is_private(situation))
         if self._wants_signals(decision):
             near = self._begin("near", 0, None)
             heard = await self._hear()
@@ -353,8 +353,8 @@ class Answering(Generic[ChunkT]):
         assert sides.near is not None
         assert sides.far is not None
         request = self._request
-        if sides.policy.private_check.matches(text):
-            # Near may have written what nobody asked about.
+        if await sides.matches_private(*begun(request), text):
+            # Near may have written what nobody asked about, or completed what the client began.
             raise RequestError("what near wrote is private, so it does not leave", code="private")
         if sides.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request):
             near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0

@@ -30,6 +30,8 @@ from .speculated_far import SpeculatedFar
 from .texts import conversation_of
 from .wire_speculation import WireCounts
 
+# Searches for private patterns at the same time.
+SEARCHES = 4
 # One message, whose tokens show whether both sides write chats alike.
 PROBE = [Message(role="user", content="a")]
 
@@ -65,6 +67,8 @@ class Sides:
         self._near_queue_seconds = 0.0
         # Between looking at what is left of the budget and taking from it.
         self.spending = asyncio.Lock()
+        # Leaves threads of the event loop to others, whatever clients send.
+        self._searches = asyncio.Semaphore(SEARCHES)
         self._same_tokens: bool | None = None
         self._speculated: SpeculatedFar | None = None
 
@@ -98,6 +102,16 @@ class Sides:
                 raise
             return
         self._speeds["far"] = replace(self._speeds["far"], round_trip_seconds=known.round_trip_seconds)
+
+    async def is_private(self, situation: Situation) -> bool:
+        """Whether the policy forbids that it leaves the device. Found in a thread, for long texts take up to seconds."""
+        check = self.policy.private_check
+        return await self._searched(lambda: check.is_private(situation))
+
+    async def matches_private(self, *parts: str) -> bool:
+        """Whether a private pattern is in a text of these parts. Found in a thread, as by `is_private`."""
+        check = self.policy.private_check
+        return await self._searched(lambda: check.matches(*parts))
 
     async def situation(self, asked: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
         """``asked`` with what is known of both sides now. Nothing is sent to the far side."""
@@ -183,6 +197,12 @@ class Sides:
             await self.far.close()
         if self.near is not None:
             await self.near.close()
+
+    async def _searched(self, search: Callable[[], bool]) -> bool:
+        if not self.policy.private.patterns:
+            return search()
+        async with self._searches:
+            return await asyncio.to_thread(search)
 
     def _near_state(self, ids: Sequence[int] | None) -> NearState:
         if self.near is None:

@@ -29,9 +29,10 @@ EAGER = policy(
     timeouts={"near_first_token_ms": 300},
     retries=3,
 )
-IN_PARTS = [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]
+IN_PARTS = [{"type": "text", "text": text} for text in ("Summarize", "123-4", "5-6789", "now")]
 CALL = {"id": "c1", "type": "function", "function": {"name": "save", "arguments": json.dumps({"text": SECRET})}}
 TOOL = {"type": "function", "function": {"name": "save", "parameters": {"type": "object", "description": SECRET}}}
+TOOL_OF_A_NAME = {"type": "function", "function": {"name": "save"}}
 
 
 class Wire:
@@ -86,14 +87,10 @@ async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER, **options: Any
         {"messages": QUESTION, "labels": ["private"]},
         {"messages": [*QUESTION, {"role": "assistant", "content": "x", "labels": ["private"]}, *QUESTION]},
         {"messages": [{"role": "user", "content": SECRET}]},
-        {
-            "messages": [
-                {"role": "system", "content": [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]},
-                *QUESTION,
-            ]
-        },
+        {"messages": [{"role": "system", "content": IN_PARTS}, *QUESTION]},
         {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]},
         {"messages": QUESTION, "tools": [TOOL]},
+        {"messages": QUESTION, "tools": [TOOL_OF_A_NAME], "tool_choice": {"type": "function", "function": {"name": "123-45-6789"}}},
         {"messages": QUESTION, "stop": [SECRET]},
         {"messages": [{"role": "user", "content": "hi", "name": "123-45-6789"}]},
         {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": SECRET}}}},
@@ -140,6 +137,19 @@ def test_what_near_wrote_does_not_leave_where_it_is_private() -> None:
             assert answer.choices[0].message.content == "123-45-6789 it is"
             assert answer.route is not None
             assert (answer.route.side, answer.route.reason) == ("near", "prefer")
+
+    run(work())
+
+
+def test_what_the_client_began_and_near_completed_does_not_leave() -> None:
+    near = FakeNear("6789 it is", logprobs=(-0.1,) * 4 + (-9.0,))
+    rules = {**EAGER, "mode": "prefer-near", "escalation": {"then": "continue", "min_mean_logprob": -1.0, "window_tokens": 1}}
+    begun = [*QUESTION, {"role": "assistant", "content": "123-45-"}]
+
+    async def work() -> None:
+        async with recorded(near, rules) as (opened, _):
+            answer = await opened.chat.completions.create(messages=begun, continue_final_message=True)
+            assert answer.choices[0].message.content == "6789 it is"
 
     run(work())
 
