@@ -32,7 +32,7 @@ from ..sides.continued import begun, continued, continued_ids, limits, plain
 from ..sides.said import Said
 from ..sides.sides import LACKS, Sides, lacking
 from ..sides.texts import conversation_of, with_calls
-from .answer_machine import State, begin, step
+from .answer_machine import State, begin, step, timed_side
 from .attempt import Attempt, retry_seconds
 from .events import (
     Ask,
@@ -199,7 +199,14 @@ class Answering(Generic[ChunkT]):
 
     def _events(self, news: News) -> Iterator[tuple[Event, Said | None]]:
         if isinstance(news, Due):
-            if self._timers.rings(news):
+            if not self._timers.rings(news):
+                return
+            side = timed_side(news.timer, self._state)
+            attempt = None if side is None else self._current.get(side)
+            if attempt is not None and attempt.finish_reason is not None:
+                # The answer is whole; nobody waits longer for its usage.
+                yield End(attempt.side, attempt.number, attempt.finish_reason), None
+            else:
                 yield Tick(news.timer), None
             return
         attempt, what = news
@@ -207,6 +214,9 @@ class Answering(Generic[ChunkT]):
         if self._current.get(side) is not attempt:
             return
         if isinstance(what, Said):
+            if attempt.finish_reason is not None:
+                # After the end only the usage counts.
+                what = Said(usage=what.usage)
             attempt.hear(what)
             if what.says_something:
                 yield Token(side, attempt.number, what.text, bool(what.tool_calls)), what
@@ -214,7 +224,8 @@ class Answering(Generic[ChunkT]):
                 if strays is not None:
                     yield strays, None
             return
-        if what is None and attempt.finish_reason is not None:
+        if attempt.finish_reason is not None and isinstance(what, NearfarError | None):
+            # A failure after the end changes nothing.
             yield End(side, attempt.number, attempt.finish_reason), None
             return
         error = what or Unavailable(f"{side}: its answer stopped before the end; ask again")
@@ -387,8 +398,8 @@ class Answering(Generic[ChunkT]):
     def _finish(self, finish: Finish) -> list[ChunkT]:
         self._over = True
         attempt, shown = self._current[finish.side], self._shown
-        assert attempt.usage is not None
-        usage = attempt.usage
+        # A server that breaks off after the end may have reported none.
+        usage = attempt.usage or Usage(prompt_tokens=0, completion_tokens=attempt.num_tokens, total_tokens=attempt.num_tokens)
         before = sum(tokens for each, tokens in shown.tokens.items() if each is not attempt)
         if attempt.start > 0 or before > 0:
             prompt_tokens = self._asked.near.prompt_tokens or usage.prompt_tokens
