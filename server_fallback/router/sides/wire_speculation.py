@@ -100,6 +100,10 @@ class WireSpeculation:
                         if token_id in request.stop_token_ids:
                             reason = "stop"
                             break
+                        if count == request.max_tokens:
+                            # A server is not trusted to stop where it should.
+                            reason = "length"
+                            break
                         count += 1
                         yield GeneratedToken(token_id)
                     if reason is not None:

@@ -76,6 +76,8 @@ export class WireSpeculation implements TokenSource {
         cachedTokens ??= cached;
         for (const tokenId of tokens) {
           if (stopTokenIds.includes(tokenId)) return { finishReason: "stop", promptTokens: promptIds.length, cachedTokens, completionTokens };
+          // A server is not trusted to stop where it should.
+          if (completionTokens === request.maxTokens) return { finishReason: "length", promptTokens: promptIds.length, cachedTokens, completionTokens };
           completionTokens += 1;
           yield { tokenId, logprob: null, alternatives: [] };
         }
