@@ -76,7 +76,8 @@ class Sides:
         """Near comes later where the far side is asked first what it serves."""
         self.near, speculation = near, self.policy.speculation
         if speculation is not None and self.far is not None and self.far.far.dialect == "nearfar":
-            self._speculated = SpeculatedFar(near, self.far, self.same_tokens, speculation.draft_tokens)
+            is_private = self.matches_private if self.policy.private.patterns else None
+            self._speculated = SpeculatedFar(near, self.far, self.same_tokens, is_private, speculation.draft_tokens)
 
     @property
     def speculation(self) -> WireCounts | None:
