@@ -27,7 +27,6 @@ from ..schema.routed import (
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .answer.answering import Answering
 from .answer.forms import ChatForm, CompletionForm
-from .decision.decide import decide
 from .decision.situation import FarState, Message, NearState, Situation
 from .sides.continued import limits
 from .sides.sides import Sides, lacking
@@ -84,7 +83,7 @@ class HybridExecutor:
             answer = await sides.near.executor.embed(plain, call)
             return answer.model_copy(update={"model": self._name})
         private = await sides.is_private(asked)
-        decision = decide(sides.policy, replace(asked, far=await sides.far_state()), private=private)
+        decision = await sides.decide(replace(asked, far=await sides.far_state()), private=private)
         if decision.side != "far" or sides.far is None:
             raise lacking(decision.reason)
         if not await sides.take():

@@ -24,7 +24,7 @@ from ...schema.common import TokenLogprob, Usage
 from ...schema.completions import CompletionRequest
 from ...schema.fold import fold_calls
 from ...schema.route import Route, Side
-from ..decision.decide import decide, may_guess
+from ..decision.decide import may_guess
 from ..decision.decision import Decision
 from ..decision.features import PROMPT_SIGNAL, SIGNALS
 from ..decision.situation import Message, Situation
@@ -130,7 +130,7 @@ class Answering(Generic[ChunkT]):
         """Where near's own view of the prompt counts, it begins to answer, and goes on from there if it is chosen."""
         sides = self._sides
         situation = self._asked = await sides.situation(self._asked, self._request)
-        decision = decide(sides.policy, situation, private=await sides.is_private(situation))
+        decision = await sides.decide(situation, private=await sides.is_private(situation))
         if self._wants_signals(decision):
             near = self._begin("near", 0, None)
             heard = await self._hear()
@@ -140,7 +140,7 @@ class Answering(Generic[ChunkT]):
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
                 situation = replace(situation, near_signals=near_signals([*self._held_tokens()], near.prompt_logprobs))
-            decision = decide(sides.policy, situation, private=decision.private)
+            decision = await sides.decide(situation, private=decision.private)
             self._asked = situation
         if decision.side is None:
             raise lacking(decision.reason)
@@ -189,13 +189,14 @@ class Answering(Generic[ChunkT]):
             self._held.clear()
         if policy.escalation.then != "never" and not decision.private:
             self._watch = Watch(policy.escalation)
-        return Start(decision.side, decision.reason, self._may_also(decision))
+        return Start(decision.side, decision.reason, await self._may_also(decision))
 
-    def _may_also(self, decision: Decision) -> bool:
+    async def _may_also(self, decision: Decision) -> bool:
         """Whether no hard rule forbids the other side."""
+        if self._asked.pin is not None:
+            return False
         other: Side = "far" if decision.side == "near" else "near"
-        pinned = replace(self._asked, pin=other)
-        return self._asked.pin is None and decide(self._sides.policy, pinned, private=decision.private).side == other
+        return (await self._sides.decide(replace(self._asked, pin=other), private=decision.private)).side == other
 
     def _events(self, news: News) -> Iterator[tuple[Event, Said | None]]:
         if isinstance(news, Due):

@@ -18,6 +18,9 @@ from ...schema.completions import CompletionRequest
 from ...schema.route import Side
 from ...schema.tokenize import TokenizeRequest
 from ..decision.budget import Ledger, Spent
+from ..decision.decide import decide
+from ..decision.decision import Decision
+from ..decision.features import last_user_text
 from ..decision.policy import Policy
 from ..decision.prefix_memory import PrefixMemory
 from ..decision.situation import CircuitState, FarState, NearState, Situation, Thermal
@@ -32,6 +35,8 @@ from .wire_speculation import WireCounts
 
 # Searches for private patterns at the same time.
 SEARCHES = 4
+# The features of so many characters take less than 10 ms.
+LONG_TEXT_CHARACTERS = 20_000
 # One message, whose tokens show whether both sides write chats alike.
 PROBE = [Message(role="user", content="a")]
 
@@ -113,6 +118,12 @@ class Sides:
         """Whether a private pattern is in a text of these parts. Found in a thread, as by `is_private`."""
         check = self.policy.private_check
         return await self._searched(lambda: check.matches(*parts))
+
+    async def decide(self, situation: Situation, *, private: bool) -> Decision:
+        """As `decide.decide`. In a thread if a predictor reads a long text, which takes up to a second."""
+        if self.policy.quality.predictor is None or len(last_user_text(situation.messages)) <= LONG_TEXT_CHARACTERS:
+            return decide(self.policy, situation, private=private)
+        return await asyncio.to_thread(decide, self.policy, situation, private=private)
 
     async def situation(self, asked: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
         """``asked`` with what is known of both sides now. Nothing is sent to the far side."""

@@ -16,6 +16,7 @@ from hybrid_gateway import gateway
 from hybrid_sides import QUESTION, FakeFar, FakeNear, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError
+from nearfar.server_fallback.router.decision import privacy
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.texts import other_texts
@@ -189,6 +190,26 @@ def test_of_an_image_the_url_is_searched_and_not_its_bytes() -> None:
     assert texts("data:image/png;base64,1234567890ab+/==") == ("url", "data:image/png;base64,", "detail", "low")
     for text in ("https://here/a.png", "data:image/png;base64,123-45-6789", "data:image/png;base64,my number", "data:image/svg+xml,<svg/>"):
         assert text in texts(text)
+
+
+def test_other_requests_go_on_while_a_long_text_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pattern backtracks without end, so the search takes as long as it may."""
+    monkeypatch.setattr(privacy, "SEARCH_SECONDS", 0.3)
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        async with recorded(FakeNear(context=10**6), policy("prefer-far", private={"patterns": ["(a+)+b"]})) as (opened, _):
+            answer = asyncio.create_task(opened.chat.completions.create(messages=[{"role": "user", "content": "a" * 300_000}]))
+            while not answer.done():
+                await asyncio.sleep(0.005)
+                turns += 1
+            route = (await answer).route
+            assert route is not None
+            assert route.reason == "private"
+
+    run(work())
+    assert turns > 10
 
 
 def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytest.LogCaptureFixture) -> None:
