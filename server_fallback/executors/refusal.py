@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, Reques
 
 # Of an answer that is no JSON, so much is shown.
 SHOWN_CHARACTERS = 200
+MESSAGE_CHARACTERS = 2000
 # The upstream, or a proxy before it, is not there; a 500 is a fault that the same request may well meet again elsewhere.
 STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
 NOT_THERE = {408, 502, 503, 504, 529}
@@ -32,7 +34,7 @@ def streamed_error(url: str, error: dict[str, Any]) -> NearfarError:
 
 
 def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds: float | None) -> NearfarError:
-    message = str(error.get("message") or f"status {status}")
+    message = printable(str(error.get("message") or f"status {status}"))
     hint: dict[str, object] = {"status": status}
     if retry_after_seconds is not None:
         hint["retry_after_seconds"] = retry_after_seconds
@@ -46,7 +48,7 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
     if 400 <= status < 500:
         param = error.get("param")
-        return RequestError(message, status=status, **({"param": param} if isinstance(param, str) else {}))
+        return RequestError(message, status=status, **({"param": printable(param)} if isinstance(param, str) else {}))
     return DeviceError(f"{url}: {message}", upstream=url, status=status)
 
 
@@ -54,7 +56,7 @@ def error_object(text: str) -> dict[str, Any]:
     """OpenAI's error object: under "error", or alone as some servers send it; what else there is becomes the message."""
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if isinstance(data, dict):
         error = data.get("error", data)
@@ -67,6 +69,12 @@ def error_object(text: str) -> dict[str, Any]:
 def retry_after(response: httpx.Response) -> float | None:
     """Of the header's two forms, the seconds."""
     try:
-        return max(0.0, float(response.headers["Retry-After"]))
+        seconds = float(response.headers["Retry-After"])
     except (KeyError, ValueError):
         return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def printable(text: str) -> str:
+    """The text as it can be sent on: at most `MESSAGE_CHARACTERS`, without half a surrogate pair."""
+    return text[:MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ CONNECT_TIMEOUT_SECONDS = 5.0
 CHECK_TIMEOUT_SECONDS = 5.0
 # A server that accepts a request and then says nothing for so long has lost it.
 READ_TIMEOUT_SECONDS = 600.0
+# The escape of a half of a surrogate pair.
+HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 T = TypeVar("T")
 
@@ -124,7 +127,10 @@ class Upstream:
     def _object(self, data: str) -> dict[str, Any]:
         try:
             value = json.loads(data)
-        except ValueError:
+            if HALF_PAIR.search(data):
+                # Raises UnicodeEncodeError if it is a half indeed, which no answer of ours could hold.
+                json.dumps(value, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise DeviceError(f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}", upstream=self.url)

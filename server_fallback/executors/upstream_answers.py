@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from nearfar.compiler.errors import DeviceError, Unavailable
+from nearfar.compiler.errors import DeviceError, NearfarError, Unavailable
 
 from ..schema.common import Answer
+from .upstream_bounds import BoundedChoices, Bounds, says_text
 
-# What servers call an answer's end beside OpenAI's words.
+# What servers call an answer's end beside OpenAI's words. Others, such as content_filter, reach the client as they are.
 ENDS = {"eos_token": "stop", "stop_sequence": "stop", "max_tokens": "length"}
+MAX_END_CHARACTERS = 64
+# The usage follows the end in one chunk, at once.
+AFTER_END_CHUNKS = 16
+AFTER_END_SECONDS = 5.0
+# Beyond this JavaScript counts no more.
+MAX_COUNT = 1 << 53
 
 AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
-async def in_our_form(values: AsyncGenerator[dict[str, Any]], name: str) -> AsyncGenerator[dict[str, Any]]:
-    """Chunks with choices as they come, then one with the usage alone; ``name`` is what we call the model.
+async def in_our_form(values: AsyncGenerator[dict[str, Any]], name: str, bounds: Bounds) -> AsyncGenerator[dict[str, Any]]:
+    """Yield chunks with choices as they come, then one with the usage alone; ``name`` is our name for the model.
 
-    Of a server that tells no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are 0.
+    If the server reports no usage, the chunks with a text or a call count as the answer's tokens, and the prompt's are 0. After the end of
+    all choices only the usage is read, at most `AFTER_END_CHUNKS` chunks and for `AFTER_END_SECONDS`; failures no longer matter then.
+    Raises DeviceError for what is not of OpenAI's form, Unavailable for an answer without a chunk, and what ``values`` raises.
     """
     usage: dict[str, Any] | None = None
     last: dict[str, Any] = {}
-    pieces = 0
-    async for value in values:
-        usage = value.get("usage") or usage
-        choices = [plain_choice(choice) for choice in value.get("choices") or ()]
+    pieces, after_end = 0, 0
+    bounded = BoundedChoices(bounds)
+    while after_end <= AFTER_END_CHUNKS:
+        try:
+            async with asyncio.timeout(AFTER_END_SECONDS if bounded.ended else None):
+                value = await anext(values, None)
+        except (TimeoutError, NearfarError):
+            if bounded.ended:
+                break
+            raise
+        if value is None:
+            break
+        after_end += bounded.ended
+        usage = value["usage"] if isinstance(value.get("usage"), dict) else usage
+        choices = [choice for each in choices_of(value, name) if (choice := bounded.bounded(plain_choice(each, name))) is not None]
         pieces += sum(map(says_something, choices))
         last = {key: value[key] for key in ("id", "created") if key in value} | {"model": name}
         if choices:
             yield {**last, "choices": choices}
     if not last:
         raise Unavailable("the upstream ended its answer before it began; ask again")
+    if rest := [*bounded.rest(None if usage is None else plain_usage(usage)["completion_tokens"])]:
+        pieces += sum(map(says_something, rest))
+        for choice in rest:
+            yield {**last, "choices": [choice]}
     counts = {"prompt_tokens": 0, "completion_tokens": pieces} if usage is None else usage
     yield {**last, "choices": [], "usage": plain_usage(counts)}
 
@@ -45,32 +70,49 @@ def checked(kind: type[AnswerT], value: Mapping[str, Any], name: str) -> AnswerT
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise DeviceError(f"{name}: the upstream's answer is not OpenAI's form: {where}: {first['msg']}") from error
+        raise nonsense(name, f"{where}: {first['msg']}") from error
 
 
-def plain_choice(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice whose end has OpenAI's name, and whose role is the only one that an answer can have."""
-    choice = {"index": 0, **choice}
-    choice["finish_reason"] = ENDS.get(choice.get("finish_reason") or "", choice.get("finish_reason") or None)
-    if isinstance(delta := choice.get("delta"), dict) and "role" in delta:
+def choices_of(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    choices = value.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise nonsense(name, "choices: is not a list of objects")
+    return choices
+
+
+def plain_choice(choice: dict[str, Any], name: str) -> dict[str, Any]:
+    """A choice whose end has OpenAI's name for it, if there is one, and whose role is the only one that an answer can have."""
+    index, end, delta = choice.get("index") or 0, choice.get("finish_reason") or None, choice.get("delta")
+    if not isinstance(index, int) or not isinstance(end, str | None) or len(end or "") > MAX_END_CHARACTERS:
+        raise nonsense(name, "choices: index is not an integer, or finish_reason is not a word")
+    choice = {**choice, "index": index, "finish_reason": None if end is None else ENDS.get(end, end)}
+    if isinstance(delta, dict) and "role" in delta:
         choice["delta"] = {**delta, "role": "assistant"}
     return choice
 
 
+def nonsense(name: str, what: str) -> DeviceError:
+    return DeviceError(f"{name}: the upstream's answer is not OpenAI's form: {what}")
+
+
 def says_something(choice: Mapping[str, Any]) -> bool:
     """Whether it has a text or a part of a call: a first chunk may have the role alone, a last one the end."""
-    delta = choice.get("delta") or {}
-    return bool(choice.get("text") or delta.get("content") or delta.get("tool_calls"))
+    delta = choice.get("delta")
+    return says_text(choice) or bool(isinstance(delta, dict) and delta.get("tool_calls"))
 
 
 def plain_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    queue_ms = usage.get("queue_ms")
+    """Counts that are not numbers of tokens are 0."""
+    prompt, completion = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
+    details, queue_ms = usage.get("prompt_tokens_details"), usage.get("queue_ms")
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-        "queue_ms": queue_ms if isinstance(queue_ms, int | float) and queue_ms >= 0 else None,
+        "prompt_tokens_details": {"cached_tokens": count(details.get("cached_tokens")) if isinstance(details, dict) else 0},
+        "queue_ms": queue_ms if isinstance(queue_ms, int | float) and 0 <= queue_ms < MAX_COUNT else None,
     }
+
+
+def count(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < MAX_COUNT else 0

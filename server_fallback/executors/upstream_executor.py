@@ -24,6 +24,7 @@ from .executor import Call, Executor, ExecutorState, Opening
 from .replicas import Replicas, prefixes_of
 from .upstream import Upstream, make_upstream
 from .upstream_answers import checked, in_our_form
+from .upstream_bounds import bounds_of
 
 ATTEMPTS = 3
 # Before another attempt, between half and all of it; twice as much before the third.
@@ -95,10 +96,11 @@ async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> t
     for upstream in upstreams:
         try:
             listed = (await upstream.ask("GET", "/v1/models", None, Call("discover"))).get("data")
+            listed = listed if isinstance(listed, list) else []
         except Unavailable as error:
             reason = error
             continue
-        cards = {str(card["id"]): card for card in listed or () if isinstance(card, dict) and "id" in card}
+        cards = {str(card["id"]): card for card in listed if isinstance(card, dict) and "id" in card}
         model = options.model or (next(iter(cards)) if len(cards) == 1 else None)
         if model is None:
             raise RequestError(f"{upstream.url}: serves {', '.join(cards) or 'no model'}; say which one", param="model")
@@ -158,6 +160,7 @@ class UpstreamExecutor:
         """The chunks of the first replica that answers, in our form."""
         priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
         body = generation_body(request, self._model, self._options.dialect, priority=priority)
+        bounds = bounds_of(request, self._options.dialect)
         prefixes, tried = prefixes_of(request), list[Upstream]()
         while True:
             upstream = self._replicas.choose(prefixes, tried)
@@ -166,7 +169,7 @@ class UpstreamExecutor:
             try:
                 async with (
                     aclosing(upstream.stream(path, body, call)) as values,
-                    aclosing(in_our_form(values, self._options.name)) as chunks,
+                    aclosing(in_our_form(values, self._options.name, bounds)) as chunks,
                 ):
                     async for chunk in chunks:
                         began = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,7 +27,6 @@ from ..schema.routed import (
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from .answer.answering import Answering
 from .answer.forms import ChatForm, CompletionForm
-from .decision.decide import decide
 from .decision.situation import FarState, Message, NearState, Situation
 from .sides.continued import limits
 from .sides.sides import Sides, lacking
@@ -49,7 +49,7 @@ class HybridExecutor:
 
     async def chat(self, request: ChatCompletionRequest, call: Call) -> AsyncGenerator[ChatCompletionChunk, None]:
         one_answer(request)
-        asked = asked_by(request, messages_of(request), other_texts(request))
+        asked = asked_by(request, messages_of(request), await asyncio.to_thread(other_texts, request))
         asked = replace(
             asked,
             max_tokens=min(limits(request).values(), default=None),
@@ -82,7 +82,8 @@ class HybridExecutor:
         if sides.near is not None and sides.near.embeds and asked.pin != "far":
             answer = await sides.near.executor.embed(plain, call)
             return answer.model_copy(update={"model": self._name})
-        decision = decide(sides.policy, replace(asked, far=await sides.far_state()))
+        private = await sides.is_private(asked)
+        decision = await sides.decide(replace(asked, far=await sides.far_state()), private=private)
         if decision.side != "far" or sides.far is None:
             raise lacking(decision.reason)
         if not await sides.take():

@@ -89,4 +89,5 @@ class ErrorResponse(Answer):
     error: ErrorDetail
 
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+# Another server's own word, such as "recitation", reaches the client as it is.
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"] | str

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, GenerationRequest, Items, Usage
+from .common import Answer, FinishReason, GenerationRequest, Items, Usage
 from .route import Route
 
 
@@ -32,7 +32,7 @@ class CompletionChoice(Answer):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
 
 
 class CompletionChunk(Answer):

@@ -137,6 +137,11 @@ export class Engine implements EngineApi {
     return new ChatCompletions({ ...this.#model, tokens });
   }
 
+  /** The text of tokens, without special ones. */
+  decode(ids: readonly number[]): string {
+    return this.#tokenizer.decode(ids);
+  }
+
   /** The SHA-256, in hexadecimal, of the model's tokenizer.json: where a server tells the same, its token ids mean the same. */
   async tokenizerSha256(): Promise<string> {
     return sha256(new TextEncoder().encode(this.#loaded.tokenizerJson));

@@ -130,6 +130,11 @@ def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
     return state, tuple(effects)
 
 
+def timed_side(timer: TimerName, state: State) -> Side | None:
+    """The side that a timer waits for; the hedge's is None."""
+    return {"near_first_token": "near", "far_first_token": "far", "between_tokens": state.side}.get(timer)
+
+
 # Each of these gives the next state and adds what is to be done to ``effects``.
 
 
@@ -242,7 +247,7 @@ def _tick(state: State, timer: TimerName, effects: list[Effect]) -> State:
         if not _may_switch(state, "far"):
             return state
         return _ask(replace(state, next_reason="near_late"), "far", effects)
-    side = state.side if timer == "between_tokens" else "near" if timer == "near_first_token" else "far"
+    side = timed_side(timer, state)
     assert side is not None
     state = _cancel(state, side, effects)
     return _failed(state, side, "timeout", "near_timeout" if side == "near" else "far_timeout", effects)

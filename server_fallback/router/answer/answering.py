@@ -24,15 +24,15 @@ from ...schema.common import TokenLogprob, Usage
 from ...schema.completions import CompletionRequest
 from ...schema.fold import fold_calls
 from ...schema.route import Route, Side
-from ..decision.decide import decide, may_guess
+from ..decision.decide import may_guess
 from ..decision.decision import Decision
 from ..decision.features import PROMPT_SIGNAL, SIGNALS
 from ..decision.situation import Message, Situation
-from ..sides.continued import continued, continued_ids, limits, plain
+from ..sides.continued import begun, continued, continued_ids, limits, plain
 from ..sides.said import Said
 from ..sides.sides import LACKS, Sides, lacking
 from ..sides.texts import conversation_of, with_calls
-from .answer_machine import State, begin, step
+from .answer_machine import State, begin, step, timed_side
 from .attempt import Attempt, retry_seconds
 from .events import (
     Ask,
@@ -130,7 +130,7 @@ class Answering(Generic[ChunkT]):
         """Where near's own view of the prompt counts, it begins to answer, and goes on from there if it is chosen."""
         sides = self._sides
         situation = self._asked = await sides.situation(self._asked, self._request)
-        decision = decide(sides.policy, situation)
+        decision = await sides.decide(situation, private=await sides.is_private(situation))
         if self._wants_signals(decision):
             near = self._begin("near", 0, None)
             heard = await self._hear()
@@ -140,7 +140,7 @@ class Answering(Generic[ChunkT]):
                 situation = replace(situation, near=replace(situation.near, available=False))
             else:
                 situation = replace(situation, near_signals=near_signals([*self._held_tokens()], near.prompt_logprobs))
-            decision = decide(sides.policy, situation, private=decision.private)
+            decision = await sides.decide(situation, private=decision.private)
             self._asked = situation
         if decision.side is None:
             raise lacking(decision.reason)
@@ -189,17 +189,25 @@ class Answering(Generic[ChunkT]):
             self._held.clear()
         if policy.escalation.then != "never" and not decision.private:
             self._watch = Watch(policy.escalation)
-        return Start(decision.side, decision.reason, self._may_also(decision))
+        return Start(decision.side, decision.reason, await self._may_also(decision))
 
-    def _may_also(self, decision: Decision) -> bool:
+    async def _may_also(self, decision: Decision) -> bool:
         """Whether no hard rule forbids the other side."""
+        if self._asked.pin is not None:
+            return False
         other: Side = "far" if decision.side == "near" else "near"
-        pinned = replace(self._asked, pin=other)
-        return self._asked.pin is None and decide(self._sides.policy, pinned, private=decision.private).side == other
+        return (await self._sides.decide(replace(self._asked, pin=other), private=decision.private)).side == other
 
     def _events(self, news: News) -> Iterator[tuple[Event, Said | None]]:
         if isinstance(news, Due):
-            if self._timers.rings(news):
+            if not self._timers.rings(news):
+                return
+            side = timed_side(news.timer, self._state)
+            attempt = None if side is None else self._current.get(side)
+            if attempt is not None and attempt.finish_reason is not None:
+                # The answer is whole; nobody waits longer for its usage.
+                yield End(attempt.side, attempt.number, attempt.finish_reason), None
+            else:
                 yield Tick(news.timer), None
             return
         attempt, what = news
@@ -207,6 +215,9 @@ class Answering(Generic[ChunkT]):
         if self._current.get(side) is not attempt:
             return
         if isinstance(what, Said):
+            if attempt.finish_reason is not None:
+                # After the end only the usage counts.
+                what = Said(usage=what.usage)
             attempt.hear(what)
             if what.says_something:
                 yield Token(side, attempt.number, what.text, bool(what.tool_calls)), what
@@ -214,7 +225,8 @@ class Answering(Generic[ChunkT]):
                 if strays is not None:
                     yield strays, None
             return
-        if what is None and attempt.finish_reason is not None:
+        if attempt.finish_reason is not None and isinstance(what, NearfarError | None):
+            # A failure after the end changes nothing.
             yield End(side, attempt.number, attempt.finish_reason), None
             return
         error = what or Unavailable(f"{side}: its answer stopped before the end; ask again")
@@ -353,8 +365,8 @@ class Answering(Generic[ChunkT]):
         assert sides.near is not None
         assert sides.far is not None
         request = self._request
-        if sides.policy.private_check.matches(text):
-            # Near may have written what nobody asked about.
+        if await sides.matches_private(*begun(request), text):
+            # Near may have written what nobody asked about, or completed what the client began.
             raise RequestError("what near wrote is private, so it does not leave", code="private")
         if sides.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request):
             near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
@@ -387,8 +399,8 @@ class Answering(Generic[ChunkT]):
     def _finish(self, finish: Finish) -> list[ChunkT]:
         self._over = True
         attempt, shown = self._current[finish.side], self._shown
-        assert attempt.usage is not None
-        usage = attempt.usage
+        # A server that breaks off after the end may have reported none.
+        usage = attempt.usage or Usage(prompt_tokens=0, completion_tokens=attempt.num_tokens, total_tokens=attempt.num_tokens)
         before = sum(tokens for each, tokens in shown.tokens.items() if each is not attempt)
         if attempt.start > 0 or before > 0:
             prompt_tokens = self._asked.near.prompt_tokens or usage.prompt_tokens

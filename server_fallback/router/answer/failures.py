@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nearfar.compiler.errors import NearfarError, QueueFull, RequestError, Unavailable
 
 from ...schema.route import Side
@@ -10,6 +12,8 @@ from .events import Fail, FailureKind
 
 # A server, or a proxy before it, that has too much to do.
 OVERLOADED = (429, 503, 529)
+# What is wrong with the far side whatever it is asked, so near may well answer.
+OF_THE_SERVER: Mapping[object, FailureKind] = {"wrong_key": "unauthorized", "api_version": "server", "unknown_model": "server"}
 
 
 def failure_of(side: Side, error: NearfarError, rules: Rules) -> tuple[FailureKind, bool]:
@@ -23,6 +27,11 @@ def _failure_of(side: Side, error: NearfarError) -> tuple[FailureKind, bool]:
     status = error.details.get("status")
     if status in (401, 403):
         return "unauthorized", False
+    if side == "far" and error.details.get("code") in OF_THE_SERVER:
+        return OF_THE_SERVER[error.details.get("code")], False
+    if side == "far" and status == 404:
+        # It has no such model or route, of which the client knows nothing.
+        return "server", False
     if isinstance(error, RequestError):
         return "request", False
     if isinstance(error, QueueFull) or status in OVERLOADED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from ...schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatLogprobs, ChunkChoice, Delta
@@ -44,7 +44,7 @@ class ChatForm:
     def ending(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[ChatCompletionChunk]:
         if first:
             yield self._chunk(Delta(role="assistant", content=""), route=route)
-        yield self._chunk(Delta(), finish_reason=cast(FinishReason, finish_reason), route=route)
+        yield self._chunk(Delta(), finish_reason=finish_reason, route=route)
         yield ChatCompletionChunk(id=self._id, created=self._created, model=self._model, choices=[], usage=usage, route=route)
 
     def _chunk(
@@ -71,8 +71,7 @@ class CompletionForm:
         yield self._chunk(CompletionChoice(index=0, text=said.text, logprobs=shown), route=route)
 
     def ending(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[CompletionChunk]:  # noqa: ARG002
-        reason = cast(Literal["stop", "length"], finish_reason)
-        yield self._chunk(CompletionChoice(index=0, text="", finish_reason=reason), route=route)
+        yield self._chunk(CompletionChoice(index=0, text="", finish_reason=finish_reason), route=route)
         yield self._chunk(usage=usage, route=route)
 
     def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None, route: Route | None = None) -> CompletionChunk:

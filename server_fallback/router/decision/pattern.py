@@ -1,5 +1,5 @@
-r"""Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike. A pattern flows in, one of re's
-flows out.
+r"""Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike, compiled for the library regex,
+which searches without the interpreter's lock and within a time limit.
 
 Characters, `.`, `[...]`, `(...)`, `(?:...)`, `|`, `* + ? {n} {n,} {n,m}` and their lazy forms, `^` and `$` (the ends of the text), `\b \B
 \d \D \w \W \s \S` in ASCII's meaning, `\t \n \r \f \v \xHH \uHHHH`, and a backslash before any sign. All else (lookaround, back
@@ -12,7 +12,10 @@ import json
 import re
 from functools import lru_cache
 
+import regex
+
 from ...text.grammar.characters import ANY, Ranges, single, subtract, union
+from .readings import BOUNDARY
 
 MAX_CHARACTERS = 1000
 # How often a part may be repeated, the counts of all groups around it multiplied: engines copy it so many times.
@@ -39,17 +42,21 @@ def read_pattern(pattern: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def compile_pattern(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
-    """Raises ValueError as `read_pattern` does."""
-    return re.compile(_Parser(pattern, ignore_case).parse(), re.ASCII)
+def compile_pattern(pattern: str, *, ignore_case: bool, boundaries: bool = False) -> regex.Pattern[str]:
+    """With ``boundaries``, a match may go on over a `readings.BOUNDARY`, and there every assertion holds: ^, $, \\b and \\B.
+
+    Raises ValueError as `read_pattern` does.
+    """
+    return regex.compile(_Parser(pattern, ignore_case, boundaries).parse(), regex.ASCII)
 
 
 class _Parser:
     """Writes every character as its code point, so that nothing is left for an engine to read in its own way."""
 
-    def __init__(self, pattern: str, ignore_case: bool) -> None:
+    def __init__(self, pattern: str, ignore_case: bool, boundaries: bool) -> None:
         self._pattern = pattern
         self._ignore_case = ignore_case
+        self._boundaries = boundaries
         self._position = 0
         self._depth = 0
         self._copies = 1
@@ -78,7 +85,8 @@ class _Parser:
         # In re, \B matches no empty text (until Python 3.14); in JavaScript it does.
         for written, meant in (("^", r"\A"), ("$", r"\Z"), (r"\b", r"\b"), (r"\B", r"(?!\b)")):
             if self._take(written):
-                return meant
+                # A lookahead matches in one way alone, so this adds no backtracking.
+                return rf"(?={meant}|(?<=\x0b)|\x0b)" if self._boundaries else meant
         outer, self._copies = self._copies, 1
         atom = self._atom()
         quantifier = self._quantifier()
@@ -182,7 +190,11 @@ class _Parser:
     def _written(self, ranges: Ranges) -> str:
         if not ranges or 0xD800 <= ranges[0][0] <= 0xDFFF:
             raise self._refusal("has a class without a character")
-        return "[" + "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges) + "]"
+        if not self._boundaries:
+            return _class(ranges)
+        # Only the optional one after a character matches a boundary, so that there is one way to match it.
+        others = subtract(ranges, single(BOUNDARY))
+        return rf"(?:{_class(others)}\x0b?)" if others else "(?!)"
 
     def _peek(self) -> str:
         return self._pattern[self._position : self._position + 1]
@@ -202,6 +214,10 @@ class _Parser:
 
     def _refusal(self, problem: str) -> ValueError:
         return ValueError(f"the pattern {json.dumps(self._pattern[:80], ensure_ascii=False)} {problem}")
+
+
+def _class(ranges: Ranges) -> str:
+    return "[" + "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges) + "]"
 
 
 def cases(character: str) -> set[str]:

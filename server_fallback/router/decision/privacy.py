@@ -1,63 +1,81 @@
-"""Privacy: whether a request may leave the device. Its labels and all of its texts flow in, a yes or no flows out; in doubt it is private.
+"""Privacy: whether a request may leave the device. In doubt it is private.
 
-A text is searched as it stands and as it can be read: with the escapes of JSON undone, for arguments of tools are JSON in a text; with
-Unicode's compatible forms made one (NFKC: digits of full width, ligatures); with every dash a hyphen; and without characters that nobody
-sees.
+A pattern is searched in every reading of every text (see `readings`). The parts of a message are searched joined by nothing, by a space
+and by a line feed, for servers differ in how they join them; and with a boundary between them, where each part may begin or end a word
+and a match may go on from one part to the next.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Self
 
+import regex
+
 from .pattern import compile_pattern
+from .readings import BOUNDARY, readings
 from .situation import Situation
 
-_JSON_ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))')
-_ESCAPED = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
-_UNSEEN = re.compile("[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]")
+# A search that takes longer ends, and the request is private. A pattern without backtracking searches 4 MB in 0.1 seconds.
+SEARCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateCheck:
-    """The private rules of a policy, ready to search with."""
+    """The private rules of a policy, ready to search with. ``across`` are the patterns for texts with boundaries."""
 
     labels: frozenset[str]
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[regex.Pattern[str], ...]
+    across: tuple[regex.Pattern[str], ...]
     ignore_case: bool
 
     @classmethod
     def of(cls, labels: tuple[str, ...], patterns: tuple[str, ...], *, ignore_case: bool) -> Self:
-        """Raises ValueError for a pattern that is none; see `pattern`."""
-        return cls(frozenset(labels), tuple(compile_pattern(pattern, ignore_case=ignore_case) for pattern in patterns), ignore_case)
+        """Raises ValueError for an invalid pattern; see `pattern`."""
+        whole, across = (
+            tuple(compile_pattern(pattern, ignore_case=ignore_case, boundaries=boundaries) for pattern in patterns)
+            for boundaries in (False, True)
+        )
+        return cls(frozenset(labels), whole, across, ignore_case)
 
     def is_private(self, situation: Situation) -> bool:
-        """By a label of the request or of any of its messages, or by a pattern in any of its texts."""
+        """By a label of the request or of any of its messages, or by a pattern in any of its texts.
+
+        It takes `SEARCH_SECONDS` at most, so call it in a thread if the situation is a client's; the interpreter stays free meanwhile.
+        """
         labels = [*situation.labels, *(label for message in situation.messages for label in message.labels)]
         if not self.labels.isdisjoint(labels):
             return True
-        return any(self.matches(text) for text in (*(message.content for message in situation.messages), *situation.texts))
+        texts = dict.fromkeys((*(message.content for message in situation.messages), *situation.texts))
+        return self._finds([*((text,) for text in texts), *(message.parts for message in situation.messages)])
 
-    def matches(self, text: str) -> bool:
+    def matches(self, *parts: str) -> bool:
+        """Whether a pattern is found in a text of these parts. Call it in a thread, as `is_private`."""
+        return self._finds([parts])
+
+    def _finds(self, texts: Iterable[Sequence[str]]) -> bool:
         if not self.patterns:
             return False
-        return any(pattern.search(reading) for reading in readings(text, self.ignore_case) for pattern in self.patterns)
+        deadline = monotonic() + SEARCH_SECONDS
+        try:
+            return any(self._found_in(text, patterns, deadline) for parts in texts for text, patterns in self._joined(parts))
+        except TimeoutError:
+            return True
 
+    def _joined(self, parts: Sequence[str]) -> Iterator[tuple[str, tuple[regex.Pattern[str], ...]]]:
+        yield "".join(parts), self.patterns
+        if len(parts) > 1:
+            yield from ((separator.join(parts), self.patterns) for separator in (" ", "\n"))
+            yield BOUNDARY.join(parts), self.across
 
-def readings(text: str, ignore_case: bool) -> dict[str, None]:
-    """The text, and what else it can be read as; each once, the text itself first."""
-    ways = [text, json_unescaped(text)]
-    ways += [_UNSEEN.sub("", unicodedata.normalize("NFKC", _DASHES.sub("-", way))) for way in ways]
-    # Patterns have both cases of their own letters; this finds those that become others (final sigma) or two (sharp s).
-    return dict.fromkeys([*ways, *(way.upper() for way in ways)] if ignore_case else ways)
-
-
-def json_unescaped(text: str) -> str:
-    if "\\" not in text:
-        return text
-    plain = _JSON_ESCAPE.sub(lambda escape: chr(int(escape[1], 16)) if escape[1] else _ESCAPED[escape[2]], text)
-    # JSON writes a character past U+FFFF as two halves.
-    return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    def _found_in(self, text: str, patterns: tuple[regex.Pattern[str], ...], deadline: float) -> bool:
+        for reading in readings(text, ignore_case=self.ignore_case):
+            for pattern in patterns:
+                left = deadline - monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                if pattern.search(reading, concurrent=True, timeout=left):
+                    return True
+        return False

@@ -25,13 +25,14 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``content`` is all of its text, the parts joined."""
+    """``content`` is all of its text, the parts joined by nothing. ``parts`` are these if there are several, otherwise ()."""
 
     __pydantic_config__ = _STRICT
 
     role: str
     content: str
     labels: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

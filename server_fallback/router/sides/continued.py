@@ -27,6 +27,13 @@ def continued(request: ChatCompletionRequest | CompletionRequest, text: str, num
     return request.model_copy(update={**left, "messages": messages, "continue_final_message": True})
 
 
+def begun(request: ChatCompletionRequest | CompletionRequest) -> tuple[str, ...]:
+    """What the client wrote of the text that the answer continues: a completion's prompt, or the beginning of the answer."""
+    if isinstance(request, CompletionRequest):
+        return (request.prompt,) if isinstance(request.prompt, str) else ()
+    return (request.messages[-1].text,) if request.continue_final_message else ()
+
+
 def continued_ids(request: ChatCompletionRequest, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> CompletionRequest:
     """The same answer as a completion of token ids. The request must be `plain`."""
     limit = min(limits(request).values(), default=None)

@@ -16,8 +16,10 @@ from nearfar.compiler.errors import NearfarError, RequestError
 
 from ...executors.dialect import Dialect, generation_body
 from ...executors.executor import Call
+from ...executors.refusal import printable
 from ...executors.upstream import Upstream, make_upstream
 from ...executors.upstream_answers import checked, in_our_form
+from ...executors.upstream_bounds import bounds_of
 from ...schema.about import API_VERSION, About
 from ...schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from ...schema.completions import CompletionChunk, CompletionRequest
@@ -99,7 +101,7 @@ class FarSide:
         body = generation_body(request, known.id, self.far.dialect, priority=call.priority if self.far.dialect == "nearfar" else None)
         chat = isinstance(request, ChatCompletionRequest)
         values = self._upstream.stream("/v1/chat/completions" if chat else "/v1/completions", body, call)
-        async with aclosing(values), aclosing(in_our_form(values, known.id)) as chunks:
+        async with aclosing(values), aclosing(in_our_form(values, known.id, bounds_of(request, self.far.dialect))) as chunks:
             async for chunk in chunks:
                 if chat:
                     yield said_in_chat(checked(ChatCompletionChunk, chunk, known.id))
@@ -156,8 +158,9 @@ class FarSide:
 
 def listed(told: Mapping[str, Any]) -> list[FarModel]:
     """Of OpenAI's list of models; servers of most kinds tell ``max_model_len``, and none whether the model calls tools."""
-    cards = [card for card in told.get("data") or () if isinstance(card, dict) and "id" in card]
+    data = told.get("data")
+    cards = [card for card in data if isinstance(card, dict) and "id" in card] if isinstance(data, list) else []
     return [
-        FarModel(str(card["id"]), context if isinstance(context := card.get("max_model_len"), int) else None, None, True, 0.0)
+        FarModel(printable(str(card["id"])), context if isinstance(context := card.get("max_model_len"), int) else None, None, True, 0.0)
         for card in cards
     ]

@@ -18,6 +18,9 @@ from ...schema.completions import CompletionRequest
 from ...schema.route import Side
 from ...schema.tokenize import TokenizeRequest
 from ..decision.budget import Ledger, Spent
+from ..decision.decide import decide
+from ..decision.decision import Decision
+from ..decision.features import last_user_text
 from ..decision.policy import Policy
 from ..decision.prefix_memory import PrefixMemory
 from ..decision.situation import CircuitState, FarState, NearState, Situation, Thermal
@@ -30,6 +33,10 @@ from .speculated_far import SpeculatedFar
 from .texts import conversation_of
 from .wire_speculation import WireCounts
 
+# Searches for private patterns at the same time.
+SEARCHES = 4
+# The features of so many characters take less than 10 ms.
+LONG_TEXT_CHARACTERS = 20_000
 # One message, whose tokens show whether both sides write chats alike.
 PROBE = [Message(role="user", content="a")]
 
@@ -65,6 +72,8 @@ class Sides:
         self._near_queue_seconds = 0.0
         # Between looking at what is left of the budget and taking from it.
         self.spending = asyncio.Lock()
+        # Leaves threads of the event loop to others, whatever clients send.
+        self._searches = asyncio.Semaphore(SEARCHES)
         self._same_tokens: bool | None = None
         self._speculated: SpeculatedFar | None = None
 
@@ -72,7 +81,8 @@ class Sides:
         """Near comes later where the far side is asked first what it serves."""
         self.near, speculation = near, self.policy.speculation
         if speculation is not None and self.far is not None and self.far.far.dialect == "nearfar":
-            self._speculated = SpeculatedFar(near, self.far, self.same_tokens, speculation.draft_tokens)
+            is_private = self.matches_private if self.policy.private.patterns else None
+            self._speculated = SpeculatedFar(near, self.far, self.same_tokens, is_private, speculation.draft_tokens)
 
     @property
     def speculation(self) -> WireCounts | None:
@@ -98,6 +108,22 @@ class Sides:
                 raise
             return
         self._speeds["far"] = replace(self._speeds["far"], round_trip_seconds=known.round_trip_seconds)
+
+    async def is_private(self, situation: Situation) -> bool:
+        """Whether the policy forbids that it leaves the device. Found in a thread, for long texts take up to seconds."""
+        check = self.policy.private_check
+        return await self._searched(lambda: check.is_private(situation))
+
+    async def matches_private(self, *parts: str) -> bool:
+        """Whether a private pattern is in a text of these parts. Found in a thread, as by `is_private`."""
+        check = self.policy.private_check
+        return await self._searched(lambda: check.matches(*parts))
+
+    async def decide(self, situation: Situation, *, private: bool) -> Decision:
+        """As `decide.decide`. In a thread if a predictor reads a long text, which takes up to a second."""
+        if self.policy.quality.predictor is None or len(last_user_text(situation.messages)) <= LONG_TEXT_CHARACTERS:
+            return decide(self.policy, situation, private=private)
+        return await asyncio.to_thread(decide, self.policy, situation, private=private)
 
     async def situation(self, asked: Situation, request: ChatCompletionRequest | CompletionRequest) -> Situation:
         """``asked`` with what is known of both sides now. Nothing is sent to the far side."""
@@ -183,6 +209,12 @@ class Sides:
             await self.far.close()
         if self.near is not None:
             await self.near.close()
+
+    async def _searched(self, search: Callable[[], bool]) -> bool:
+        if not self.policy.private.patterns:
+            return search()
+        async with self._searches:
+            return await asyncio.to_thread(search)
 
     def _near_state(self, ids: Sequence[int] | None) -> NearState:
         if self.near is None:

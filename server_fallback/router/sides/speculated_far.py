@@ -6,7 +6,7 @@ guessed or checked far is asked for as ever.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -26,10 +26,19 @@ NEVER_CHECKED = ("verify_unavailable", "verify_version", "tokenizer_differs")
 
 
 class SpeculatedFar:
-    """``same_tokens``: whether both sides make the same token ids of the same chat. ``counts`` are of all answers that near guessed for."""
+    """``same_tokens``: whether both sides make the same token ids of the same chat. ``is_private``: whether a text may not leave, in which
+    case near's guesses that complete it do not; None if all may. ``counts`` are of all answers that near guessed for."""
 
-    def __init__(self, near: NearSide, far: FarSide, same_tokens: Callable[[Call], Awaitable[bool]], draft_tokens: int) -> None:
+    def __init__(
+        self,
+        near: NearSide,
+        far: FarSide,
+        same_tokens: Callable[[Call], Awaitable[bool]],
+        is_private: Callable[[str], Awaitable[bool]] | None,
+        draft_tokens: int,
+    ) -> None:
         self._near, self._far, self._same_tokens, self._draft_tokens = near, far, same_tokens, draft_tokens
+        self._is_private = is_private
         self._refused = False
         self.counts = WireCounts()
 
@@ -61,7 +70,9 @@ class SpeculatedFar:
         far, known = self._far.far, await self._far.opened(call)
         assert known.tokenizer_sha256 is not None
         there = FarModel(far.base_url, known.id, known.tokenizer_sha256, far.api_key)
-        source = WireSpeculation(drafts.drafter, there, self._draft_tokens, self.counts)
+        source = WireSpeculation(
+            drafts.drafter, there, self._draft_tokens, self.counts, None if self._is_private is None else self._may_send
+        )
         # These are not near's tokens, and what they wait for is not near's queue.
         unobserved = replace(call, observe_queue=None, observe_token=None, observe_prompt_logprobs=None)
         async with aclosing(drafts.chat_from(source, request, unobserved)) as chunks:
@@ -71,6 +82,10 @@ class SpeculatedFar:
                     said = replace(said, usage=said.usage.model_copy(update={"queue_ms": None}))
                 if said.says_something or said.finish_reason is not None or said.usage is not None:
                     yield said
+
+    async def _may_send(self, token_ids: Sequence[int]) -> bool:
+        assert self._is_private is not None
+        return not await self._is_private(await self._near.text_of(token_ids))
 
 
 def weighted(request: ChatCompletionRequest) -> bool:

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...schema.chat import AnswerToolCall, ChatCompletionRequest, ToolCall
+from ...schema.chat import (
+    AnswerToolCall,
+    ChatCompletionRequest,
+    GrammarFormat,
+    JsonSchemaFormat,
+    NamedToolChoice,
+    RegexFormat,
+    TextPart,
+    ToolCall,
+)
+from ...schema.chat import Message as ChatMessage
 from ...schema.common import GenerationRequest
 from ..decision.situation import Message
 
@@ -17,7 +27,12 @@ _BEFORE_BYTES = re.compile(r"data:[^,]*;base64,(?=[A-Za-z0-9+/]*={0,2}\Z)")
 
 
 def messages_of(request: ChatCompletionRequest) -> tuple[Message, ...]:
-    return tuple(Message(each.role, each.text, tuple(getattr(each, "labels", None) or ())) for each in request.messages)
+    return tuple(Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), parts_of(each)) for each in request.messages)
+
+
+def parts_of(message: ChatMessage) -> tuple[str, ...]:
+    """The texts of a message of several parts."""
+    return tuple(part.text for part in message.content if isinstance(part, TextPart)) if isinstance(message.content, list) else ()
 
 
 def conversation_of(request: GenerationRequest, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -34,8 +49,13 @@ def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
 
 
 def other_texts(request: GenerationRequest) -> tuple[str, ...]:
-    """Images' URLs, names, tools, calls, forms, stop strings: whatever the client wrote beside the texts of messages."""
+    """Images' URLs, names, tools, calls, formats, stop strings: whatever the client wrote beside the texts of messages.
+
+    It may take long, so call it in a thread.
+    """
     found = [*stops(request), *([request.user] if request.user is not None else [])]
+    if request.seed is not None:
+        found.append(str(request.seed))
     if isinstance(request, ChatCompletionRequest):
         for message in request.messages:
             found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
@@ -44,9 +64,14 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
             for call in message.tool_calls or ():
                 found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
         for tool in request.tools or ():
-            found += strings(tool.model_dump(by_alias=True)["function"])
-        if request.response_format is not None:
-            found += strings(request.response_format.model_dump(by_alias=True))
+            found += strings([tool.function.name, tool.function.description, tool.function.parameters])
+        if isinstance(request.tool_choice, NamedToolChoice):
+            found.append(request.tool_choice.function.name)
+        match request.response_format:
+            case JsonSchemaFormat(json_schema=schema):
+                found += strings([schema.name, schema.description, schema.schema_])
+            case RegexFormat(pattern=text) | GrammarFormat(grammar=text):
+                found.append(text)
     return tuple(found)
 
 
@@ -61,24 +86,25 @@ def stops(request: GenerationRequest) -> list[str]:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, the keys of its objects too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield str(key)
-            yield from strings(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from strings(inner)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        # A number can be as private as its digits.
-        yield str(value)
+    """All texts in a JSON value, however deep it is, the keys of its objects too."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            for key, inner in reversed(value.items()):
+                pending += [inner, str(key)]
+        elif isinstance(value, list | tuple):
+            pending += reversed(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            # A number can be as private as its digits.
+            yield str(value)
 
 
 def within_json(text: str) -> Iterable[str]:
-    """The texts as they are meant, where JSON escapes them; nothing of what is no JSON."""
+    """The texts of a JSON value without their escapes; nothing if it is not JSON. The text itself is searched anyway."""
     try:
-        return list(strings(json.loads(text)))
+        return strings(json.loads(text))
     except (ValueError, RecursionError):
         return ()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -30,6 +31,10 @@ PATH = "/v1/nearfar/verify"
 # Of a client's frame: its header with the mask, and two bytes of length where the message is longer.
 FRAME_BYTES, LONG_FRAME_BYTES, LONG_MESSAGE = 6, 8, 125
 OPEN_SECONDS = 20.0
+# Of the answer, so many tokens before the guesses are looked at with them.
+ASKED_TOKENS = 256
+# What a tokenizer takes.
+MAX_TOKEN_ID = 1 << 31
 # What a server closes with, beside the HTTP status of the error.
 CLOSE_CODES = 4000
 
@@ -65,12 +70,16 @@ class WireCounts:
 
 @dataclass(slots=True)
 class WireSpeculation:
-    """A `TokenSource`: the far model's answers, guessed by the near engine, which stays its owner's."""
+    """A `TokenSource`: the far model's answers, guessed by the near engine, which stays its owner's.
+
+    ``may_send`` is asked about the end of the answer with the guesses behind it, before these leave; None if all may.
+    """
 
     near: VerifyingSource
     far: FarModel
     draft_tokens: int = 4
     counts: WireCounts = field(default_factory=WireCounts)
+    may_send: Callable[[Sequence[int]], Awaitable[bool]] | None = None
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[GeneratedToken | Completion, None]:
         """As `TokenEngine.generate`. Closing it early ends the answer on both sides.
@@ -83,14 +92,20 @@ class WireSpeculation:
         started = time.monotonic()
         first_at: float | None = None
         count, cached = 0, 0
+        answer = deque[int](maxlen=ASKED_TOKENS)
         async with self._connected(request) as (socket, opened):
             drafts = NearDrafts(self.near, request, min(self.draft_tokens, opened.max_drafts))
             try:
                 while True:
                     guesses = await drafts.next()
+                    if guesses and self.may_send is not None and not await self.may_send([*answer, *guesses]):
+                        guesses = []
                     await self._say(socket, VerifyDraft(type="draft", tokens=guesses))
                     drafts.go_on()
                     said = await self._hear(socket, VerifyAccepted)
+                    if not all(0 <= token_id < MAX_TOKEN_ID for token_id in said.tokens):
+                        raise Unavailable(f"{self.far.url}: says what is no token; is it nearfar serve?")
+                    answer.extend(said.tokens)
                     await drafts.learn(said.tokens)
                     self._count(guesses, said)
                     cached = cached if count else said.cached_tokens
@@ -99,6 +114,10 @@ class WireSpeculation:
                     for token_id in said.tokens:
                         if token_id in request.stop_token_ids:
                             reason = "stop"
+                            break
+                        if count == request.max_tokens:
+                            # A server is not trusted to stop where it should.
+                            reason = "length"
                             break
                         count += 1
                         yield GeneratedToken(token_id)

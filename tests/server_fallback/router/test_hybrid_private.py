@@ -16,6 +16,7 @@ from hybrid_gateway import gateway
 from hybrid_sides import QUESTION, FakeFar, FakeNear, policy, run
 
 from nearfar.compiler.errors import DeviceError, NearfarError, RequestError
+from nearfar.server_fallback.router.decision import privacy
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.texts import other_texts
@@ -29,9 +30,10 @@ EAGER = policy(
     timeouts={"near_first_token_ms": 300},
     retries=3,
 )
-IN_PARTS = [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]
+IN_PARTS = [{"type": "text", "text": text} for text in ("Summarize", "123-4", "5-6789", "now")]
 CALL = {"id": "c1", "type": "function", "function": {"name": "save", "arguments": json.dumps({"text": SECRET})}}
 TOOL = {"type": "function", "function": {"name": "save", "parameters": {"type": "object", "description": SECRET}}}
+TOOL_OF_A_NAME = {"type": "function", "function": {"name": "save"}}
 
 
 class Wire:
@@ -86,14 +88,10 @@ async def recorded(near: FakeNear, rules: dict[str, Any] = EAGER, **options: Any
         {"messages": QUESTION, "labels": ["private"]},
         {"messages": [*QUESTION, {"role": "assistant", "content": "x", "labels": ["private"]}, *QUESTION]},
         {"messages": [{"role": "user", "content": SECRET}]},
-        {
-            "messages": [
-                {"role": "system", "content": [{"type": "text", "text": SECRET[:16]}, {"type": "text", "text": SECRET[16:]}]},
-                *QUESTION,
-            ]
-        },
+        {"messages": [{"role": "system", "content": IN_PARTS}, *QUESTION]},
         {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]},
         {"messages": QUESTION, "tools": [TOOL]},
+        {"messages": QUESTION, "tools": [TOOL_OF_A_NAME], "tool_choice": {"type": "function", "function": {"name": "123-45-6789"}}},
         {"messages": QUESTION, "stop": [SECRET]},
         {"messages": [{"role": "user", "content": "hi", "name": "123-45-6789"}]},
         {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": SECRET}}}},
@@ -144,6 +142,19 @@ def test_what_near_wrote_does_not_leave_where_it_is_private() -> None:
     run(work())
 
 
+def test_what_the_client_began_and_near_completed_does_not_leave() -> None:
+    near = FakeNear("6789 it is", logprobs=(-0.1,) * 4 + (-9.0,))
+    rules = {**EAGER, "mode": "prefer-near", "escalation": {"then": "continue", "min_mean_logprob": -1.0, "window_tokens": 1}}
+    begun = [*QUESTION, {"role": "assistant", "content": "123-45-"}]
+
+    async def work() -> None:
+        async with recorded(near, rules) as (opened, _):
+            answer = await opened.chat.completions.create(messages=begun, continue_final_message=True)
+            assert answer.choices[0].message.content == "6789 it is"
+
+    run(work())
+
+
 def test_a_private_request_that_is_pinned_to_far_is_refused() -> None:
     async def work() -> None:
         async with recorded(FakeNear()) as (opened, _):
@@ -179,6 +190,26 @@ def test_of_an_image_the_url_is_searched_and_not_its_bytes() -> None:
     assert texts("data:image/png;base64,1234567890ab+/==") == ("url", "data:image/png;base64,", "detail", "low")
     for text in ("https://here/a.png", "data:image/png;base64,123-45-6789", "data:image/png;base64,my number", "data:image/svg+xml,<svg/>"):
         assert text in texts(text)
+
+
+def test_other_requests_go_on_while_a_long_text_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pattern backtracks without end, so the search takes as long as it may."""
+    monkeypatch.setattr(privacy, "SEARCH_SECONDS", 0.3)
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        async with recorded(FakeNear(context=10**6), policy("prefer-far", private={"patterns": ["(a+)+b"]})) as (opened, _):
+            answer = asyncio.create_task(opened.chat.completions.create(messages=[{"role": "user", "content": "a" * 300_000}]))
+            while not answer.done():
+                await asyncio.sleep(0.005)
+                turns += 1
+            route = (await answer).route
+            assert route is not None
+            assert route.reason == "private"
+
+    run(work())
+    assert turns > 10
 
 
 def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -68,6 +68,19 @@ def test_answers_are_fars_own_in_fewer_rounds_than_tokens(asked: dict[str, Any],
     run(work())
 
 
+def test_guesses_that_complete_something_private_do_not_leave(tmp_path: Path) -> None:
+    async def work() -> None:
+        expected = await alone(ByteExecutor(tmp_path / "alone"))
+        near, far = ByteExecutor(tmp_path / "near"), ByteExecutor(tmp_path / "far")
+        async with pair(near, far, {**RULES, "private": {"patterns": ["[a-z]{6}"]}}) as opened:
+            assert (await opened.chat.completions.create(**GREEDY)).choices == expected.choices
+            # The first four guesses alone are not private.
+            assert opened.speculation is not None
+            assert opened.speculation.drafted == 4
+
+    run(work())
+
+
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 

@@ -23,6 +23,7 @@ from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.engine.request import Completion, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.router.sides.wire_speculation import FarModel, WireSpeculation
+from nearfar.server_fallback.schema.verify import VerifyOpen
 
 LIMITS = Limits(tokens=24, sequences=4, rows=4, pages=24)
 PROMPT = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14]
@@ -120,6 +121,26 @@ def test_a_near_side_that_fails_or_is_full_leaves_the_answer_to_far() -> None:
 
     run(failing())
     run(short())
+
+
+class WithoutLimit(WireSpeculation):
+    """Its far side does not stop where it should."""
+
+    def _opening(self, request: TokenRequest) -> VerifyOpen:
+        return WireSpeculation._opening(self, replace(request, max_tokens=None))
+
+
+def test_tokens_beyond_the_limit_are_cut() -> None:
+    ((tokens, _),) = alone(HashRunner(LIMITS), MODEL, [REQUEST])
+
+    async def work() -> None:
+        near = TokenEngine(HashRunner(LIMITS), MODEL)
+        async with served() as server:
+            answer, end = await said(WithoutLimit(near, far(server)))
+            assert (answer, end.finish_reason, end.completion_tokens) == (tokens, "length", len(tokens))
+        await near.close()
+
+    run(work())
 
 
 def test_closing_an_answer_early_ends_it_on_both_sides() -> None:

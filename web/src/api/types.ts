@@ -163,7 +163,7 @@ export interface ChatCompletionLogprobs {
   refusal: null;
 }
 
-export type ChatFinishReason = "stop" | "length" | "tool_calls";
+export type ChatFinishReason = "stop" | "length" | "tool_calls" | "content_filter";
 
 export interface ChatCompletionMessage {
   role: "assistant";

@@ -18,6 +18,7 @@ import { HybridCompletions } from "./hybrid_completions.js";
 import { FAR_OPTIONS, HYBRID_OPTIONS } from "./hybrid_options.js";
 import type { LoadNear, NearGiven } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
+import { PrivateCheck } from "./decision/privacy.js";
 import type { Policy } from "./decision/policy.js";
 import { parsePolicy } from "./decision/policy.js";
 import type { SpeculatingFar } from "./sides/speculating_far.js";
@@ -115,10 +116,12 @@ function checkSides({ mode, escalation }: Policy, { near, far }: HybridOptions):
 }
 
 /** Its code comes where the policy wants it. */
-async function speculatingFar(far: FarSide, near: NearSide, { speculation }: Policy, options: HybridOptions): Promise<SpeculatingFar | null> {
+async function speculatingFar(far: FarSide, near: NearSide, { speculation, private: rules }: Policy, options: HybridOptions): Promise<SpeculatingFar | null> {
   if (speculation === null || options.far === null) return null;
   const { SpeculatingFar } = await import("./speculation.js");
-  return new SpeculatingFar(far, near, { ...options.far, draftTokens: speculation.draft_tokens, WebSocket: options.WebSocket });
+  const check = PrivateCheck.of(rules);
+  const isPrivate = rules.patterns.length === 0 ? undefined : (text: string) => check.matches(text);
+  return new SpeculatingFar(far, near, { ...options.far, draftTokens: speculation.draft_tokens, WebSocket: options.WebSocket, isPrivate });
 }
 
 /** A missing network is no error where near may answer. */

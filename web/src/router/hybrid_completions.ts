@@ -29,6 +29,7 @@ import type { AnswerItem, Observer, Part } from "./answer/running_answer.js";
 import { runAnswer } from "./answer/running_answer.js";
 import { SideRecord, rates } from "./answer/side_record.js";
 import type { Side as Answering, SideRequest } from "./sides/sides.js";
+import { begunText } from "./sides/sides.js";
 import type { Situation } from "./decision/situation.js";
 import { UNKNOWN_SIDE } from "./decision/situation.js";
 import { warmUp } from "./answer/warm_up.js";
@@ -263,7 +264,7 @@ export class HybridCompletions {
     return {
       ask: (request: SideRequest) => {
         if (far === null) throw new Unavailable("There is no far side", { retryable: false });
-        if (request.from !== null && check.matches(request.from.text)) throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
+        if (request.from !== null && check.matches(begunText(request.params) ?? "", request.from.text)) throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
         return far.ask({ ...request, from: request.from === null ? null : { ...request.from, tokenIds: this.sharesTokens() ? request.from.tokenIds : null } });
       },
     };

@@ -11,6 +11,7 @@ import type {
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import { HYBRID_PARAMS } from "./hybrid_options.js";
+import { partsOf, textOf } from "./sides/message_text.js";
 import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "./decision/decision.js";
 import type { Situation } from "./decision/situation.js";
@@ -59,7 +60,7 @@ export function readRequest(given: HybridParams): HybridRequest {
   const facts = {
     labels,
     pin,
-    messages: read.map(({ message, labels: own }) => ({ role: message.role, content: textOf(message), labels: own })),
+    messages: read.map(({ message, labels: own }) => ({ role: message.role, content: textOf(message), labels: own, parts: partsOf(message) })),
     texts: [...textsIn({ ...rest, model: undefined, messages: messages.map(besideItsText) })],
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
@@ -74,11 +75,6 @@ function readLabels({ labels, ...message }: Routing["messages"][number], index: 
   const own = labels ?? [];
   if (!isStrings(own)) throw new RequestError(`messages[${index}].labels is ${shown(own)}, it must be a list of strings`, { param: `messages[${index}].labels` });
   return { message, labels: own };
-}
-
-function textOf({ content }: ChatCompletionMessageParam): string {
-  if (typeof content === "string") return content;
-  return Array.isArray(content) ? content.map((part: { readonly text?: unknown } | null) => (typeof part?.text === "string" ? part.text : "")).join("") : "";
 }
 
 /** A message without the text that ``textOf`` gives, and without its role. */
@@ -96,16 +92,16 @@ function withoutBytes(image: unknown): unknown {
   return { ...image, url: BEFORE_BYTES.exec(image.url)?.[0] ?? image.url };
 }
 
-/** Every text in a value, keys and numbers too: whatever could carry something private. */
-function* textsIn(value: unknown): Generator<string, void, undefined> {
-  if (typeof value === "string") yield value;
-  else if (typeof value === "number") yield String(value);
-  else if (Array.isArray(value)) for (const part of value) yield* textsIn(part);
-  else if (typeof value === "object" && value !== null) {
-    for (const [key, part] of Object.entries(value)) {
-      if (part === undefined) continue;
-      yield key;
-      yield* textsIn(part);
+/** Every text in a value, however deep it is, keys and numbers too: whatever could carry something private. */
+function* textsIn(given: unknown): Generator<string, void, undefined> {
+  const pending = [given];
+  while (pending.length > 0) {
+    const value = pending.pop();
+    if (typeof value === "string") yield value;
+    else if (typeof value === "number") yield String(value);
+    else if (Array.isArray(value)) for (const part of value) pending.push(part);
+    else if (typeof value === "object" && value !== null) {
+      for (const [key, part] of Object.entries(value)) if (part !== undefined) pending.push(key, part);
     }
   }
 }

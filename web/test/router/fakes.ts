@@ -51,9 +51,9 @@ export async function turns(count = 30): Promise<void> {
   for (let turn = 0; turn < count; turn++) await new Promise((resolve) => setImmediate(resolve));
 }
 
-/** How the far server answers a chat. ``then`` comes after the texts: the end, a broken connection, or nothing at all. */
+/** How the far server answers a chat. ``then`` comes after the texts: the end, a broken connection, or nothing at all. ``data``: events as they are sent instead. */
 export type FarScript =
-  | { readonly texts?: readonly string[]; readonly deltas?: readonly object[]; readonly then?: "end" | "break" | "hang"; readonly usage?: object; readonly finish?: string }
+  | { readonly texts?: readonly string[]; readonly deltas?: readonly object[]; readonly then?: "end" | "break" | "hang"; readonly usage?: object; readonly finish?: string; readonly data?: readonly string[] }
   | { readonly status: number; readonly error?: object; readonly headers?: Readonly<Record<string, string>> }
   | "refused"
   | "silent";
@@ -120,13 +120,13 @@ function json(value: object, status = 200, headers: Readonly<Record<string, stri
   return new Response(JSON.stringify(value), { status, headers });
 }
 
-function stream({ texts = [], deltas = texts.map((content) => ({ content })), then = "end", usage, finish = "stop" }: Exclude<FarScript, string | { status: number }>, plain: boolean, signal: AbortSignal): ReadableStream<Uint8Array> {
+function stream({ texts = [], deltas = texts.map((content) => ({ content })), then = "end", usage, finish = "stop", data }: Exclude<FarScript, string | { status: number }>, plain: boolean, signal: AbortSignal): ReadableStream<Uint8Array> {
   const head = { id: "chatcmpl-far", object: "chat.completion.chunk", created: 1, model: "theirs" };
   const said = (delta: { readonly content?: string }) => (plain ? { text: delta.content ?? "" } : { delta });
   const choice = (delta: object, end: string | null = null): object => ({ ...head, choices: [{ index: 0, ...said(delta), finish_reason: end }] });
   const counted = usage ?? { prompt_tokens: 20, completion_tokens: deltas.length };
   const values = [choice({ role: "assistant", content: "" }), ...deltas.map((delta) => choice(delta)), ...(then === "end" ? [choice({}, finish), { ...head, choices: [], usage: counted }] : [])];
-  const events = [...values.map((value) => `data: ${JSON.stringify(value)}\n\n`), ...(then === "end" ? ["data: [DONE]\n\n"] : [])];
+  const events = [...(data ?? values.map((value) => JSON.stringify(value))).map((value) => `data: ${value}\n\n`), ...(then === "end" ? ["data: [DONE]\n\n"] : [])];
   return new ReadableStream({
     start(controller) {
       signal.addEventListener("abort", () => {

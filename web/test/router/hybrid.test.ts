@@ -387,6 +387,7 @@ describe("what is private", () => {
     ["a label of one message", { messages: [{ role: "user", content: "secret plan", labels: ["private"] }, ...MESSAGES] }],
     ["a number in a text", { messages: [{ role: "user", content: "secret: 078-05-1120" }] }],
     ["a number in a part", { messages: [{ role: "user", content: [{ type: "text", text: "078-05" }, { type: "text", text: "-1120" }] }] }],
+    ["a number in parts beside others", { messages: [{ role: "user", content: ["Summarize", "078-05", "-1120", "now"].map((text) => ({ type: "text", text })) }] }],
     ["a number in a tool's arguments", { messages: [...MESSAGES, { role: "assistant", content: null, tool_calls: [{ id: "1", type: "function", function: { name: "find", arguments: '{"id":"078-05-1120"}' } }] }, { role: "tool", tool_call_id: "1", content: "secret" }] }],
     ["a number in a schema", { tools: [tool], tool_choice: "none" }],
   ])("%s: nothing of it leaves, whatever breaks", async (_, params) => {
@@ -405,6 +406,13 @@ describe("what is private", () => {
     const { nf, far } = await setUp({ policy: { ...policy, mode: "prefer-near" }, scripts: [{ text: "078-05-1120 ", then: new DeviceError("lost") }] });
     await expect(nf.chat.completions.create({ messages: MESSAGES })).rejects.toMatchObject({ code: "request_error", details: { code: "private" } });
     expect([far.chats.length, far.sent.includes("078")]).toEqual([0, false]);
+  });
+
+  test("what near completes of a beginning that the client wrote is held back", async () => {
+    const { nf, far } = await setUp({ policy: { ...policy, mode: "prefer-near" }, scripts: [{ text: "1120 ", then: new DeviceError("lost") }] });
+    const messages = [QUESTION, { role: "assistant" as const, content: [{ type: "text" as const, text: "078-05-" }] }];
+    await expect(nf.chat.completions.create({ messages, continue_final_message: true })).rejects.toMatchObject({ details: { code: "private" } });
+    expect(far.chats).toEqual([]);
   });
 
   test("labels and pins never leave with what may leave, and neither do cookies", async () => {

@@ -111,6 +111,7 @@ async function speculating({ policy = {}, about = {}, promptIds = PROMPT, WebSoc
     info: { ...engine.info, tokenizerSha256: "abc" },
     generateTokens: (request) => guesser.generateTokens(request),
     over: (tokens) => new ChatCompletions({ ...model, tokens }),
+    decode: (ids) => String.fromCharCode(...ids),
   };
   const far = Object.assign(new FakeFar([{ texts: [ANSWER] }]), { about: { api_version: 1, models: [{ ...ABOUT, ...about }] }, promptIds });
   return { ...(await setUp({ policy: { ...POLICY, ...policy }, near, far, WebSocket, hints })), guesser };
@@ -166,6 +167,16 @@ test.each<[string, Setup, number]>([
   for (const chunks of [await read(nf), await read(nf)]) expect(shown(chunks)).toBe(ANSWER);
   expect([far.chats.length, Verifier.sockets.length, ledger.spent.requests]).toEqual([2, sockets, 2]);
   expect(far.bodies[0]).toEqual({ model: "big", messages: MESSAGES, stream: true, stream_options: { include_usage: true } });
+});
+
+test("guesses that complete something private do not leave", async () => {
+  const { nf } = await speculating({ policy: { private: { patterns: ["85"] } } });
+  const { choices } = await nf.chat.completions.create({ messages: MESSAGES });
+  expect(choices[0]?.message.content).toBe(ANSWER);
+  const all = (await speculating()).nf;
+  await all.chat.completions.create({ messages: MESSAGES });
+  expect(nf.speculation?.drafted).toBeGreaterThan(0);
+  expect(nf.speculation?.drafted).toBeLessThan(all.speculation?.drafted ?? 0);
 });
 
 test("a server that is gone is no reason to guess no more once it is back", async () => {

@@ -133,6 +133,23 @@ test.each([
   expect(near.running).toBe(0);
 });
 
+test("tokens beyond the limit are cut", async () => {
+  class Talkative extends Server {
+    protected override answer(message: Message): void {
+      super.answer({ ...message, max_tokens: 99 });
+    }
+  }
+  const { tokens, end } = await said(source(new FakeNear(), Talkative));
+  expect([tokens, end.finishReason, end.completionTokens]).toEqual([answerOf(PROMPT, TOKENS), "length", TOKENS]);
+});
+
+test("guesses that may not be sent are not", async () => {
+  Server.sockets = [];
+  const from = new WireSpeculation(new FakeNear(), { baseURL: "http://far:8000/v1", model: "m", tokenizerSha256: "5ha", WebSocket: Server, maySend: (ids) => ids.length <= 4 });
+  expect((await said(from)).tokens).toEqual(answerOf(PROMPT, TOKENS));
+  expect(from.counts).toEqual({ rounds: 16, drafted: 4, accepted: 4, tokens: TOKENS });
+});
+
 test("right guesses take a round for five tokens, and none is made twice", async () => {
   const near = new FakeNear();
   const from = source(near);

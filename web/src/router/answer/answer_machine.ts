@@ -217,15 +217,22 @@ function failed(
 
 function tick(before: State, timer: TimerName, effects: Effect[]): State {
   const state = { ...before, timers: before.timers.filter((name) => name !== timer) };
+  if (timer === "hedge") return maySwitch(state, "far") ? ask({ ...state, nextReason: "near_late" }, "far", effects) : state;
+  const side = timedSide(timer, state);
+  return side === null ? state : timedOut(state, side, effects);
+}
+
+/** The side that a timer waits for; null for the hedge's. */
+export function timedSide(timer: TimerName, { side }: State): Side | null {
   switch (timer) {
     case "hedge":
-      return maySwitch(state, "far") ? ask({ ...state, nextReason: "near_late" }, "far", effects) : state;
+      return null;
     case "near_first_token":
-      return timedOut(state, "near", effects);
+      return "near";
     case "far_first_token":
-      return timedOut(state, "far", effects);
+      return "far";
     case "between_tokens":
-      return state.side === null ? state : timedOut(state, state.side, effects);
+      return side;
     default:
       return timer satisfies never;
   }

@@ -27,6 +27,8 @@ export function failureOf(side: Side, error: unknown): Failure {
 
 function kindOf(side: Side, error: NearfarError, status: unknown): FailureKind {
   if (error instanceof DeviceError || error instanceof WorkerError) return "device";
+  // It has no such model or route, of which the caller knows nothing.
+  if (side === "far" && status === 404) return "server";
   if (error instanceof RequestError) return OF_THE_SERVER[String(error.details.code)] ?? "request";
   if (!(error instanceof Unavailable)) return side === "near" ? "device" : "server";
   if (status === 429 || status === 503) return "overloaded";

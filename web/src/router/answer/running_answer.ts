@@ -4,7 +4,7 @@
 import type { ChatCompletionChunk, ChatCompletionTokenLogprob, ChatFinishReason, CompletionUsage, Route } from "../../api/types.js";
 import { Unavailable } from "../../errors.js";
 import type { Rules, State } from "./answer_machine.js";
-import { begin, step } from "./answer_machine.js";
+import { begin, step, timedSide } from "./answer_machine.js";
 import type { Clock } from "../sides/clock.js";
 import type { Decision } from "../decision/decision.js";
 import type { Side } from "../decision/decision.js";
@@ -62,7 +62,8 @@ export type AnswerItem = { readonly type: "chunk"; readonly chunk: ChatCompletio
 /** Before a side is asked again, between half and all of it. */
 const RETRY_MS = 100;
 
-type OpenPart = { -readonly [K in keyof Part]: Part[K] } & { readonly from: AnswerSoFar | null; readonly controller: AbortController };
+/** ``ended``: its finish_reason, once that came. */
+type OpenPart = { -readonly [K in keyof Part]: Part[K] } & { readonly from: AnswerSoFar | null; readonly controller: AbortController; ended: string | null };
 
 /**
  * Yields the chunks of the answer, the last with its usage and no choices. Asks nobody before it is iterated; leaving the loop ends it. Throws what the side
@@ -174,7 +175,7 @@ class RunningAnswer {
           effect.name,
           job.clock.after(effect.ms, () => {
             this.#timers.delete(effect.name);
-            this.send({ type: "tick", timer: effect.name });
+            this.due(effect.name);
           }),
         );
         return;
@@ -190,16 +191,27 @@ class RunningAnswer {
     }
   }
 
+  private due(timer: TimerName): void {
+    const side = timedSide(timer, this.#state);
+    const part = side === null ? undefined : this.#parts[side];
+    if (side === null || part === undefined || part.ended === null) {
+      this.send({ type: "tick", timer });
+      return;
+    }
+    // The answer is whole; nobody waits longer for its usage.
+    this.ended(side, this.#state[side].attempts, part.ended);
+    part.controller.abort();
+  }
+
   /** Asks a side, and tells the machine what it says. */
   private async listen(side: Side, attempt: number, from: AnswerSoFar | null): Promise<void> {
     const { params, sides, logprobs, clock, observer } = this.job;
     const controller = new AbortController();
     const { signal } = controller;
-    const part: OpenPart = { askedAt: clock.now(), firstAt: null, lastAt: null, tokens: 0, usage: null, whole: false, from, controller };
+    const part: OpenPart = { askedAt: clock.now(), firstAt: null, lastAt: null, tokens: 0, usage: null, whole: false, from, controller, ended: null };
     const earlier = this.#errors[side];
     this.#parts[side] = part;
     let isAsked = false;
-    let ended: string | null = null;
     try {
       if (attempt > 1 && earlier !== undefined) await this.patience(side, earlier, signal);
       signal.throwIfAborted();
@@ -209,18 +221,18 @@ class RunningAnswer {
       for await (const chunk of chunks) {
         if (signal.aborted) return;
         part.usage = chunk.usage ?? part.usage;
-        ended = chunk.choices[0]?.finish_reason ?? ended;
+        part.ended = chunk.choices[0]?.finish_reason ?? part.ended;
         this.hear(side, attempt, part, chunk);
         // What it said may have been reason enough to stop it.
         if (controller.signal.aborted) return;
       }
-      if (ended === null) throw new Unavailable(`The ${side} side's answer stopped before its end`, { retryable: true });
-      this.ended(side, attempt, ended);
+      if (part.ended === null) throw new Unavailable(`The ${side} side's answer stopped before its end`, { retryable: true });
+      this.ended(side, attempt, part.ended);
     } catch (error) {
       if (signal.aborted) return;
-      if (ended !== null) {
+      if (part.ended !== null) {
         // The answer was whole before the connection broke.
-        this.ended(side, attempt, ended);
+        this.ended(side, attempt, part.ended);
         return;
       }
       this.#errors[side] = error;

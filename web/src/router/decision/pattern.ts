@@ -5,6 +5,7 @@
 
 import type { Ranges } from "../../grammar/ebnf.js";
 import { ANY, single, subtract, union } from "../../grammar/ebnf.js";
+import { BOUNDARY } from "./readings.js";
 
 const MAX_CHARACTERS = 1000;
 /** How often a part may be repeated, the counts of all groups around it multiplied: engines copy it so many times. */
@@ -31,9 +32,12 @@ const CODES: Readonly<Record<string, RegExp>> = { x: /^[0-9a-fA-F]{2}/, u: /^[0-
 const COUNTS = /^\{([0-9]{1,4})(,([0-9]{1,4})?)?\}/;
 const ASSERTIONS = { "^": "^", $: "$", "\\b": "\\b", "\\B": "\\B" };
 
-/** The pattern, ready to search with. Throws Error that says what is outside the subset. */
-export function compilePattern(pattern: string, ignoreCase: boolean): RegExp {
-  return new RegExp(new Parser(pattern, ignoreCase).parse(), "u");
+/**
+ * The pattern, ready to search with. With ``boundaries``, a match may go on over a boundary between parts, and there every assertion holds: ^, $, \b and
+ * \B. Throws Error that says what is outside the subset.
+ */
+export function compilePattern(pattern: string, ignoreCase: boolean, boundaries = false): RegExp {
+  return new RegExp(new Parser(pattern, ignoreCase, boundaries).parse(), "u");
 }
 
 /** Throws Error for a pattern by which every text would be private. */
@@ -51,6 +55,7 @@ class Parser {
   constructor(
     pattern: string,
     private readonly ignoreCase: boolean,
+    private readonly boundaries: boolean,
   ) {
     this.#characters = Array.from(pattern);
   }
@@ -75,7 +80,8 @@ class Parser {
   }
 
   private quantified(): string {
-    for (const [written, meant] of Object.entries(ASSERTIONS)) if (this.take(written)) return meant;
+    // A lookahead matches in one way alone, so this adds no backtracking.
+    for (const [written, meant] of Object.entries(ASSERTIONS)) if (this.take(written)) return this.boundaries ? `(?=${meant}|(?<=\\v)|\\v)` : meant;
     const outer = this.#copies;
     this.#copies = 1;
     const repeated = this.atom() + this.quantifier();
@@ -193,7 +199,10 @@ class Parser {
   private written(ranges: Ranges): string {
     const [first] = ranges;
     if (first === undefined || isSurrogate(first[0])) throw this.refusal("has a class without a character");
-    return `[${ranges.map(([low, high]) => `\\u{${low.toString(16)}}-\\u{${high.toString(16)}}`).join("")}]`;
+    if (!this.boundaries) return classOf(ranges);
+    // Only the optional one after a character matches a boundary, so that there is one way to match it.
+    const others = subtract(ranges, single(BOUNDARY));
+    return others.length === 0 ? "(?!)" : `(?:${classOf(others)}\\v?)`;
   }
 
   private peek(): string {
@@ -219,6 +228,10 @@ class Parser {
   private refusal(problem: string): Error {
     return new Error(`the pattern ${JSON.stringify(this.#characters.slice(0, 80).join(""))} ${problem}`);
   }
+}
+
+function classOf(ranges: Ranges): string {
+  return `[${ranges.map(([low, high]) => `\\u{${low.toString(16)}}-\\u{${high.toString(16)}}`).join("")}]`;
 }
 
 /** A character in both cases; such as become two by it are left out. */

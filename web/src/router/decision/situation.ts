@@ -10,9 +10,11 @@ export type Thermal = "nominal" | "fair" | "serious" | "critical";
 
 export interface SituationMessage {
   readonly role: string;
-  /** All of its text, the parts joined. */
+  /** All of its text, the parts joined by nothing. */
   readonly content: string;
   readonly labels: readonly string[];
+  /** Of its text, if there are several. */
+  readonly parts?: readonly string[];
 }
 
 /** What is told of either side. */

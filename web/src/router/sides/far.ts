@@ -2,6 +2,7 @@
 
 import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason } from "../../api/types.js";
 import { RequestError, Unavailable } from "../../errors.js";
+import { boundedAnswer } from "./bounded_answer.js";
 import type { Clock } from "./clock.js";
 import type { Dialect } from "./dialect.js";
 import { DIALECTS, chatBody, continuesAsTokens, tokensBody } from "./dialect.js";
@@ -86,7 +87,13 @@ export class FarSide implements Side {
     return model;
   }
 
-  async *ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+  ask(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+    // A gateway to other servers may send a token in pieces.
+    return boundedAnswer(this.said(request), limitAfter(request).max_tokens ?? Infinity, this.dialect !== "openai");
+  }
+
+  /** Everything that the server says. */
+  private async *said(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, logprobs } = request;
     const { id } = await this.reach(signal);
     if (request.from?.tokenIds != null && this.dialect === "nearfar" && logprobs === null && continuesAsTokens(request.params)) {
@@ -144,29 +151,41 @@ export class FarSide implements Side {
   }
 }
 
-/** A server's chunk in OpenAI's form: an end by OpenAI's name, and the role that an answer has. Throws Unavailable for what is no chunk. */
+/** A server's chunk in OpenAI's form: an end by OpenAI's name, if it has one, and the role that an answer has. Throws Unavailable for what is no chunk. */
 function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
-  const { choices = [], usage, id, created } = value;
-  if (!Array.isArray(choices)) throw new Unavailable("The far side's answer is not in OpenAI's form: choices is no list", { retryable: false });
+  const { usage, id, created } = value;
+  const choices = value.choices ?? [];
+  if (!Array.isArray(choices)) throw nonsense("choices is not a list");
   return {
     id: typeof id === "string" ? id : "",
     object: "chat.completion.chunk",
     created: number(created) ?? 0,
     model,
-    choices: (choices as Partial<ChatCompletionChunk["choices"][number]>[]).map(({ index = 0, delta, logprobs, finish_reason: end }) => ({
-      index,
-      delta: withoutNulls(delta ?? {}),
-      logprobs: logprobs ?? null,
-      finish_reason: end === undefined || end === null ? null : (ENDS[end] ?? end),
-    })),
+    choices: choices.map(choiceOf),
     usage: usageOf(usage),
   };
 }
 
-/** Some servers write null for what is not there. */
-function withoutNulls(delta: ChatCompletionDelta): ChatCompletionDelta {
-  const given = Object.entries(delta).filter(([, value]) => value !== null);
-  return { ...Object.fromEntries(given), ...("role" in delta ? { role: "assistant" } : {}) };
+function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
+  const { index, delta, logprobs, finish_reason: end } = object(value) as Partial<ChatCompletionChunk["choices"][number]>;
+  const given = Object.fromEntries(Object.entries(object(delta ?? {})).filter(([, field]) => field !== null)) as ChatCompletionDelta;
+  const { content = "", tool_calls: calls = [] } = given as { readonly content?: unknown; readonly tool_calls?: unknown };
+  if (typeof content !== "string" || !Array.isArray(calls) || typeof (end ?? "") !== "string") throw nonsense("a delta or a finish_reason is of another type");
+  return {
+    index: index ?? 0,
+    delta: "role" in given ? { ...given, role: "assistant" } : given,
+    logprobs: Array.isArray(logprobs?.content) ? logprobs : null,
+    finish_reason: end ? (Object.hasOwn(ENDS, end) ? ENDS[end] : undefined) ?? end : null,
+  };
+}
+
+function object(value: unknown): object {
+  if (typeof value !== "object" || value === null) throw nonsense("a choice is not an object");
+  return value;
+}
+
+function nonsense(what: string): Unavailable {
+  return new Unavailable(`The far side's answer is not in OpenAI's form: ${what}`, { retryable: false });
 }
 
 function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {

@@ -141,10 +141,16 @@ export class FarHttp {
 
 function parsed(text: string): unknown {
   try {
-    return JSON.parse(text);
+    // The escape of a half of a surrogate pair is no text unless its other half follows.
+    return JSON.parse(text, /\\u[dD][89a-fA-F]/.test(text) ? wellFormed : undefined);
   } catch {
     return undefined;
   }
+}
+
+function wellFormed(_: string, value: unknown): unknown {
+  if (typeof value === "string" && /\p{Cs}/u.test(value)) throw new SyntaxError("half a surrogate pair");
+  return value;
 }
 
 /** OpenAI's error object: under "error", or alone as some servers send it; what else there is becomes the message. */

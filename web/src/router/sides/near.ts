@@ -14,6 +14,7 @@ export type NearGiven = EngineApi | Promise<EngineApi> | BundleAddress | readonl
 /** An engine whose tokens can be had, and which can put those of another source into words: `Engine` is one. */
 export interface DraftingEngine extends EngineApi, TokenSource {
   over(tokens: TokenSource): EngineApi["chat"]["completions"];
+  decode(ids: readonly number[]): string;
 }
 
 export type NearState = "none" | "loading" | "ready" | "failed";

@@ -2,6 +2,7 @@
 
 import type { Given } from "../../api/params.js";
 import type { ChatCompletionChunk, ChatCompletionCreateParamsBase } from "../../api/types.js";
+import { textOf } from "./message_text.js";
 
 /** A chat's parameters as a side gets them: no labels, no pin, one answer. */
 export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "signal" | "stream_options" | "messages">> & Pick<ChatCompletionCreateParamsBase, "messages">;
@@ -32,15 +33,21 @@ export interface Side {
   ask(request: SideRequest): AsyncIterable<ChatCompletionChunk>;
 }
 
+/** The answer's beginning that the client wrote; null if the answer is a message of its own. */
+export function begunText({ messages, continue_final_message: continues }: PlainParams): string | null {
+  const last = continues === true ? messages.at(-1) : undefined;
+  return last === undefined ? null : textOf(last);
+}
+
 /** The parameters of a chat that goes on where ``from`` ends. */
 export function goingOn({ params, from }: Pick<SideRequest, "params" | "from">): PlainParams {
   if (from === null) return params;
-  const { messages, continue_final_message: continues } = params;
-  const last = continues === true ? messages.at(-1) : undefined;
-  const given = typeof last?.content === "string" ? last.content : "";
+  const begun = begunText(params);
+  const before = begun === null ? params.messages : params.messages.slice(0, -1);
+  const last = begun === null ? undefined : params.messages.at(-1);
   return {
     ...params,
-    messages: [...(last === undefined ? messages : messages.slice(0, -1)), { ...last, role: "assistant", content: given + from.text }],
+    messages: [...before, { ...last, role: "assistant", content: (begun ?? "") + from.text }],
     continue_final_message: true,
     max_completion_tokens: undefined,
     ...limitAfter({ params, from }),

@@ -14,6 +14,8 @@ import { WireSpeculation, checkRequest } from "./wire_speculation.js";
 
 export interface SpeculatingOptions extends Pick<FarOptions, "baseURL" | "apiKey"> {
   readonly draftTokens: number;
+  /** Near's guesses that complete such a text do not leave; all may if it is not given. */
+  readonly isPrivate?: ((text: string) => boolean) | undefined;
   readonly WebSocket?: SocketClass | undefined;
 }
 
@@ -62,7 +64,9 @@ export class SpeculatingFar implements Side {
   }
 
   private async *guessed(engine: DraftingEngine, { id, tokenizerSha256 }: FarModel, { params, signal }: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const wire = (this.#wire ??= new WireSpeculation(engine, { ...this.options, model: id, tokenizerSha256: tokenizerSha256 ?? "" }));
+    const { isPrivate, ...options } = this.options;
+    const maySend = isPrivate && ((ids: readonly number[]) => !isPrivate(engine.decode(ids)));
+    const wire = (this.#wire ??= new WireSpeculation(engine, { ...options, maySend, model: id, tokenizerSha256: tokenizerSha256 ?? "" }));
     const tokens = { generateTokens: (request: TokenRequest) => this.checked(wire, request, params, signal) };
     const chunks = await engine.over(tokens).create({ ...params, stream: true, stream_options: { include_usage: true } }, { signal });
     for await (const chunk of chunks) yield { ...chunk, model: id };

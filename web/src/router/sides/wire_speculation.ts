@@ -20,7 +20,12 @@ export interface WireSpeculationOptions {
   readonly draftTokens?: number | undefined;
   /** The platform's where it is not given. */
   readonly WebSocket?: SocketClass | undefined;
+  /** Asked about the end of the answer with the guesses behind it, before these leave; all may if it is not given. */
+  readonly maySend?: ((tokenIds: readonly number[]) => boolean) | undefined;
 }
+
+/** Of the answer, so many tokens before the guesses are looked at with them. */
+const ASKED_TOKENS = 256;
 
 /** Of all answers: rounds, tokens guessed, of these the right ones, and tokens in all. */
 export interface WireCounts {
@@ -60,22 +65,27 @@ export class WireSpeculation implements TokenSource {
     const { baseURL, apiKey = null, draftTokens = 4 } = this.options;
     const socket = new VerifySocket(baseURL, apiKey, this.#Socket);
     let drafts: NearDrafts | null = null;
+    const answer: number[] = [];
     let completionTokens = 0;
     let cachedTokens: number | null = null;
     try {
       const { max_drafts: maxDrafts } = await socket.open(this.opening(request), signal);
       drafts = new NearDrafts(this.near, request, Math.min(draftTokens, maxDrafts));
       for (;;) {
-        const guesses = await drafts.next();
+        const drafted = await drafts.next();
+        const guesses = this.options.maySend?.([...answer.slice(-ASKED_TOKENS), ...drafted]) === false ? [] : drafted;
         signal?.throwIfAborted();
         socket.draft(guesses);
         drafts.goOn();
         const { tokens, finish_reason: finishReason, cached_tokens: cached } = await socket.accepted(signal);
+        answer.push(...tokens);
         await drafts.learn(tokens);
         this.count(guesses, tokens);
         cachedTokens ??= cached;
         for (const tokenId of tokens) {
           if (stopTokenIds.includes(tokenId)) return { finishReason: "stop", promptTokens: promptIds.length, cachedTokens, completionTokens };
+          // A server is not trusted to stop where it should.
+          if (completionTokens === request.maxTokens) return { finishReason: "length", promptTokens: promptIds.length, cachedTokens, completionTokens };
           completionTokens += 1;
           yield { tokenId, logprob: null, alternatives: [] };
         }

@@ -1,0 +1,97 @@
+"""Bounds of an upstream's answer: choices flow in as the server sent them, those that belong to the answer flow out.
+
+A server is not trusted to stop where it should. Choices that nobody asked for, text after a choice's end and tokens beyond ``max_tokens``
+are left out. Tokens are counted exactly if they are listed with their log-probabilities. Otherwise a piece of text counts as one token,
+which is the least that it can be; servers of the dialect openai may split tokens, so their pieces are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..schema.chat import ChatCompletionRequest
+from ..schema.common import GenerationRequest
+from ..schema.completions import CompletionRequest
+from .dialect import Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``tokens`` are those of each choice, None for no limit that can be counted."""
+
+    choices: int = 1
+    tokens: int | None = None
+    counts_pieces: bool = False
+
+
+def bounds_of(request: GenerationRequest, dialect: Dialect) -> Bounds:
+    choices, counts_pieces = request.n or 1, dialect != "openai"
+    if isinstance(request, ChatCompletionRequest):
+        limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
+        return Bounds(choices, min(limits, default=None), counts_pieces)
+    assert isinstance(request, CompletionRequest)
+    prompt = request.prompt
+    several = isinstance(prompt, list) and not all(isinstance(part, int) for part in prompt)
+    # An echo is no part of the answer.
+    return Bounds(choices * len(prompt) if several else choices, None if request.echo else request.max_tokens, counts_pieces)
+
+
+class BoundedChoices:
+    """The choices of one answer."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._tokens = Counter[int]()
+        self._ended = set[int]()
+        # One piece beyond the limit, with the end if that came: it may be text of earlier tokens that the server had held back.
+        self._late: dict[int, list[dict[str, Any]]] = {}
+
+    @property
+    def ended(self) -> bool:
+        return len(self._ended) == self._bounds.choices
+
+    def bounded(self, choice: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the choice as far as it belongs to the answer; None if nothing of it does, or if that is not known yet."""
+        index, limit = choice["index"], self._bounds.tokens
+        if not 0 <= index < self._bounds.choices or index in self._ended:
+            return None
+        listed = listed_tokens(choice)
+        size = listed or int(self._bounds.counts_pieces and says_text(choice))
+        self._tokens[index] += size
+        if size and limit is not None and self._tokens[index] > limit and (listed or index in self._late):
+            self._late.pop(index, None)
+            self._ended.add(index)
+            return cut(index)
+        if choice["finish_reason"] is not None:
+            self._ended.add(index)
+        if index in self._late or (size and limit is not None and self._tokens[index] > limit):
+            self._late.setdefault(index, []).append(choice)
+            return None
+        return choice
+
+    def rest(self, completion_tokens: int | None) -> Iterator[dict[str, Any]]:
+        """At the end, what belongs to the answer if the server counts so many tokens in all; None if it does not say."""
+        limit = self._bounds.tokens
+        whole = completion_tokens is not None and limit is not None and completion_tokens <= limit * self._bounds.choices
+        for index, choices in self._late.items():
+            yield from choices if whole else [cut(index)] if index in self._ended else []
+
+
+def cut(index: int) -> dict[str, Any]:
+    """The end of a chat's or a completion's choice at its limit."""
+    return {"index": index, "delta": {}, "text": "", "finish_reason": "length"}
+
+
+def says_text(choice: Mapping[str, Any]) -> bool:
+    delta = choice.get("delta")
+    return bool(choice.get("text") or (isinstance(delta, dict) and delta.get("content")))
+
+
+def listed_tokens(choice: Mapping[str, Any]) -> int:
+    """As many as the choice lists, in the form of chats or of completions."""
+    logprobs = choice.get("logprobs")
+    listed = (logprobs.get("content") or logprobs.get("tokens")) if isinstance(logprobs, dict) else None
+    return len(listed) if isinstance(listed, list) else 0

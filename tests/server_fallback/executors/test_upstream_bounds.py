@@ -1,0 +1,105 @@
+"""What belongs to an upstream's answer, and what it says beyond that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from fake_openai import USAGE, chunk, said
+
+from nearfar.compiler.errors import Unavailable
+from nearfar.server_fallback.executors import upstream_answers
+from nearfar.server_fallback.executors.upstream_answers import in_our_form
+from nearfar.server_fallback.executors.upstream_bounds import Bounds, bounds_of
+from nearfar.server_fallback.schema.completions import CompletionRequest
+
+ENDS = Unavailable("broke")
+
+
+def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dict[int, str | None], int]:  # noqa: B008
+    """Texts and ends of the choices, and the completion's tokens. A value that is an exception is raised; None hangs."""
+
+    async def stream() -> AsyncGenerator[dict[str, Any]]:
+        for value in values:
+            if value is None:
+                await asyncio.sleep(3600)
+            if isinstance(value, Exception):
+                raise value
+            yield value
+
+    async def read() -> tuple[dict[int, str], dict[int, str | None], int]:
+        texts, ends, tokens = dict[int, str](), dict[int, str | None](), -1
+        async with asyncio.timeout(5), aclosing(stream()) as source, aclosing(in_our_form(source, "ours", bounds)) as chunks:
+            async for value in chunks:
+                for choice in value["choices"]:
+                    assert ends.get(choice["index"]) is None
+                    texts[choice["index"]] = texts.get(choice["index"], "") + (choice["delta"].get("content") or "")
+                    ends[choice["index"]] = choice["finish_reason"]
+                tokens = value.get("usage", {}).get("completion_tokens", tokens)
+        return texts, ends, tokens
+
+    return asyncio.run(read())
+
+
+def pieces(count: int, **usage: int) -> list[Any]:
+    return said(*("x" * count), usage={**USAGE, **usage})
+
+
+@pytest.mark.parametrize("end", ["content_filter", "recitation"])
+def test_any_end_is_an_end(end: str) -> None:
+    assert answer(chunk("a"), chunk(finish=end)) == ({0: "a"}, {0: end}, 1)
+
+
+def test_choices_that_nobody_asked_for_are_left_out() -> None:
+    values = [chunk("a"), chunk("b", index=1), chunk("c", index=-1), chunk(finish="stop"), chunk(finish="stop", index=1)]
+    assert answer(*values) == ({0: "a"}, {0: "stop"}, 1)
+    assert answer(*values, bounds=Bounds(choices=2))[:2] == ({0: "a", 1: "b"}, {0: "stop", 1: "stop"})
+
+
+def test_text_after_the_end_is_left_out_and_the_usage_is_not() -> None:
+    values = [*said("a"), chunk("b"), chunk("c", finish="length"), {**chunk(), "choices": [], "usage": USAGE}]
+    assert answer(*values) == ({0: "a"}, {0: "stop"}, 2)
+    # One that never stops is left.
+    assert answer(*said("a"), *[chunk("b")] * 50, ENDS)[0] == {0: "a"}
+
+
+def test_an_answer_is_whole_when_its_end_came_whatever_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_answers, "AFTER_END_SECONDS", 0.01)
+    assert answer(*said("a"), ENDS) == ({0: "a"}, {0: "stop"}, 1)
+    assert answer(*said("a"), None) == ({0: "a"}, {0: "stop"}, 1)
+    with pytest.raises(Unavailable):
+        answer(chunk("a"), ENDS)
+
+
+def test_tokens_beyond_the_limit_are_cut() -> None:
+    limit = Bounds(tokens=3, counts_pieces=True)
+    assert answer(*pieces(3, completion_tokens=3), bounds=limit) == ({0: "xxx"}, {0: "stop"}, 3)
+    assert answer(*pieces(4, completion_tokens=4), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
+    assert answer(*said(*"xxxx"), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
+    assert answer(*pieces(9, completion_tokens=3), bounds=limit)[:2] == ({0: "xxx"}, {0: "length"})
+    # Text that was held back comes in a piece of its own.
+    assert answer(*pieces(4, completion_tokens=3), bounds=limit)[:2] == ({0: "xxxx"}, {0: "stop"})
+    # A gateway may send a token in pieces.
+    assert answer(*pieces(9), bounds=Bounds(tokens=3))[0] == {0: "x" * 9}
+    # An answer that does not end is no answer.
+    assert answer(*[chunk("x")] * 4, bounds=limit)[1] == {0: None}
+
+
+def test_listed_tokens_are_counted_exactly() -> None:
+    two = chunk("ab")
+    two["choices"][0]["logprobs"] = {"content": [{"token": "a", "logprob": 0}, {"token": "b", "logprob": 0}]}
+    end = chunk(finish="stop")
+    assert answer(two, two, end, bounds=Bounds(tokens=4))[:2] == ({0: "abab"}, {0: "stop"})
+    assert answer(two, two, end, bounds=Bounds(tokens=3))[:2] == ({0: "ab"}, {0: "length"})
+
+
+def test_the_bounds_are_those_of_the_request() -> None:
+    def bounds(**rest: Any) -> Bounds:
+        return bounds_of(CompletionRequest.model_validate({"model": "m", "max_tokens": 5, **rest}), "nearfar")
+
+    assert bounds(prompt="a", n=2) == Bounds(2, 5, counts_pieces=True)
+    assert bounds(prompt=[1, 2, 3]) == Bounds(1, 5, counts_pieces=True)
+    assert bounds(prompt=["a", "b"], n=2, echo=True) == Bounds(4, None, counts_pieces=True)

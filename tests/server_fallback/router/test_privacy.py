@@ -1,0 +1,101 @@
+"""What is private stays private, however it is split into parts and whatever nobody sees stands in it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import unicodedata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearfar.server_fallback.router.decision import privacy, readings
+from nearfar.server_fallback.router.decision.privacy import PrivateCheck
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/router_private.json").read_text(encoding="utf-8"))
+PATTERNS = (
+    r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b",
+    r"^private:",
+    r"\bcode [A-Z]+\b",
+    r"x\By",
+    "\u00e9t\u00e9",
+    r"end$",
+    r"k(?:ey)?\s*=\s*[^ ]{2,4}",
+)
+CHECK = PrivateCheck.of((), PATTERNS, ignore_case=True)
+# Every one of these, of all planes.
+IGNORABLE = "".join(regex.findall(r"[\p{DI}\p{Cf}\u2800]|(?![\t-\r\x85])\p{Cc}", "".join(map(chr, range(0x110000)))))
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: case["name"])
+def test_texts_are_private_as_the_conformance_cases_say(case: dict[str, Any]) -> None:
+    check = PrivateCheck.of((), (case["pattern"],), ignore_case=case.get("ignore_case", True))
+    assert check.matches(*case["parts"]) is case["private"]
+
+
+FOUND = (
+    "my 123-45-6789.",
+    "private: it",
+    "the CODE abc",
+    "xy",
+    "\u00c9t\u00e9",
+    "the end",
+    "KEY = abc",
+    r"\u0031\u00323-45-6789",
+    "e\u0301te\u0301",
+)
+others = st.lists(st.text("a1 -.\u00e9\n", max_size=4), max_size=3)
+
+
+@settings(max_examples=150)
+@given(text=st.sampled_from(FOUND), before=others, after=others, data=st.data())
+def test_no_split_and_nothing_ignorable_makes_a_private_text_public(
+    text: str, before: list[str], after: list[str], data: st.DataObject
+) -> None:
+    assert CHECK.matches(text)
+    places = st.lists(st.integers(0, len(text)), max_size=4)
+    marked = list(text)
+    for place in sorted(data.draw(places), reverse=True):
+        marked.insert(place, data.draw(st.text(IGNORABLE, min_size=1, max_size=3)))
+    assert CHECK.matches("".join(marked))
+    cuts = [0, *sorted(data.draw(places)), len(text)]
+    parts = ["".join(marked[start:end]) for start, end in zip(cuts, [*cuts[1:-1], len(marked)], strict=False)]
+    assert "".join(parts) == "".join(marked)
+    assert CHECK.matches(*before, *parts, *after)
+
+
+def test_a_search_ends_in_time_and_holds_up_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pattern backtracks without end; the standard library's re would hold the interpreter's lock meanwhile."""
+    monkeypatch.setattr(privacy, "SEARCH_SECONDS", 0.2)
+    answers, beats = [], 0
+    check = PrivateCheck.of((), ("(a+)+b",), ignore_case=False)
+    searching = threading.Thread(target=lambda: answers.append(check.matches("a" * 500_000)))
+    searching.start()
+    while searching.is_alive():
+        searching.join(0.005)
+        beats += 1
+    assert answers == [True]
+    assert beats > 5
+
+
+@pytest.mark.parametrize("unit", ["\u6f22\u5b57", "e\u0301\u0316", "\u0301\u0316", "\ufdfa", "\uff76\uff9e", "\u1161"], ids=ascii)
+def test_a_long_text_is_normalized_in_short_pieces(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """unicodedata holds the interpreter's lock, and takes quadratic time in the length of a run of marks."""
+    longest_piece, longest_run = 0, 0
+
+    def normalize(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
+        nonlocal longest_piece, longest_run
+        longest_piece = max(longest_piece, len(text))
+        longest_run = max(longest_run, *(len(run) for run in regex.findall(r"\p{M}*", text)))
+        return unicodedata.normalize(form, text)
+
+    monkeypatch.setattr(readings, "unicodedata", SimpleNamespace(normalize=normalize))
+    # What grows too long is private without a search.
+    assert CHECK.matches(unit * (200_000 // len(unit))) is (unit == "\ufdfa")
+    assert 0 < longest_piece <= readings.PIECE_CHARACTERS + readings.MAX_UNCUT
+    assert longest_run <= readings.MAX_MARKS
