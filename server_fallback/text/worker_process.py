@@ -98,7 +98,13 @@ class WorkerProcess:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             kill = loop.call_later(min(seconds, ABANDONED_SECONDS), process.kill)
-            running.add_done_callback(lambda _: kill.cancel())
+
+            def ended(done: asyncio.Future[Result]) -> None:
+                kill.cancel()
+                # Nobody asks how it ended.
+                _ = done.cancelled() or done.exception()
+
+            running.add_done_callback(ended)
             await asyncio.wait({running})
             raise
         except (EOFError, OSError, ValueError) as error:
