@@ -303,9 +303,7 @@ class LocalExecutor:
             if template is None:
                 text = await _in_thread_if_long(size, lambda: render_chat(tokenizer, chat))
             else:
-                text = await template.render(
-                    chat.messages, add_generation_prompt=chat.add_generation_prompt, tools=chat.tools, client=client
-                )
+                text = await template.render(chat.messages, chat.options, client)
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
         return await _in_thread_if_long(len(text), lambda: encode_rendered(tokenizer, chat, text))

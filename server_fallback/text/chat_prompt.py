@@ -14,12 +14,12 @@ from ..schema.chat import ImagePart, Message, Tool
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a chat template renders. ``begun`` is the start of the answer, which follows the rendered text."""
+    """What a chat template renders: messages, and the keyword arguments of `ChatTemplate.render`. ``begun`` is the start of the answer,
+    which follows the rendered text."""
 
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
-    add_generation_prompt: bool
-    begun: str | None
+    options: Mapping[str, Any]
+    begun: str | None = None
 
 
 def read_chat(
@@ -32,18 +32,19 @@ def read_chat(
     """With ``continue_final_message`` the last message is the start of the answer. Raises RequestError, also for an image."""
     read = [_read(message, f"messages[{index}]") for index, message in enumerate(messages)]
     described = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
+    options = {"add_generation_prompt": add_generation_prompt, "tools": described}
     if not continue_final_message:
-        return Chat(read, described, add_generation_prompt, None)
+        return Chat(read, options)
     last = read[-1]
     if last["role"] != "assistant" or "tool_calls" in last:
         raise RequestError("continue_final_message needs an assistant's message of text at the end", param="continue_final_message")
     # The template ends with what opens an answer, so the answer's own start follows it.
-    return Chat(read[:-1], described, add_generation_prompt, last["content"])
+    return Chat(read[:-1], options, last["content"])
 
 
 def render_chat(tokenizer: Tokenizer, chat: Chat) -> str:
     """Render a chat in this process. Raises RequestError for messages that the chat template refuses, or without a chat template."""
-    return tokenizer.apply_chat_template(chat.messages, chat.add_generation_prompt, chat.tools)
+    return tokenizer.apply_chat_template(chat.messages, **chat.options)
 
 
 def encode_rendered(tokenizer: Tokenizer, chat: Chat, text: str) -> list[int]:

@@ -55,11 +55,12 @@ class TemplateProcess:
         except WorkerEnded as ended:
             raise CheckpointError(f"chat template: {self._reason(ended)} to compile; correct the checkpoint's chat template") from ended
 
-    async def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] | None, client: str
-    ) -> str:
-        """As `ChatTemplate.render`. Raises also Unavailable if the template takes more than its time or memory, and QueueFull."""
-        job = replace(self._job, messages=messages, add_generation_prompt=add_generation_prompt, tools=tools)
+    async def render(self, messages: Sequence[Message], options: Mapping[str, Any], client: str) -> str:
+        """As `ChatTemplate.render` with the keyword arguments ``options``. The processes of other models go on meanwhile.
+
+        Raises also Unavailable if the template takes more than its time or memory, and QueueFull.
+        """
+        job = replace(self._job, messages=messages, options=options)
         self._require_closed_circuit()
         async with self._turns.turn(client):
             # It may have opened meanwhile.
@@ -69,7 +70,7 @@ class TemplateProcess:
                 reply = await self._process.ask(job, self._limits.seconds)
                 self._circuit.succeeded()
             except WorkerEnded as ended:
-                if (ended.timed_out or ended.fault) and len(repr((messages, tools))) <= self._limits.small_characters:
+                if (ended.timed_out or ended.fault) and len(repr((messages, options))) <= self._limits.small_characters:
                     self._circuit.failed()
                 raise self._unavailable(self._reason(ended)) from ended
             finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nearfar.compiler.errors import CheckpointError, RequestError
@@ -14,13 +14,12 @@ from .worker_loop import serve
 
 @dataclass(frozen=True, slots=True)
 class RenderJob:
-    """A chat for a template. Without messages the template is only compiled."""
+    """A chat for a template, and the keyword arguments of `ChatTemplate.render`. Without messages the template is only compiled."""
 
     source: str
     special_tokens: Mapping[str, str]
     messages: Sequence[Message] | None = None
-    add_generation_prompt: bool = True
-    tools: Sequence[Mapping[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def _open() -> Callable[[object], object]:
             if request.messages is None:
                 template.check()
                 return ""
-            return template.render(request.messages, add_generation_prompt=request.add_generation_prompt, tools=request.tools)
+            return template.render(request.messages, **request.options)
         except (RequestError, CheckpointError) as error:
             return Failed(isinstance(error, RequestError), error.message, error.details)
 

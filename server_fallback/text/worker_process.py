@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -31,9 +32,9 @@ class WorkerEnded(Exception):
     """The process ended before its reply. ``timed_out``: at the time limit. ``fault``: through a fault of its own, such as too little
     memory; not because something else ended it."""
 
-    def __init__(self, *, timed_out: bool = False, fault: bool = False) -> None:
-        super().__init__("the worker process timed out" if timed_out else "the worker process ended")
-        self.timed_out = timed_out
+    def __init__(self, *, fault: bool = False) -> None:
+        super().__init__("the worker process ended")
+        self.timed_out = False
         self.fault = fault
 
 
@@ -49,6 +50,8 @@ class WorkerProcess:
         # Pipes are read on a thread: all platforms have blocking pipes, and large frames do not hold up the event loop.
         self._thread = ThreadPoolExecutor(1, "nearfar-worker")
         self._process: subprocess.Popen[bytes] | None = None
+        # Whether nothing has ended it yet: for a moment, one that was killed seems to run.
+        self._usable = False
         self._closed = False
 
     @property
@@ -64,13 +67,14 @@ class WorkerProcess:
         """Start the process unless it runs. Raises WorkerEnded."""
         if self._closed:
             raise WorkerEnded
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or not self._usable or self._process.poll() is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._launch)
             if await self._limited(_first_frame, START_SECONDS) != STARTED:
                 raise WorkerEnded
 
     def end(self) -> None:
         """End the process; the next request starts another."""
+        self._usable = False
         if self._process is not None:
             self._process.kill()
 
@@ -90,26 +94,27 @@ class WorkerProcess:
         def end() -> None:
             nonlocal timed_out
             timed_out = True
-            process.kill()
+            self.end()
 
         timer = loop.call_later(seconds, end)
-        running = loop.run_in_executor(self._thread, work, process)
+        running = loop.run_in_executor(self._thread, _or_ended, work, process)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            kill = loop.call_later(min(seconds, ABANDONED_SECONDS), process.kill)
+            kill = loop.call_later(min(seconds, ABANDONED_SECONDS), self.end)
 
             def ended(done: asyncio.Future[Result]) -> None:
                 kill.cancel()
-                # Nobody asks how it ended.
-                _ = done.cancelled() or done.exception()
+                if done.exception() is not None:
+                    self._usable = False
 
             running.add_done_callback(ended)
             await asyncio.wait({running})
             raise
-        except (EOFError, OSError, ValueError) as error:
-            status = await asyncio.shield(loop.run_in_executor(self._thread, process.wait))
-            raise WorkerEnded(timed_out=timed_out, fault=status in _fault_statuses()) from error
+        except WorkerEnded as ended:
+            self._usable = False
+            ended.timed_out = timed_out
+            raise
         finally:
             timer.cancel()
 
@@ -124,6 +129,7 @@ class WorkerProcess:
             # glibc keeps freed memory in as many arenas as threads have allocated in.
             env={**os.environ, "MALLOC_ARENA_MAX": "2"},
         )
+        self._usable = True
         if self._closed:
             # `close` found no process to end.
             self._collect()
@@ -140,6 +146,15 @@ class WorkerProcess:
                 # A frame may be half written.
                 with suppress(OSError):
                     stream.close()
+
+
+def _or_ended(work: Callable[[subprocess.Popen[bytes]], Result], process: subprocess.Popen[bytes]) -> Result:
+    """What ``work`` returns. Raises WorkerEnded once the process has ended."""
+    try:
+        return work(process)
+    except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+        process.kill()
+        raise WorkerEnded(fault=process.wait() in _fault_statuses()) from error
 
 
 def _exchange(process: subprocess.Popen[bytes], request: object) -> Any:

@@ -29,7 +29,7 @@ class CompileLimits:
     shared_seconds: float = 4.0
     memory_bytes: int = 1024 * 2**20
     waiting: int = 256
-    waiting_of_one: int = 32
+    waiting_of_one: int = 64
 
 
 class GrammarCompiler:

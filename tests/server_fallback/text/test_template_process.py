@@ -27,7 +27,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def render(process: TemplateProcess, content: str = "hi", client: str = "c") -> Coroutine[Any, Any, str]:
-    return process.render([{"role": "user", "content": content}], add_generation_prompt=True, tools=None, client=client)
+    return process.render([{"role": "user", "content": content}], {}, client)
 
 
 def test_a_chat_is_rendered_and_refused_as_in_this_process() -> None:
@@ -39,12 +39,12 @@ def test_a_chat_is_rendered_and_refused_as_in_this_process() -> None:
 
     async def work() -> None:
         process = TemplateProcess(template)
-        text = await process.render(HI, add_generation_prompt=False, tools=None, client="")
+        text = await process.render(HI, {"add_generation_prompt": False}, "")
         assert text == template.render(HI, add_generation_prompt=False)
         with pytest.raises(RequestError, match="the chat template refuses these messages: no tools"):
-            await process.render(HI, add_generation_prompt=True, tools=[{"type": "function"}], client="")
+            await process.render(HI, {"tools": [{"type": "function"}]}, "")
         with pytest.raises(CheckpointError, match="line 1: ZeroDivisionError") as error:
-            await process.render([{"role": "u", "content": ""}], add_generation_prompt=True, tools=None, client="")
+            await process.render([{"role": "u", "content": ""}], {}, "")
         assert error.value.details == {"line": 1}
         process.close()
 
@@ -115,6 +115,20 @@ def test_a_process_killed_from_outside_is_replaced() -> None:
         assert await render(process) == "hi"
         assert process.pid != first
         process.close()
+
+    run(work())
+
+
+def test_closing_ends_a_template_that_hangs() -> None:
+    async def work() -> None:
+        process = TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=60))
+        hangs = asyncio.create_task(render(process))
+        await asyncio.sleep(0.1)
+        process.close()
+        async with asyncio.timeout(2):
+            for asked in (hangs, render(process)):
+                with pytest.raises(Unavailable, match="its process was ended"):
+                    await asked
 
     run(work())
 
