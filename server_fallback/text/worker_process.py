@@ -25,6 +25,7 @@ START_SECONDS = 60.0
 ABANDONED_SECONDS = 0.5
 # Signals by which a process ends through a fault of its own: the C library's abort, which failed allocations lead to, and bad accesses.
 _FAULTS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
+EXIT_SECONDS = 1.0
 Result = TypeVar("Result")
 
 
@@ -103,12 +104,12 @@ class WorkerProcess:
         except asyncio.CancelledError:
             kill = loop.call_later(min(seconds, ABANDONED_SECONDS), self.end)
 
-            def ended(done: asyncio.Future[Result]) -> None:
+            def forget(done: asyncio.Future[Result]) -> None:
                 kill.cancel()
                 if done.exception() is not None:
                     self._usable = False
 
-            running.add_done_callback(ended)
+            running.add_done_callback(forget)
             await asyncio.wait({running})
             raise
         except WorkerEnded as ended:
@@ -153,6 +154,9 @@ def _or_ended(work: Callable[[subprocess.Popen[bytes]], Result], process: subpro
     try:
         return work(process)
     except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+        # Its pipes may be closed a moment before it has ended.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_SECONDS)
         process.kill()
         raise WorkerEnded(fault=process.wait() in _fault_statuses()) from error
 
