@@ -43,9 +43,10 @@ class FairTurns:
                 self._starts[client] = self._ends[client]
             self._next()
 
-    def others_wait(self, client: str) -> bool:
-        """Whether any other client waits."""
-        return any(waiting != client for waiting in self._waiting)
+    @property
+    def waiting(self) -> bool:
+        """Whether any request waits."""
+        return bool(self._waiting)
 
     async def _wait(self, client: str) -> float:
         """The virtual time at which the client's turn begins."""

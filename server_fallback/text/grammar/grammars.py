@@ -91,16 +91,19 @@ class Grammars:
                     del self._pending[key]
 
     async def _compile(self, source: GrammarSource, client: str) -> _Grammar:
-        async with self._compiler.turn(client):
-            # Another client may have had it compiled meanwhile.
-            kept = self._use_kept(source)
-            if kept is not None:
-                return kept
-            tables = await self._loaded()
-            reply = await self._compiler.compile(tables.setup, source, client)
-            grammar = await asyncio.to_thread(tables.grammar, source, reply)
-        self._keep(source, grammar)
-        return grammar
+        for lane in self._compiler.lanes:
+            async with lane.turn(client):
+                # Another client may have had it compiled meanwhile.
+                kept = self._use_kept(source)
+                if kept is not None:
+                    return kept
+                tables = await self._loaded()
+                reply = await lane.compile(tables.setup, source)
+                if reply is not None:
+                    grammar = await asyncio.to_thread(tables.grammar, source, reply)
+                    self._keep(source, grammar)
+                    return grammar
+        raise RequestError(f"the grammar cannot be compiled within {self._compiler.lanes[-1].seconds:g} seconds; make it smaller")
 
     def _use_kept(self, source: GrammarSource) -> _Grammar | None:
         kept = self._kept.get(source)

@@ -194,23 +194,28 @@ def test_a_wrong_grammar_is_refused_and_names_the_parameter(grammars: Grammars, 
     assert error.value.details["param"] == "response_format"
 
 
-def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_compiled(monkeypatch: pytest.MonkeyPatch, grammars: Grammars) -> None:
+def test_a_grammar_that_takes_too_long_for_the_quick_lane_has_more_time_in_the_slow_one() -> None:
+    compiler = GrammarCompiler(CompileLimits(quick_seconds=0.2, slow_seconds=0.4))
+    grammars, quick, slow = Grammars(compiler, lambda: VOCABULARY), *compiler.lanes
     assert one(grammars, NULL) == "null"
-    compiler = grammars._compiler
-    first = compiler.pid
-    with monkeypatch.context() as patch:
-        patch.setattr(compiler, "limits", CompileLimits(seconds=0.2))
-        with pytest.raises(RequestError, match=r"cannot be compiled within 0\.2 seconds"):
-            run(grammars.constraints(SLOW, 1, "response_format"))
+    first = quick.pid
+    with pytest.raises(RequestError, match=r"cannot be compiled within 0\.4 seconds"):
+        run(grammars.constraints(SLOW, 1, "response_format"))
+    assert slow.pid is None, "the slow lane's process runs only while it is needed"
     # A compiled grammar is kept and needs no process; a new one starts another.
     assert one(grammars, NULL) == "null"
-    assert compiler.pid == first
+    assert quick.pid == first
     assert one(grammars, RegexSource("new")) == "new"
-    assert compiler.pid != first
+    assert quick.pid != first
+    slow.seconds = 10.0
+    many = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(60)}}
+    quick.seconds = 0.05
+    assert len(run(grammars.constraints(JsonSource(json.dumps(many)), 1, "response_format"))) == 1
+    grammars.close()
 
 
 def test_a_grammar_that_needs_too_much_memory_is_refused() -> None:
-    compiler = GrammarCompiler(CompileLimits(memory_bytes=256 * 2**20))
+    compiler = GrammarCompiler(CompileLimits(quick_seconds=10, memory_bytes=256 * 2**20))
     grammars = Grammars(compiler, lambda: VOCABULARY)
     with pytest.raises(RequestError, match="memory"):
         run(grammars.constraints(SLOW, 1, "response_format"))
@@ -222,7 +227,7 @@ def test_a_process_killed_from_outside_is_unavailable_and_the_next_request_start
     async def ask() -> None:
         asking = asyncio.create_task(grammars.constraints(SLOW, 1, "response_format"))
         await asyncio.sleep(0.3)
-        pid = grammars._compiler.pid
+        pid = grammars._compiler.lanes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="process was ended; ask again"):
@@ -233,19 +238,19 @@ def test_a_process_killed_from_outside_is_unavailable_and_the_next_request_start
     assert one(grammars, RegexSource("again")) == "again"
 
 
-def test_a_new_client_waits_for_the_grammar_that_is_compiled_now_only() -> None:
-    """Another client's worst cases, which would take the compiler more than a minute, come first."""
+def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
+    """Another client's worst cases, which take the compiler minutes, come first."""
 
     async def ask() -> None:
-        grammars = Grammars(GrammarCompiler(CompileLimits(shared_seconds=0.5)), lambda: VOCABULARY)
+        grammars = Grammars(GrammarCompiler(CompileLimits(quick_seconds=0.3)), lambda: VOCABULARY)
         await grammars.constraints(NULL, 1, "x", client="attacker")
-        slow = [replace(SLOW, schema=f"{SLOW.schema} ".ljust(len(SLOW.schema) + index)) for index in range(1, 13)]
+        slow = [replace(SLOW, schema=SLOW.schema + " " * index) for index in range(12)]
         attacks = [asyncio.create_task(grammars.constraints(source, 1, "x", client="attacker")) for source in slow]
-        await asyncio.sleep(0.1)
-        async with asyncio.timeout(4):
+        # The first is in the slow lane, and the second in the quick one.
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(3):
             assert len(await grammars.constraints(RegexSource("honest"), 1, "x", client="honest")) == 1
-        # The one that was being compiled gave way, and no other had its turn.
-        assert [attack.done() for attack in attacks].count(True) <= 1
+        assert not any(attack.done() for attack in attacks)
         grammars.close()
         failures = await asyncio.gather(*attacks, return_exceptions=True)
         assert {type(failure) for failure in failures} == {Unavailable}
@@ -257,7 +262,7 @@ def test_a_client_with_too_many_waiting_grammars_is_refused_and_whoever_leaves_f
     async def ask() -> None:
         compiler = GrammarCompiler(CompileLimits(waiting_of_one=1))
         grammars = Grammars(compiler, lambda: VOCABULARY)
-        async with compiler.turn("other"):
+        async with compiler.lanes[0].turn("other"):
             waiting = asyncio.create_task(grammars.constraints(RegexSource("a"), 1, "x", client="c"))
             # The same source waits with the first request for it.
             same = asyncio.create_task(grammars.constraints(RegexSource("a"), 1, "x", client="c"))
@@ -283,13 +288,13 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_ended() -> None:
         compiler = GrammarCompiler()
         grammars = Grammars(compiler, lambda: VOCABULARY)
         await grammars.constraints(NULL, 1, "x")
-        first = compiler.pid
+        first = compiler.lanes[0].pid
         leaving = asyncio.create_task(grammars.constraints(SLOW, 1, "x"))
         await asyncio.sleep(0.1)
         leaving.cancel()
         async with asyncio.timeout(4):
             assert len(await grammars.constraints(RegexSource("next"), 1, "x")) == 1
-        assert compiler.pid != first
+        assert compiler.lanes[0].pid != first
         grammars.close()
 
     run(ask())
@@ -307,13 +312,13 @@ def test_models_share_one_process_which_holds_few_vocabularies() -> None:
             source = RegexSource(f"model{len(pids)}{models.index(model)}")
             [constraint] = await model.constraints(source, 1, "x")
             assert pick(constraint, 0) == source.pattern
-            pids.add(compiler.pid)
+            pids.add(compiler.lanes[0].pid)
         assert len(pids) == 1
         for model in models[1:]:
             model.close()
-        assert compiler.pid is not None
+        assert compiler.lanes[0].pid is not None
         models[0].close()
-        assert compiler.pid is None
+        assert compiler.lanes[0].pid is None
 
     run(ask())
 
