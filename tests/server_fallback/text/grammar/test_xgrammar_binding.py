@@ -71,16 +71,14 @@ def test_another_version_or_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_calls_release_the_gil() -> None:
-    """A compilation of most of a second lets other threads run all the time."""
     compiler = ours.GrammarCompiler(ours.TokenizerInfo(TOKENS, [END]), max_threads=1)
-    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(150)}}
-    text = source_rules(JsonSource(json.dumps(schema))).text
-    thread = threading.Thread(target=lambda: compiler.compile_grammar(text))
-    longest, last = 0.0, time.perf_counter()
-    started = last
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(100)}}
+    compiled = compiler.compile_grammar(source_rules(JsonSource(json.dumps(schema))).text)
+    # It takes some tenths of a second, and copies the text at the end.
+    thread = threading.Thread(target=compiled.serialize_json)
     thread.start()
+    turns = 0
     while thread.is_alive():
         time.sleep(0.001)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    assert longest < (last - started) / 2
+        turns += 1
+    assert turns > 10
