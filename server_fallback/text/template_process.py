@@ -73,6 +73,8 @@ class TemplateProcess:
                 if (ended.timed_out or ended.fault) and len(repr((messages, options))) <= self._limits.small_characters:
                     self._circuit.failed()
                 raise self._unavailable(self._reason(ended)) from ended
+            except RecursionError as error:
+                raise RequestError("messages and tools must be plain JSON values: they are nested too deep") from error
             finally:
                 self._circuit.ended()
         return _text(reply)

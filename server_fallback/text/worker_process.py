@@ -51,7 +51,7 @@ class WorkerProcess:
         # Pipes are read on a thread: all platforms have blocking pipes, and large frames do not hold up the event loop.
         self._thread = ThreadPoolExecutor(1, "nearfar-worker")
         self._process: subprocess.Popen[bytes] | None = None
-        # Whether nothing has ended it yet: for a moment, one that was killed seems to run.
+        # Whether it waits for requests, or answers one. For a moment, one that was killed still seems to run.
         self._usable = False
         self._closed = False
 
@@ -69,9 +69,12 @@ class WorkerProcess:
         if self._closed:
             raise WorkerEnded
         if self._process is None or not self._usable or self._process.poll() is not None:
+            # Until it has started, its first frame is not the reply to a request.
+            self._usable = False
             await asyncio.get_running_loop().run_in_executor(self._thread, self._launch)
             if await self._limited(_first_frame, START_SECONDS) != STARTED:
                 raise WorkerEnded
+            self._usable = True
 
     def end(self) -> None:
         """End the process; the next request starts another."""
@@ -130,7 +133,6 @@ class WorkerProcess:
             # glibc keeps freed memory in as many arenas as threads have allocated in.
             env={**os.environ, "MALLOC_ARENA_MAX": "2"},
         )
-        self._usable = True
         if self._closed:
             # `close` found no process to end.
             self._collect()

@@ -74,7 +74,6 @@ class Grammars:
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = _Pending(asyncio.create_task(self._compile(source, client)))
-            pending.task.add_done_callback(lambda _: self._pending.pop(key, None))
         pending.waiters += 1
         try:
             return await asyncio.shield(pending.task)
@@ -85,7 +84,7 @@ class Grammars:
         finally:
             pending.waiters -= 1
             if pending.waiters == 0:
-                # Whoever asks from now on waits for another task.
+                # It is done, or nobody needs it any more. Whoever asks from now on waits for another task.
                 pending.task.cancel()
                 if self._pending.get(key) is pending:
                     del self._pending[key]

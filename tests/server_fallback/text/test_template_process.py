@@ -119,6 +119,34 @@ def test_a_process_killed_from_outside_is_replaced() -> None:
     run(work())
 
 
+def test_whoever_leaves_while_the_process_starts_leaves_no_reply_to_the_next() -> None:
+    async def work() -> None:
+        for delay in (0.0, 0.002, 0.01, 0.03):
+            process = TemplateProcess(ChatTemplate(SOMETIMES, {"bos_token": ""}))
+            leaves = asyncio.create_task(render(process, "first"))
+            await asyncio.sleep(delay)
+            leaves.cancel()
+            assert await render(process, "second") == "second"
+            process.close()
+
+    run(work())
+
+
+def test_tools_that_are_nested_too_deep_are_the_requests_fault() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(20_000):
+        deep = {"deeper": deep}
+
+    async def work() -> None:
+        process = TemplateProcess(ChatTemplate("ok", {}))
+        with pytest.raises(RequestError, match="plain JSON values"):
+            await process.render(HI, {"tools": [deep]}, "")
+        assert await render(process) == "ok"
+        process.close()
+
+    run(work())
+
+
 def test_closing_ends_a_template_that_hangs() -> None:
     async def work() -> None:
         process = TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=60))
