@@ -1,7 +1,7 @@
 """What is refused in a client's EBNF before it is compiled: left recursion, which takes xgrammar memory without end, and huge repetition.
 
 A rule is left-recursive if it can begin with itself: `root ::= root "a" | "a"`, directly, through other rules, or behind items that may be
-empty. Such a rule can always be written with repetition instead. What is not understood here is left to xgrammar.
+empty. It can be rewritten without left recursion, mostly with repetition. Syntax that is not understood here is left to xgrammar.
 """
 
 from __future__ import annotations

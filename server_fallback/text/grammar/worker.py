@@ -25,11 +25,11 @@ from .source import GrammarSource
 from .token_shapes import TokenShapes
 from .xgrammar_binding import CompiledGrammar, GrammarCompiler, TokenizerInfo
 
-# One of 152,000 tokens takes 35 MB; another one takes 0.2 seconds to set up.
+# One of 152,000 tokens takes 35 MB and a few tenths of a second to set up.
 MAX_VOCABULARIES = 4
 # A larger compiled grammar is refused: reading it takes the server ten times as much memory for a moment.
 MAX_COMPILED_BYTES = 40 * 2**20
-# Per token: the processor's time for a mask; for a whole trial; how many tokens are tried.
+# Processor time for one token's mask, and for a whole trial of TRIAL_TOKENS.
 MAX_MASK_SECONDS = 0.1
 MAX_TRIAL_SECONDS = 1.5
 TRIAL_TOKENS = 48
