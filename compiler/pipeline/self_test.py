@@ -86,7 +86,11 @@ def prompt_ids(bundle: Bundle) -> list[int]:
     """Half a sentence, half ids that are spread over the vocabulary from its first to its last; fewer where the context is short."""
     manifest = bundle.manifest
     vocab_size, length = manifest.spec.vocab_size, min(LENGTH, manifest.context)
-    words = [token for token in Tokenizer(bundle.tokenizer_files()).encode(SENTENCE) if token < vocab_size][: length // 2]
+    tokenizer = Tokenizer(bundle.tokenizer_files())
+    if tokenizer.chat_template is not None:
+        # A wrong template is reported now, not at the first chat.
+        tokenizer.chat_template.check()
+    words = [token for token in tokenizer.encode(SENTENCE) if token < vocab_size][: length // 2]
     return words + spread(vocab_size, length - len(words))
 
 

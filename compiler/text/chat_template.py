@@ -6,8 +6,9 @@ A template is untrusted code: it runs in Jinja's sandbox and sees plain JSON val
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -23,13 +24,28 @@ from ..errors import CheckpointError, RequestError
 Message = Mapping[str, Any]
 
 
+# Characters of a prompt. The longest contexts, of a million tokens, have fewer.
+MAX_PROMPT_CHARACTERS = 16 * 2**20
+
+
 class ChatTemplate:
-    """A compiled template with the special tokens that it may name. Raises CheckpointError when the source is not valid Jinja."""
+    """A template with the special tokens that it may name. It is compiled when it is first rendered.
+
+    Compiling and rendering run the template's code, which may take any time and memory: a server does both in a process of its own.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+
+    def check(self) -> None:
+        """Compile it. Raises CheckpointError if the source is not valid Jinja."""
+        _ = self._template
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
         try:
-            self._template = _environment().from_string(source)
+            return _environment().from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(
                 f"chat template: line {error.lineno}: {error.message}; correct the checkpoint's chat template", line=error.lineno
@@ -43,8 +59,9 @@ class ChatTemplate:
         """The prompt's text, which holds its special tokens as text.
 
         Raises RequestError for messages or tools that the template refuses or that are not plain JSON, CheckpointError when the
-        template itself fails.
+        template is not valid Jinja, fails, or writes more than MAX_PROMPT_CHARACTERS.
         """
+        template = self._template
         values = _plain_json({"messages": list(messages), "tools": None if tools is None else list(tools)})
         for index, message in enumerate(values["messages"]):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -52,7 +69,8 @@ class ChatTemplate:
             _open_arguments(message, index)
         try:
             # transformers gives templates `documents` as well, and special tokens only where there are any.
-            return self._template.render(documents=None, add_generation_prompt=add_generation_prompt, **values, **self._special_tokens)
+            given = {"documents": None, "add_generation_prompt": add_generation_prompt, **values, **self.special_tokens}
+            return _joined(template.generate(**given))
         except _Refusal as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         except Exception as error:  # A template can raise whatever Python's own operators raise.
@@ -61,6 +79,16 @@ class ChatTemplate:
             raise CheckpointError(
                 f"chat template: {place}{type(error).__name__}: {error}; correct the checkpoint's chat template", line=line
             ) from error
+
+
+def _joined(parts: Iterable[str]) -> str:
+    texts, size = [], 0
+    for part in parts:
+        texts.append(part)
+        size += len(part)
+        if size > MAX_PROMPT_CHARACTERS:
+            raise OverflowError(f"it writes more than {MAX_PROMPT_CHARACTERS:,} characters")
+    return "".join(texts)
 
 
 class _Refusal(jinja2.TemplateError):

@@ -19,7 +19,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
-    """Raises CheckpointError when tokenizer.json cannot be loaded or the chat template is not valid Jinja."""
+    """Raises CheckpointError when tokenizer.json cannot be loaded. ``chat_template`` is None if the model has none."""
 
     def __init__(self, files: TokenizerFiles) -> None:
         from tokenizers import Tokenizer as Backend
@@ -40,11 +40,7 @@ class Tokenizer:
             "unk_token": files.unk_token,
         }
         named = {name: text for name, text in special_tokens.items() if text is not None}
-        self._chat_template = None if files.chat_template is None else ChatTemplate(files.chat_template, named)
-
-    @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+        self.chat_template = None if files.chat_template is None else ChatTemplate(files.chat_template, named)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text. Special tokens that the text spells out become single tokens in either case."""
@@ -61,9 +57,9 @@ class Tokenizer:
         self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
         """The prompt's text for a chat. Raises RequestError when there is no chat template, or it refuses these messages."""
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise RequestError("this model has no chat template, so it cannot chat; use --raw to give it plain text to continue")
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def encode_chat(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None

@@ -10,6 +10,7 @@ from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.formats.peft import read_adapter
 
 from ..engine.token_engine import TokenEngine
+from ..text.text_workers import TextWorkers
 from .executor import Executor
 from .local import LocalExecutor, TextModel
 
@@ -18,27 +19,34 @@ class AdaptableExecutor(LocalExecutor):
     """A `LocalExecutor` that `TakesAdapters`: folders as PEFT writes them."""
 
     def __init__(
-        self, engine: TokenEngine, model: TextModel, manifest: Manifest, *, memory_bytes: int | None = None, device: str = ""
+        self,
+        engine: TokenEngine,
+        model: TextModel,
+        manifest: Manifest,
+        *,
+        workers: TextWorkers | None = None,
+        memory_bytes: int | None = None,
+        device: str = "",
     ) -> None:
-        super().__init__(engine, model, memory_bytes=memory_bytes, device=device)
+        super().__init__(engine, model, workers=workers, memory_bytes=memory_bytes, device=device)
         self._token_engine, self._text_model, self._manifest = engine, model, manifest
         self._adapted: dict[str, AdaptedExecutor] = {}
 
     async def load_adapter(self, name: str, path: str) -> None:
         states = await asyncio.to_thread(read_adapter, Path(path).expanduser(), self._manifest)
         await self._token_engine.load_adapter(name, states)
-        self._adapted[name] = AdaptedExecutor(self._token_engine, replace(self._text_model, name=name), adapter=name)
+        self._adapted[name] = AdaptedExecutor(self._token_engine, replace(self._text_model, name=name), workers=self._workers, adapter=name)
 
     async def unload_adapter(self, name: str) -> None:
         await self._token_engine.unload_adapter(name)
-        await self._adapted.pop(name).close()
+        del self._adapted[name]
 
     def with_adapter(self, name: str) -> Executor:
         return self._adapted[name]
 
 
 class AdaptedExecutor(LocalExecutor):
-    """One adapter of a model. The engine is the model's and stays when the adapter goes."""
+    """One adapter of a model. The engine and the text's processes are the model's and stay when the adapter goes."""
 
     async def close(self) -> None:
-        self._grammars.close()
+        pass

@@ -33,13 +33,15 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Choice
 from ..text.chat import ChatForm, chat_chunks
-from ..text.chat_prompt import encode_chat
+from ..text.chat_prompt import Chat, encode_rendered, read_chat, render_chat
 from ..text.choice import answer_choice
 from ..text.completion import CompletionForm, Prompt, completion_chunks, read_prompts
+from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.requests import Terms, check_logit_bias, check_prompt, stops_of, token_requests
 from ..text.response_format import AnswerFormat, answer_format
 from ..text.stop_strings import StopAutomaton
+from ..text.text_workers import TextWorkers
 from ..text.tools import ToolFormat, tool_format
 from ..text.vocabulary import Vocabulary, read_vocabulary
 from .executor import Abilities, Call, ExecutorState
@@ -111,19 +113,27 @@ class TextModel:
 class LocalExecutor:
     """An `Executor`. The engine is the executor's from now on, which closes it in the end; ``adapter`` names a LoRA adapter of it.
 
-    A call's priority counts, not a request's. ``memory_bytes`` is what the runner holds on its device, where that is known; ``device`` says
-    in words which that is.
+    A call's priority counts, not a request's. ``memory_bytes`` is what the runner holds on its device, if that is known; ``device`` says
+    in words which that is. ``workers`` are the executor's as well; None compiles grammars in a process of its own, and renders the chat
+    template in this process.
     """
 
     def __init__(
-        self, engine: Engine, model: TextModel, *, adapter: str | None = None, memory_bytes: int | None = None, device: str = ""
+        self,
+        engine: Engine,
+        model: TextModel,
+        *,
+        workers: TextWorkers | None = None,
+        adapter: str | None = None,
+        memory_bytes: int | None = None,
+        device: str = "",
     ) -> None:
         self._engine = engine
         self._model = model
         self._adapter = adapter
         self._memory_bytes = memory_bytes
         self._device = device
-        self._grammars = Grammars(lambda: model.vocabulary)
+        self._workers = workers or TextWorkers(Grammars(GrammarCompiler(), lambda: model.vocabulary))
         self._closed = False
 
     @property
@@ -141,15 +151,11 @@ class LocalExecutor:
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         form = answer_format(request, model.tools)
-        prompt = await _in_thread_if_long(
-            sum(len(message.content or "") if not isinstance(message.content, list) else INLINE_BYTES for message in request.messages),
-            lambda: encode_chat(
-                model.tokenizer, request.messages, tools=form.tools, continue_final_message=bool(request.continue_final_message)
-            ),
-        )
+        chat = read_chat(request.messages, tools=form.tools, continue_final_message=bool(request.continue_final_message))
+        prompt = await self._chat_prompt(chat, call.client)
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
-        requests = await self._constrained(token_requests(prompt, request, terms), form, call.deadline)
+        requests = await self._constrained(token_requests(prompt, request, terms), form, call)
         choices = self._choices(source, requests, request, call)
         vocabulary = await self._vocabulary(bool(request.logprobs))
         chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary)
@@ -209,9 +215,8 @@ class LocalExecutor:
         if messages is None:
             ids = await _in_thread_if_long(len(text or ""), lambda: tokenizer.encode(text or "", request.add_special_tokens))
         else:
-            ids = await asyncio.to_thread(
-                encode_chat, tokenizer, messages, tools=request.tools, add_generation_prompt=request.add_generation_prompt
-            )
+            chat = read_chat(messages, tools=request.tools, add_generation_prompt=request.add_generation_prompt)
+            ids = await self._chat_prompt(chat, "")
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
@@ -284,27 +289,39 @@ class LocalExecutor:
 
     async def close(self) -> None:
         self._closed = True
-        self._grammars.close()
+        self._workers.close()
         await self._engine.close()
 
     def _require_text(self) -> None:
         if self._model.embedding is not None:
             raise RequestError("this model makes embeddings and generates no text; ask a model that generates", param="model")
 
+    async def _chat_prompt(self, chat: Chat, client: str) -> list[int]:
+        tokenizer, template = self._model.tokenizer, self._workers.template
+        size = sum(len(message["content"] or "") for message in chat.messages)
+        try:
+            if template is None:
+                text = await _in_thread_if_long(size, lambda: render_chat(tokenizer, chat))
+            else:
+                text = await template.render(chat.messages, chat.options, client)
+        except RequestError as error:
+            raise RequestError(error.message, **{"param": "messages", **error.details}) from error
+        return await _in_thread_if_long(len(text), lambda: encode_rendered(tokenizer, chat, text))
+
     def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None) -> Terms:
         return Terms(max_tokens, logprobs, call.priority, call.deadline, self._adapter)
 
-    async def _constrained(self, requests: Sequence[TokenRequest], form: AnswerFormat, deadline: float | None) -> list[TokenRequest]:
+    async def _constrained(self, requests: Sequence[TokenRequest], form: AnswerFormat, call: Call) -> list[TokenRequest]:
         if form.grammar is None:
             return list(requests)
-        left = None if deadline is None else max(deadline - time.monotonic(), 0)
+        left = None if call.deadline is None else max(call.deadline - time.monotonic(), 0)
         # All answers have the same prompt. Where the context ends, they do as well.
         [first, *_] = requests
         room = max(1, self.context - len(first.prompt_ids) + 1)
         most = room if first.max_tokens is None else min(first.max_tokens, room)
         try:
             async with asyncio.timeout(left):
-                constraints = await self._grammars.constraints(form.grammar, len(requests), form.param, most)
+                constraints = await self._workers.grammars.constraints(form.grammar, len(requests), form.param, most, call.client)
         except TimeoutError as error:
             raise DeadlineExceeded("the grammar is not compiled within the time that the request allows; ask again") from error
         return [replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)]

@@ -22,6 +22,10 @@ from ..engine.draft_model import DraftModel
 from ..engine.model import TokenModel
 from ..engine.speculation import Speculation
 from ..engine.token_engine import TokenEngine
+from ..text.grammar.grammar_compiler import GrammarCompiler
+from ..text.grammar.grammars import Grammars
+from ..text.template_process import TemplateProcess
+from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
@@ -78,6 +82,8 @@ class LocalOpener:
 
     def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None) -> None:
         self._options, self._progress = options, progress
+        # One process for all models.
+        self._compiler = GrammarCompiler()
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and what else compiling raises."""
@@ -91,17 +97,35 @@ class LocalOpener:
 
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that those who are served meanwhile do not wait.
-            return await asyncio.to_thread(self._open, planned, draft, name)
+            text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
+            workers = await self._workers(text)
+            try:
+                return await asyncio.to_thread(self._open, planned, draft, text, workers)
+            except BaseException:
+                workers.close()
+                raise
 
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         return Opening(name, memory_bytes, open_it, embeds=planned.bundle.manifest.embedding is not None)
 
-    def _open(self, planned: Planned, draft: Planned | None, name: str) -> LocalExecutor:
+    async def _workers(self, model: TextModel) -> TextWorkers:
+        """Raises CheckpointError for a chat template that is not valid."""
+        source = model.tokenizer.chat_template
+        # A model that embeds does not chat.
+        template = None if source is None or model.embedding is not None else TemplateProcess(source)
+        if template is not None:
+            try:
+                await template.check()
+            except BaseException:
+                template.close()
+                raise
+        return TextWorkers(Grammars(self._compiler, lambda: model.vocabulary), template)
+
+    def _open(self, planned: Planned, draft: Planned | None, text: TextModel, workers: TextWorkers) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
         speculation = None
         if options.draft is not None and manifest.embedding is None:
             speculation = Speculation("ngram" if draft is None else "draft", options.draft_tokens)
-        text = TextModel.of(planned.bundle, name)
         with ExitStack() as opened:
             runner = planned.open_runner()
             opened.callback(runner.close)
@@ -116,8 +140,8 @@ class LocalOpener:
             opened.pop_all()
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
-            return AdaptableExecutor(engine, text, manifest, memory_bytes=memory_bytes, device=runner.device)
-        return LocalExecutor(engine, text, memory_bytes=memory_bytes, device=runner.device)
+            return AdaptableExecutor(engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=runner.device)
+        return LocalExecutor(engine, text, workers=workers, memory_bytes=memory_bytes, device=runner.device)
 
     async def _planned(self, model: str, guesses: int, remote_drafts: int) -> Planned:
         """``guesses`` of each sequence are checked in a step, and ``remote_drafts`` beside them."""

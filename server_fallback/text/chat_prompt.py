@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nearfar.compiler.errors import RequestError
@@ -11,29 +12,45 @@ from nearfar.compiler.text.tokenizer import Tokenizer
 from ..schema.chat import ImagePart, Message, Tool
 
 
-def encode_chat(
-    tokenizer: Tokenizer,
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a chat template renders: messages, and the keyword arguments of `ChatTemplate.render`. ``begun`` is the start of the answer,
+    which follows the rendered text."""
+
+    messages: Sequence[Mapping[str, Any]]
+    options: Mapping[str, Any]
+    begun: str | None = None
+
+
+def read_chat(
     messages: Sequence[Message],
     *,
     tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-) -> list[int]:
-    """With ``continue_final_message`` the last message is the start of the answer, which goes on from it.
-
-    Raises RequestError for an image, for messages that the chat template refuses, or without a chat template.
-    """
+) -> Chat:
+    """With ``continue_final_message`` the last message is the start of the answer. Raises RequestError, also for an image."""
     read = [_read(message, f"messages[{index}]") for index, message in enumerate(messages)]
     described = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
+    options = {"add_generation_prompt": add_generation_prompt, "tools": described}
+    if not continue_final_message:
+        return Chat(read, options)
     last = read[-1]
-    if continue_final_message and (last["role"] != "assistant" or "tool_calls" in last):
+    if last["role"] != "assistant" or "tool_calls" in last:
         raise RequestError("continue_final_message needs an assistant's message of text at the end", param="continue_final_message")
-    try:
-        # The template ends with what opens an answer, so the answer's own start follows it.
-        ids = tokenizer.encode_chat(read[:-1] if continue_final_message else read, add_generation_prompt, described)
-    except RequestError as error:
-        raise RequestError(error.message, **{"param": "messages", **error.details}) from error
-    return [*ids, *tokenizer.encode(last["content"], add_special_tokens=False)] if continue_final_message else ids
+    # The template ends with what opens an answer, so the answer's own start follows it.
+    return Chat(read[:-1], options, last["content"])
+
+
+def render_chat(tokenizer: Tokenizer, chat: Chat) -> str:
+    """Render a chat in this process. Raises RequestError for messages that the chat template refuses, or without a chat template."""
+    return tokenizer.apply_chat_template(chat.messages, **chat.options)
+
+
+def encode_rendered(tokenizer: Tokenizer, chat: Chat, text: str) -> list[int]:
+    """The token ids of a prompt. The template writes all special tokens itself, so none are added."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return ids if chat.begun is None else [*ids, *tokenizer.encode(chat.begun, add_special_tokens=False)]
 
 
 def _read(message: Message, where: str) -> Mapping[str, Any]:

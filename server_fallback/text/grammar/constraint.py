@@ -12,7 +12,7 @@ from .matcher import Mask, Matcher
 from .token_shapes import TokenShapes
 
 if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
+    from .xgrammar_binding import CompiledGrammar
 
 
 class GrammarConstraint:
@@ -28,9 +28,9 @@ class GrammarConstraint:
     @classmethod
     def of(cls, compiled: CompiledGrammar, shapes: TokenShapes) -> GrammarConstraint:
         """Over an answer that has not begun."""
-        import xgrammar
+        from .xgrammar_binding import GrammarMatcher
 
-        return cls(Matcher(xgrammar.GrammarMatcher(compiled), shapes))
+        return cls(Matcher(GrammarMatcher(compiled), shapes))
 
     def mask(self) -> Mask:
         """A new array each time the state changes. Raises RequestError where no token of the vocabulary continues the text."""

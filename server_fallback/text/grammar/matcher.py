@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .token_shapes import TokenShapes
 
 if TYPE_CHECKING:
-    from xgrammar import GrammarMatcher
+    from .xgrammar_binding import GrammarMatcher
 
 Mask = npt.NDArray[np.int32]
 

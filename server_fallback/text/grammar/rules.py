@@ -6,15 +6,19 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nearfar.compiler.errors import RequestError
 
 from .automaton import language_rule
 from .ebnf import RuleBook, alternatives, literal, literal_texts
+from .ebnf_check import check_ebnf
 from .json_schema import parse_schema, schema_expression
 from .regex import parse_regex
 from .source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
+
+if TYPE_CHECKING:
+    from .xgrammar_binding import CompiledGrammar, GrammarCompiler
 
 # What a token can open of nested JSON is a few bytes for each of its own.
 _LEAST_RESERVE = 64
@@ -33,8 +37,8 @@ class Rules:
     reserve: int
 
 
-def compile_source(compiler: Any, source: GrammarSource) -> tuple[Any, Rules]:
-    """The source compiled by an `xgrammar.GrammarCompiler`. Raises RequestError, and RuntimeError where xgrammar refuses the rules."""
+def compile_source(compiler: GrammarCompiler, source: GrammarSource) -> tuple[CompiledGrammar, Rules]:
+    """Compile a source. Raises RequestError, and RuntimeError if xgrammar refuses the rules."""
     rules = source_rules(source)
     if isinstance(source, TagsSource) and source.trigger is not None:
         return compiler.compile_structural_tag(rules.text), rules
@@ -54,6 +58,7 @@ def source_rules(source: GrammarSource) -> Rules:
                 raise RequestError(f"{where} matches no text")
             return _rules(book.rooted(rule), [book])
         case EbnfSource(grammar):
+            check_ebnf(grammar)
             literals = literal_texts(grammar)
             return Rules(grammar, _longest_first(literals), _LEAST_RESERVE + sum(map(_most_bytes, literals)))
         case TagsSource(tags, separator, None):

@@ -1,91 +1,86 @@
-"""The grammar compiler's own process. A grammar may take it minutes or gigabytes, or break it; then it is ended, and the server goes on.
-
-Frames of pickles flow in through stdin: the vocabulary once, then sources. To each, one flows out through stdout.
-"""
+"""The inside of the grammar compiler's process. A grammar may take it minutes or gigabytes, or crash it; the server goes on."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
 from nearfar.compiler.errors import RequestError
 
+from ..worker_loop import serve
 from .bounded import Bound, BoundedConstraint
 from .completion import Completion, find_completion
 from .constraint import GrammarConstraint
-from .frames import READY, Compiled, Refused, Setup, read_frame, write_frame
+from .free_memory import free_memory
 from .matcher import SearchTooLong, allowed_ids
+from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
 from .rules import Rules, compile_source
 from .shortener import Shortener
 from .source import GrammarSource
 from .token_shapes import TokenShapes
+from .xgrammar_binding import CompiledGrammar, GrammarCompiler, TokenizerInfo
 
-# More of a grammar than that is refused: it would have to be kept.
-MAX_COMPILED_BYTES = 128 * 2**20
-# Longer than the server waits.
-MAX_SECONDS = 120
-MAX_MEMORY_BYTES = 4 * 2**30
-# What one token's mask may take of the processor's time, and how many are tried.
+# One of 152,000 tokens takes 35 MB and a few tenths of a second to set up.
+MAX_VOCABULARIES = 4
+# A larger compiled grammar is refused: reading it takes the server ten times as much memory for a moment.
+MAX_COMPILED_BYTES = 40 * 2**20
+# Processor time for one token's mask, and for a whole trial of TRIAL_TOKENS.
 MAX_MASK_SECONDS = 0.1
+MAX_TRIAL_SECONDS = 1.5
 TRIAL_TOKENS = 48
 # For the shortest answer.
-MAX_SEARCH_SECONDS = 5.0
+MAX_SEARCH_SECONDS = 2.0
 
 
 def main() -> None:
-    # What libraries print must not get between the frames.
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    # Rules of nested schemas are written by functions that call themselves.
+    # The rules of nested schemas are written by recursive functions.
     sys.setrecursionlimit(50_000)
-    requests = sys.stdin.buffer
-    # It ends with its input, so that a server that drains can still compile.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        compiler, shapes = _start(read_frame(requests))
-        write_frame(replies, READY)
-        while True:
-            source = read_frame(requests)
-            _end_after(MAX_SECONDS)
-            write_frame(replies, _answer(compiler, shapes, source))
-            _end_after(0)
-    except (EOFError, BrokenPipeError):
-        return
+    serve(_open)
 
 
-def _end_after(seconds: int) -> None:
-    """Where the server itself is killed, nobody else ends a compilation that has no end."""
-    if sys.platform != "win32":
-        signal.alarm(seconds)
+def _open() -> Callable[[object], object]:
+    vocabularies: OrderedDict[str, _Vocabulary] = OrderedDict()
+
+    def answer(request: object) -> object:
+        if isinstance(request, Setup):
+            vocabularies[request.key] = _Vocabulary(request)
+            while len(vocabularies) > MAX_VOCABULARIES:
+                vocabularies.popitem(last=False)
+            return READY
+        assert isinstance(request, Job)
+        vocabulary = vocabularies.get(request.vocabulary)
+        if vocabulary is None:
+            return UNKNOWN_VOCABULARY
+        vocabularies.move_to_end(request.vocabulary)
+        try:
+            return _answer(vocabulary.compiler, vocabulary.shapes, request.source)
+        finally:
+            free_memory()
+
+    return answer
 
 
-def _start(setup: Setup) -> tuple[Any, TokenShapes]:
-    import xgrammar
-
-    tokenizer = xgrammar.TokenizerInfo(
-        setup.tokens, xgrammar.VocabType.RAW, vocab_size=len(setup.tokens), stop_token_ids=setup.eos_token_ids
-    )
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    return xgrammar.GrammarCompiler(tokenizer, max_threads=min(os.cpu_count() or 1, 8), cache_enabled=False), TokenShapes(
-        setup.tokens, setup.eos_token_ids
-    )
+class _Vocabulary:
+    def __init__(self, setup: Setup) -> None:
+        tokenizer = TokenizerInfo(setup.tokens, setup.eos_token_ids)
+        self.compiler = GrammarCompiler(tokenizer, max_threads=min(os.cpu_count() or 1, 8))
+        self.shapes = TokenShapes(setup.tokens, setup.eos_token_ids)
 
 
-def _answer(compiler: Any, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
+def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
     try:
         compiled, rules = compile_source(compiler, source)
         if not _is_fast(GrammarConstraint.of(compiled, shapes)):
             return Refused("the grammar is too ambiguous: what may come next takes too long to find; make it simpler")
     except RequestError as error:
         return Refused(error.message)
+    except (MemoryError, RecursionError):
+        return Refused("the grammar needs too much memory to compile; make it smaller")
     except Exception as error:
         # What xgrammar raises has no class in common.
         return Refused(f"the grammar is not one: {_reason(error)}")
@@ -96,7 +91,7 @@ def _answer(compiler: Any, shapes: TokenShapes, source: GrammarSource) -> Compil
     return Compiled(text, rules.endings, rules.reserve, first, closes)
 
 
-def _first(compiled: Any, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
+def _first(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
     """What completes an answer that has not begun, and whether completions are found in time along an answer."""
     matcher = GrammarConstraint.of(compiled, shapes).matcher
     try:
@@ -117,10 +112,10 @@ def _reason(error: Exception) -> str:
 
 
 def _is_fast(constraint: GrammarConstraint | BoundedConstraint) -> bool:
-    """Whether masks are found in time along an answer of tokens picked by a fixed rule. Raises RequestError where no token goes on."""
+    """Whether masks are found in time along an answer of tokens picked by a fixed rule. Raises RequestError if no token continues it."""
     shapes = constraint.matcher.shapes
     random = np.random.default_rng(0)
-    slow = 0
+    slow, trial_started = 0, time.thread_time()
     for _ in range(TRIAL_TOKENS):
         started = time.thread_time()
         allowed = allowed_ids(constraint.mask(), len(shapes.tokens))
@@ -129,12 +124,8 @@ def _is_fast(constraint: GrammarConstraint | BoundedConstraint) -> bool:
         if not ends:
             constraint.accept(token_id)
         slow += time.thread_time() - started > MAX_MASK_SECONDS
-        if slow > 1:
+        if slow > 1 or time.thread_time() - trial_started > MAX_TRIAL_SECONDS:
             return False
         if ends:
             return True
     return True
-
-
-if __name__ == "__main__":
-    main()

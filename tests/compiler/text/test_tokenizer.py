@@ -283,7 +283,7 @@ def test_a_chat_has_one_bos_token_though_the_tokenizer_adds_one_to_texts(byte_le
 
 def test_a_model_without_a_template_cannot_chat(byte_level_json: Path) -> None:
     tokenizer = Tokenizer(TokenizerFiles(byte_level_json))
-    assert not tokenizer.has_chat_template
+    assert tokenizer.chat_template is None
     with pytest.raises(RequestError, match="no chat template, so it cannot chat; use --raw"):
         tokenizer.encode_chat(CHATS["question"])
 
@@ -298,8 +298,10 @@ def test_a_model_without_a_template_cannot_chat(byte_level_json: Path) -> None:
     ],
 )
 def test_a_template_that_is_no_jinja_is_refused_with_its_line(source: str, message: str, byte_level_json: Path) -> None:
+    template = Tokenizer(TokenizerFiles(byte_level_json, source)).chat_template
+    assert template is not None
     with pytest.raises(CheckpointError, match=message):
-        Tokenizer(TokenizerFiles(byte_level_json, source))
+        template.check()
 
 
 @pytest.mark.parametrize(
@@ -314,6 +316,7 @@ def test_a_template_that_is_no_jinja_is_refused_with_its_line(source: str, messa
         ("{% set ns = namespace() %}{% set ns.__class__ = 1 %}", "SecurityError: a namespace cannot hold '__class__'"),
         ("{{ dict.__init__.__globals__ }}", "(SecurityError|UndefinedError)"),
         ("{% for i in range(1000000) %}x{% endfor %}", "OverflowError"),
+        ("{% for i in range(200) %}{{ 'long text ' * 10000 }}{% endfor %}", "writes more than 16,777,216 characters"),
     ],
 )
 def test_a_template_that_fails_or_reaches_out_of_its_sandbox_is_the_checkpoints_fault(

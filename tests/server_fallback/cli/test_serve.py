@@ -112,6 +112,31 @@ def test_openais_client_is_answered(replicas: list[Served]) -> None:
         assert refused.value.param == "messages[0].content[1]"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_structured_answer_loads_no_torch_and_takes_little_memory(replicas: list[Served]) -> None:
+    server = replicas[0].process.pid
+    before = resident_bytes(server)
+    with replicas[0].client as client:
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": QUESTION}],
+            response_format={"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "integer"}}},
+        )
+    json.loads(answer.choices[0].message.content or "")
+    # One renders chat templates, the other compiles grammars.
+    children = [int(pid) for path in Path(f"/proc/{server}/task").glob("*/children") for pid in path.read_text().split()]
+    assert len(children) == 2
+    loaded = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in (server, *children))
+    assert "libxgrammar_bindings" in loaded
+    assert not re.search(r"libtorch|site-packages/(torch|transformers)/", loaded)
+    # With the demo's small vocabulary; one of 152,000 tokens adds 120 MB.
+    assert sum(map(resident_bytes, (server, *children))) - before < 160 * 2**20
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_an_answer_goes_over_from_near_to_a_server_and_is_the_same(
     replicas: list[Served], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from tiny_adapters import MLP, adapted_logits, make_adapter
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.executors.executor import Call, UnknownModel
+from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.schema.completions import CompletionRequest
@@ -48,6 +49,10 @@ def test_an_adapter_is_a_model_of_its_own_name(
         assert red[1] == "red"
         assert red[0] != before[0]
         assert again == before
+        # Grammars and chat templates have the same processes.
+        executors = [await registry.executor(name) for name in ("red", "tiny")]
+        assert all(isinstance(executor, LocalExecutor) for executor in executors)
+        assert len({id(executor._workers) for executor in executors if isinstance(executor, LocalExecutor)}) == 1
         with pytest.raises(RequestError, match="all 1 places for adapters are taken"):
             await registry.load_adapter(LoadAdapterRequest(lora_name="blue", lora_path=str(tmp_path / "red")))
         await registry.unload_adapter("red")

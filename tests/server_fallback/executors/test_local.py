@@ -252,7 +252,7 @@ def test_a_deadline_holds_while_a_grammar_is_compiled(tmp_path: Path, monkeypatc
     async def compile_for_ever(*_: object) -> None:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(local._grammars, "constraints", compile_for_ever)
+    monkeypatch.setattr(local._workers.grammars, "constraints", compile_for_ever)
     with pytest.raises(DeadlineExceeded, match="within the time"):
         chat(local, Call("1", deadline=time.monotonic() + 0.02), response_format={"type": "json_object"})
     assert source.requests == []

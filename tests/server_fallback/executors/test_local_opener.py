@@ -108,6 +108,11 @@ def test_what_cannot_be_opened_leaves_no_runner(
     def no_memory(*_: Any, **__: Any) -> None:
         raise DeviceError("no memory")
 
+    wrong = shutil.copytree(bundle, tmp_path / "wrong")
+    manifest = json.loads((wrong / "manifest.json").read_text())
+    manifest["tokenizer"]["chat_template"] = "{% for %}"
+    (wrong / "manifest.json").write_text(json.dumps(manifest))
+    fails(CheckpointError, "chat template: line 1", wrong)
     monkeypatch.setattr(local_opener, "TokenEngine", no_memory)
     fails(DeviceError, "no memory", bundle, replace(SMALL, draft=str(compile_tiny("qwen3", "q4f16"))))
 

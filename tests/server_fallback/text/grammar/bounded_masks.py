@@ -20,6 +20,7 @@ from nearfar.server_fallback.text.grammar.rules import compile_source
 from nearfar.server_fallback.text.grammar.shortener import Shortener
 from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
 from nearfar.server_fallback.text.grammar.token_shapes import TokenShapes
+from nearfar.server_fallback.text.grammar.xgrammar_binding import GrammarCompiler, GrammarMatcher, TokenizerInfo
 from nearfar.server_fallback.text.vocabulary import read_vocabulary
 
 ROOT = Path(__file__).parents[4]
@@ -47,23 +48,18 @@ OTHERS: list[dict[str, Any]] = [
 
 
 class Bounded:
-    """What of both languages' grammars is compared. Loading xgrammar takes two seconds."""
+    """What of both languages' grammars is compared."""
 
     def __init__(self) -> None:
-        import xgrammar
-
         tokens = read_vocabulary(ROOT / "compiler/demo/nearfar-demo/tokenizer.json", VOCAB_SIZE, [EOS]).spoken()
         self.shapes = TokenShapes(tokens, [EOS])
         self.shortener = Shortener(tokens)
-        tokenizer = xgrammar.TokenizerInfo(tokens, xgrammar.VocabType.RAW, vocab_size=VOCAB_SIZE, stop_token_ids=[EOS])
-        self.compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+        self.compiler = GrammarCompiler(TokenizerInfo(tokens, [EOS]), max_threads=1)
 
     def constraint(self, source: GrammarSource, more: int) -> tuple[BoundedConstraint, int]:
         """With ``more`` tokens than the shortest answer found has, and how many those are."""
-        import xgrammar
-
         compiled, rules = compile_source(self.compiler, source)
-        matcher = Matcher(xgrammar.GrammarMatcher(compiled), self.shapes)
+        matcher = Matcher(GrammarMatcher(compiled), self.shapes)
         first = find_completion(matcher, 0, rules.endings)
         needed = None if first is None else self.shortener.needed(first)
         assert needed is not None

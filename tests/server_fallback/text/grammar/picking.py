@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from nearfar.server_fallback.text.grammar.matcher import Matcher
 from nearfar.server_fallback.text.grammar.rules import compile_source
 from nearfar.server_fallback.text.grammar.source import GrammarSource
 from nearfar.server_fallback.text.grammar.token_shapes import TokenShapes
+from nearfar.server_fallback.text.grammar.xgrammar_binding import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 LONGER = ['": ', '", "', '{"', '"}', "true", "null", "12", "0.", ", ", "ab", "2024-", '"a"', "<tool_call>", "\n", "é"]
 TOKENS = [bytes([byte]) for byte in range(256)] + [text.encode() for text in LONGER] + [b""]
@@ -21,32 +21,23 @@ SHAPES = TokenShapes(TOKENS, [END])
 
 
 class Grammar:
-    """One compiler for all tests of a module: loading xgrammar takes two seconds."""
-
     def __init__(self) -> None:
-        import xgrammar
+        self.compiler = GrammarCompiler(TokenizerInfo(TOKENS, [END]), max_threads=1)
 
-        self.tokenizer = xgrammar.TokenizerInfo(TOKENS, xgrammar.VocabType.RAW, vocab_size=len(TOKENS), stop_token_ids=[END])
-        self.compiler = xgrammar.GrammarCompiler(self.tokenizer, max_threads=1, cache_enabled=False)
-
-    def compile(self, source: GrammarSource) -> Any:
+    def compile(self, source: GrammarSource) -> CompiledGrammar:
         compiled, _ = compile_source(self.compiler, source)
         return compiled
 
     def constraint(self, source: GrammarSource) -> GrammarConstraint:
         return GrammarConstraint(self.matcher(self.compile(source)))
 
-    def matcher(self, compiled: Any) -> Matcher:
-        import xgrammar
+    def matcher(self, compiled: CompiledGrammar) -> Matcher:
+        return Matcher(GrammarMatcher(compiled), SHAPES)
 
-        return Matcher(xgrammar.GrammarMatcher(compiled), SHAPES)
-
-    def takes(self, compiled: Any, text: str) -> bool:
+    def takes(self, compiled: CompiledGrammar, text: str) -> bool:
         """Whether the text is a whole one of the grammar."""
-        import xgrammar
-
-        matcher = xgrammar.GrammarMatcher(compiled)
-        return (not text or bool(matcher.accept_string(text))) and bool(matcher.accept_token(END))
+        matcher = GrammarMatcher(compiled)
+        return (not text or matcher.accept_string(text)) and matcher.accept_token(END)
 
 
 def pick(constraint: GrammarConstraint | BoundedConstraint, seed: int, patience: int = 40) -> str | None:

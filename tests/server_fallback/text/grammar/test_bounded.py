@@ -95,7 +95,7 @@ def test_a_text_becomes_the_fewest_tokens_whatever_texts_came_before(tokens: lis
 
 
 def test_an_ambiguous_grammar_is_given_up_in_time_and_its_answer_goes_on(bounded: Bounded, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = EbnfSource('root ::= e\ne ::= e e | "a" | "b" e "c" | "(" e ")"')
+    source = EbnfSource('root ::= e+\ne ::= ("a" | "b" e "c" | "(" e ")")+')
     constraint, _ = bounded.constraint(source, 50)
     monkeypatch.setattr("nearfar.server_fallback.text.grammar.bounded._MOST_SECONDS", -1.0)
     for character in b"((a":

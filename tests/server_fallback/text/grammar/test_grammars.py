@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -12,13 +14,15 @@ from typing import Any, TypeVar
 import pytest
 from picking import END, SHAPES, TOKENS, Grammar, pick
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import QueueFull, RequestError, Unavailable
+from nearfar.server_fallback.text.frames import read_frame, write_frame
 from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
-from nearfar.server_fallback.text.grammar.frames import Compiled, Refused, read_frame, write_frame
+from nearfar.server_fallback.text.grammar.grammar_compiler import CompileLimits, GrammarCompiler
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
+from nearfar.server_fallback.text.grammar.messages import Compiled, Refused
 from nearfar.server_fallback.text.grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
 from nearfar.server_fallback.text.vocabulary import Vocabulary
 
@@ -35,7 +39,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    grammars = Grammars(lambda: VOCABULARY)
+    grammars = Grammars(GrammarCompiler(), lambda: VOCABULARY)
     yield grammars
     grammars.close()
 
@@ -137,9 +141,9 @@ def test_a_grammar_is_compiled_once_and_its_answers_do_not_share_their_state(gra
     compiled: list[GrammarSource] = []
     compile_source = grammars._compile
 
-    def count(source: GrammarSource) -> Any:
+    async def count(source: GrammarSource, client: str) -> Any:
         compiled.append(source)
-        return compile_source(source)
+        return await compile_source(source, client)
 
     monkeypatch.setattr(grammars, "_compile", count)
     source = RegexSource("[0-9]{3}")
@@ -173,7 +177,8 @@ def test_what_leaves_while_a_grammar_compiles_does_not_end_it_for_others(grammar
     [
         (EbnfSource("root ::= nothing"), 'Rule "nothing" is not defined'),
         (EbnfSource("root ::="), "line 1"),
-        (EbnfSource("root ::= root"), "no token"),
+        (EbnfSource("root ::= [^\\U00000000-\\U0010ffff]"), "no token"),
+        (EbnfSource('root ::= root "a" | "a"'), "left-recursive: root -> root"),
         (EbnfSource('root ::= "\ud800"'), "surrogates"),
         (EbnfSource("root ::= " + "(" * 20_000), "Nest layer"),
         (RegexSource("a(b"), "not a regular expression"),
@@ -189,21 +194,133 @@ def test_a_wrong_grammar_is_refused_and_names_the_parameter(grammars: Grammars, 
     assert error.value.details["param"] == "response_format"
 
 
-def test_a_compiler_that_takes_too_long_or_dies_is_replaced(grammars: Grammars) -> None:
+def test_a_grammar_that_takes_too_long_for_the_quick_lane_has_more_time_in_the_slow_one() -> None:
+    compiler = GrammarCompiler(CompileLimits(quick_seconds=0.2, slow_seconds=0.4))
+    grammars, quick, slow = Grammars(compiler, lambda: VOCABULARY), *compiler.lanes
     assert one(grammars, NULL) == "null"
-    compiler = grammars._compiler
-    assert compiler is not None
-    process = compiler._process
-    assert process is not None
-    compiler._compile_seconds = 0.2
-    with pytest.raises(RequestError, match=r"cannot be compiled within 0\.2 seconds"):
+    first = quick.pid
+    with pytest.raises(RequestError, match=r"cannot be compiled within 0\.4 seconds"):
         run(grammars.constraints(SLOW, 1, "response_format"))
-    assert process.returncode != 0
-    compiler._compile_seconds = 60
-    # What is kept needs no process; what is new starts another.
+    assert slow.pid is None, "the slow lane's process runs only while it is needed"
+    # A compiled grammar is kept and needs no process; a new one starts another.
     assert one(grammars, NULL) == "null"
+    assert quick.pid == first
     assert one(grammars, RegexSource("new")) == "new"
-    assert compiler._process is not process
+    assert quick.pid != first
+    slow.seconds = 10.0
+    many = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(60)}}
+    quick.seconds = 0.05
+    assert len(run(grammars.constraints(JsonSource(json.dumps(many)), 1, "response_format"))) == 1
+    grammars.close()
+
+
+def test_a_grammar_that_needs_too_much_memory_is_refused() -> None:
+    compiler = GrammarCompiler(CompileLimits(quick_seconds=10, memory_bytes=256 * 2**20))
+    grammars = Grammars(compiler, lambda: VOCABULARY)
+    with pytest.raises(RequestError, match="memory"):
+        run(grammars.constraints(SLOW, 1, "response_format"))
+    assert one(grammars, NULL) == "null"
+    grammars.close()
+
+
+def test_a_process_killed_from_outside_is_unavailable_and_the_next_request_starts_another(grammars: Grammars) -> None:
+    async def ask() -> None:
+        asking = asyncio.create_task(grammars.constraints(SLOW, 1, "response_format"))
+        await asyncio.sleep(0.3)
+        pid = grammars._compiler.lanes[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="process was ended; ask again"):
+            await asking
+
+    assert one(grammars, NULL) == "null"
+    run(ask())
+    assert one(grammars, RegexSource("again")) == "again"
+
+
+def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
+    """Another client's worst cases, which take the compiler minutes, come first."""
+
+    async def ask() -> None:
+        grammars = Grammars(GrammarCompiler(CompileLimits(quick_seconds=0.3)), lambda: VOCABULARY)
+        await grammars.constraints(NULL, 1, "x", client="attacker")
+        slow = [replace(SLOW, schema=SLOW.schema + " " * index) for index in range(12)]
+        attacks = [asyncio.create_task(grammars.constraints(source, 1, "x", client="attacker")) for source in slow]
+        # The first is in the slow lane, and the second in the quick one.
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(3):
+            assert len(await grammars.constraints(RegexSource("honest"), 1, "x", client="honest")) == 1
+        assert not any(attack.done() for attack in attacks)
+        grammars.close()
+        failures = await asyncio.gather(*attacks, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {Unavailable}
+
+    run(ask())
+
+
+def test_a_client_with_too_many_waiting_grammars_is_refused_and_whoever_leaves_frees_the_place() -> None:
+    async def ask() -> None:
+        compiler = GrammarCompiler(CompileLimits(waiting_of_one=1))
+        grammars = Grammars(compiler, lambda: VOCABULARY)
+        async with compiler.lanes[0].turn("other"):
+            waiting = asyncio.create_task(grammars.constraints(RegexSource("a"), 1, "x", client="c"))
+            # The same source waits with the first request for it.
+            same = asyncio.create_task(grammars.constraints(RegexSource("a"), 1, "x", client="c"))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFull, match="too many requests wait for the grammar compiler") as error:
+                await grammars.constraints(RegexSource("b"), 1, "x", client="c")
+            assert error.value.details["retry_after_seconds"] == 5.0
+            for task in (waiting, same):
+                task.cancel()
+            await asyncio.gather(waiting, same, return_exceptions=True)
+            third = asyncio.create_task(grammars.constraints(RegexSource("b"), 1, "x", client="c"))
+            await asyncio.sleep(0)
+        assert len(await third) == 1
+        assert list(grammars._kept) == [RegexSource("b")]
+        grammars.close()
+
+    run(ask())
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_ended() -> None:
+    async def ask() -> None:
+        compiler = GrammarCompiler()
+        grammars = Grammars(compiler, lambda: VOCABULARY)
+        await grammars.constraints(NULL, 1, "x")
+        first = compiler.lanes[0].pid
+        leaving = asyncio.create_task(grammars.constraints(SLOW, 1, "x"))
+        await asyncio.sleep(0.1)
+        leaving.cancel()
+        async with asyncio.timeout(4):
+            assert len(await grammars.constraints(RegexSource("next"), 1, "x")) == 1
+        assert compiler.lanes[0].pid != first
+        grammars.close()
+
+    run(ask())
+
+
+def test_models_share_one_process_which_holds_few_vocabularies() -> None:
+    async def ask() -> None:
+        compiler = GrammarCompiler()
+        models = []
+        for index in range(6):
+            tokens = (*TOKENS[:END], b"</s>", *[b"x"] * index)
+            models.append(Grammars(compiler, lambda tokens=tokens: Vocabulary(tokens, frozenset([END]), (END,), None)))  # type: ignore[misc]
+        pids: set[int | None] = set()
+        for model in (*models, models[0]):
+            source = RegexSource(f"model{len(pids)}{models.index(model)}")
+            [constraint] = await model.constraints(source, 1, "x")
+            assert pick(constraint, 0) == source.pattern
+            pids.add(compiler.lanes[0].pid)
+        assert len(pids) == 1
+        for model in models[1:]:
+            model.close()
+        assert compiler.lanes[0].pid is not None
+        models[0].close()
+        assert compiler.lanes[0].pid is None
+
+    run(ask())
 
 
 def test_a_model_without_an_end_token_or_without_bytes_has_no_grammars() -> None:
@@ -211,7 +328,7 @@ def test_a_model_without_an_end_token_or_without_bytes_has_no_grammars() -> None
         (Vocabulary((b"a",), frozenset(), (), None), "no token that ends"),
         (Vocabulary((b"a", b"b"), frozenset(), (1,), "WordPiece"), "WordPiece"),
     ):
-        grammars = Grammars(lambda vocabulary=vocabulary: vocabulary)  # type: ignore[misc]
+        grammars = Grammars(GrammarCompiler(), lambda vocabulary=vocabulary: vocabulary)  # type: ignore[misc]
         with pytest.raises(RequestError, match=message):
             run(grammars.constraints(NULL, 1, "response_format"))
         grammars.close()
@@ -235,9 +352,8 @@ def test_where_completions_take_too_long_the_grammar_alone_decides(grammars: Gra
     assert not compiled.closes
     for reply, kind in ((compiled, GrammarConstraint), (replace(compiled, closes=True), BoundedConstraint)):
         run(grammars.constraints(NULL, 1, "response_format"))
-        compiler = grammars._compiler
-        assert compiler is not None
-        constraint = compiler.constraint(replace(grammars._kept[NULL], reply=reply), 9)
+        tables = run(grammars._loaded())
+        constraint = tables.constraint(replace(grammars._kept[NULL], reply=reply), 9)
         assert type(constraint) is kind
 
 

@@ -1,0 +1,108 @@
+"""The grammar compiler: processes of their own that compile the grammars of all models and adapters of a server.
+
+There are two lanes. A grammar begins in the quick one, where each has little time, so that small schemas never wait for long. What takes
+longer begins again in the slow one, whose process runs only while it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from nearfar.compiler.errors import RequestError, Unavailable
+
+from ..fair_turns import FairTurns
+from ..worker_process import START_SECONDS, WorkerEnded, WorkerProcess
+from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
+from .source import GrammarSource
+
+
+@dataclass(frozen=True, slots=True)
+class CompileLimits:
+    """A grammar may take ``quick_seconds`` and then ``slow_seconds``, with the search for its shortest answer, and ``memory_bytes``, which
+    limits all that the process has allocated. In each lane ``waiting`` grammars may wait, ``waiting_of_one`` of one client.
+    """
+
+    quick_seconds: float = 3.0
+    slow_seconds: float = 20.0
+    memory_bytes: int = 1024 * 2**20
+    waiting: int = 256
+    waiting_of_one: int = 64
+
+
+class GrammarCompiler:
+    """Used from one event loop. A process starts when it is first needed, and both have ended when the last user has left."""
+
+    def __init__(self, limits: CompileLimits = CompileLimits()) -> None:
+        self.lanes: Sequence[CompileLane] = (
+            CompileLane(limits, limits.quick_seconds, stays=True),
+            CompileLane(limits, limits.slow_seconds, stays=False),
+        )
+        self._users = 0
+
+    def join(self) -> None:
+        """Each model joins once and leaves once."""
+        self._users += 1
+
+    def leave(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            for lane in self.lanes:
+                lane.close()
+
+
+class CompileLane:
+    """A process and the turns of its clients. If it does not stay, it ends when nobody waits for it."""
+
+    def __init__(self, limits: CompileLimits, seconds: float, *, stays: bool) -> None:
+        self.seconds = seconds
+        self._limits, self._stays = limits, stays
+        self._turns = FairTurns("the grammar compiler", limits.waiting, limits.waiting_of_one)
+        self._process: WorkerProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's, None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        """`compile` is called inside. Raises QueueFull."""
+        async with self._turns.turn(client):
+            try:
+                yield
+            finally:
+                if not self._stays and not self._turns.waiting:
+                    self.close()
+
+    async def compile(self, setup: Setup, source: GrammarSource) -> Compiled | None:
+        """Compile a source for a vocabulary; None if it takes longer than this lane allows. Cancelled, it gives the process half a second.
+
+        Raises RequestError for a grammar that is wrong or takes more than its memory, Unavailable if the process was ended from outside.
+        """
+        if self._process is None:
+            self._process = WorkerProcess(f"{__package__}.worker", self._limits.memory_bytes, int(self.seconds) + 10)
+        process, job = self._process, Job(setup.key, source)
+        try:
+            reply = await process.ask(job, self.seconds)
+            if reply == UNKNOWN_VOCABULARY:
+                if await process.ask(setup, START_SECONDS) != READY:
+                    raise WorkerEnded
+                reply = await process.ask(job, self.seconds)
+        except WorkerEnded as ended:
+            if ended.timed_out:
+                return None
+            if ended.fault:
+                raise RequestError("the grammar takes too much memory to compile; make it smaller") from ended
+            raise Unavailable("the grammar compiler's process was ended; ask again") from ended
+        if isinstance(reply, Refused):
+            raise RequestError(reply.message)
+        assert isinstance(reply, Compiled)
+        return reply
+
+    def close(self) -> None:
+        """End the process; the next grammar starts another."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None

@@ -1,0 +1,55 @@
+"""The messages between the server and the grammar compiler's process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from .completion import Completion
+from .source import GrammarSource
+
+# The replies to a `Setup`, and to a `Job` whose vocabulary the process does not have (any more).
+READY = "ready"
+UNKNOWN_VOCABULARY = "unknown vocabulary"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A vocabulary. ``tokens``: what each id writes, nothing for special ones; ``key`` is a hash of both."""
+
+    key: str
+    tokens: Sequence[bytes]
+    eos_token_ids: Sequence[int]
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes], eos_token_ids: Sequence[int]) -> Setup:
+        digest = sha256(repr(tuple(eos_token_ids)).encode())
+        for token in tokens:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        return cls(digest.hexdigest(), tokens, eos_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A source to compile for the vocabulary of a `Setup`, named by its key."""
+
+    vocabulary: str
+    source: GrammarSource
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """xgrammar's own text of a compiled grammar, for the same vocabulary. ``endings``, ``reserve``: see `rules.Rules`. ``first`` completes
+    an answer that has not begun; None if no completion was found. ``closes``: whether completions are found in time."""
+
+    text: str
+    endings: tuple[str, ...]
+    reserve: int
+    first: Completion | None
+    closes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    message: str

@@ -1,0 +1,143 @@
+"""The part of xgrammar that we use, on its native library, without torch and transformers.
+
+`import xgrammar` loads both (230 MB and a second), for functions that we do not call. Its native library needs neither: this module loads
+the library through tvm_ffi and wraps the functions as xgrammar's own classes do. It fits one version of xgrammar, which pyproject.toml
+pins; a test compares it with the package. The calls release the GIL.
+
+Import this module where it is used, as it loads the library. It raises ToolError if xgrammar is missing or has another version.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.errors import ToolError
+
+XGRAMMAR_VERSION = "0.2.8"
+_LIBRARY = {"win32": "xgrammar_bindings.dll", "darwin": "libxgrammar_bindings.dylib"}.get(sys.platform, "libxgrammar_bindings.so")
+_NAMESPACE = "xgrammar.tvm_ffi_binding"
+# xgrammar's VocabType.RAW: tokens are given as the bytes that they write.
+_RAW = 0
+
+
+class TokenizerInfo:
+    """A vocabulary: the bytes of each token, none for special ones."""
+
+    def __init__(self, tokens: Sequence[bytes], stop_token_ids: Sequence[int]) -> None:
+        self.handle = _types["TokenizerInfo"](list(tokens), _RAW, len(tokens), list(stop_token_ids), False)
+
+
+class CompiledGrammar:
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    @property
+    def memory_size_bytes(self) -> int:
+        return int(self.handle.memory_size_bytes())
+
+    def serialize_json(self) -> str:
+        return str(self.handle.serialize_json())
+
+    @classmethod
+    def deserialize_json(cls, text: str, tokenizer: TokenizerInfo) -> CompiledGrammar:
+        """Raises RuntimeError for a text of another version or vocabulary."""
+        return cls(_types["CompiledGrammar"].deserialize_json(text, tokenizer.handle))
+
+
+class GrammarCompiler:
+    """Raises RuntimeError for a grammar that is wrong. Without a cache."""
+
+    def __init__(self, tokenizer: TokenizerInfo, max_threads: int) -> None:
+        self._handle = _types["GrammarCompiler"](tokenizer.handle, max_threads, False, -1)
+
+    def compile_grammar(self, ebnf: str) -> CompiledGrammar:
+        return CompiledGrammar(self._handle.compile_grammar_from_strings(ebnf, "root"))
+
+    def compile_structural_tag(self, structural_tag_json: str) -> CompiledGrammar:
+        return CompiledGrammar(self._handle.compile_structural_tag(structural_tag_json))
+
+
+class GrammarMatcher:
+    """A grammar's state after some text. Tokens and texts that are accepted are steps, which `rollback` takes back."""
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        # No other stop tokens, an answer ends with one, rollback without limit, no default temperature.
+        handle = _types["GrammarMatcher"](grammar.handle, None, False, -1, None)
+        self._handle = handle
+        self._accept_token, self._accept_string = handle.accept_token, handle.accept_string
+        self._fill = handle.fill_next_token_bitmask
+
+    def accept_token(self, token_id: int) -> bool:
+        return bool(self._accept_token(token_id, False))
+
+    def accept_string(self, text: str) -> bool:
+        return bool(self._accept_string(text, False))
+
+    def fill_next_token_bitmask(self, mask: npt.NDArray[np.int32]) -> None:
+        """``mask`` (ceil(V / 32),), least significant bit first, is overwritten."""
+        self._fill(mask, 0, False)
+
+    def find_jump_forward_string(self) -> str:
+        return str(self._handle.find_jump_forward_string())
+
+    def rollback(self, steps: int) -> None:
+        self._handle.rollback(steps)
+
+    def is_completed(self) -> bool:
+        return bool(self._handle.is_completed())
+
+
+class _NoTorch:
+    """An import hook that hides torch from one thread: tvm_ffi imports it if it can, for functions that we do not call."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
+        if name == "torch" and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError("hidden while tvm_ffi is imported", name=name)
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    hook: Any = _NoTorch()
+    sys.meta_path.insert(0, hook)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(hook)
+
+
+def _load() -> dict[str, Any]:
+    """The library's types by name."""
+    hint = f"'pip install xgrammar=={XGRAMMAR_VERSION}' installs it"
+    try:
+        installed = version("xgrammar")
+    except PackageNotFoundError as error:
+        raise ToolError(f"structured output needs xgrammar, which is not installed; {hint}") from error
+    if installed != XGRAMMAR_VERSION:
+        raise ToolError(f"structured output needs xgrammar {XGRAMMAR_VERSION}, and {installed} is installed; {hint}")
+    package = find_spec("xgrammar")
+    assert package is not None
+    [folder, *_] = package.submodule_search_locations or ["."]
+    try:
+        with _without_torch():
+            import tvm_ffi
+        tvm_ffi.load_module(Path(folder) / _LIBRARY)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ToolError(f"structured output needs xgrammar, whose library cannot be loaded: {error}; {hint}") from error
+    names = ("TokenizerInfo", "GrammarCompiler", "CompiledGrammar", "GrammarMatcher")
+    return {name: tvm_ffi.register_object(f"{_NAMESPACE}.{name}")(type(name, (tvm_ffi.Object,), {})) for name in names}
+
+
+_types = _load()

@@ -1,0 +1,106 @@
+"""A model's chat template, rendered in a process of its own with limits of time and memory. A model that hangs holds up only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+from nearfar.compiler.errors import CheckpointError, RequestError, Unavailable
+from nearfar.compiler.text.chat_template import ChatTemplate, Message
+
+from ..executors.circuit import Circuit
+from .fair_turns import FairTurns
+from .template_worker import Failed, RenderJob
+from .worker_process import WorkerEnded, WorkerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """A prompt may take ``seconds``, and the process ``memory_bytes``. ``waiting`` prompts may wait, ``waiting_of_one`` of one client.
+
+    After ``failures`` prompts in a row that reached a limit, requests fail at once: for 1 second at first, later for up to 30. Only chats
+    of at most ``small_characters`` count. A longer chat may be slow by itself, and its sender must not close the model to others.
+    """
+
+    seconds: float = 2.0
+    memory_bytes: int = 512 * 2**20
+    waiting: int = 256
+    waiting_of_one: int = 128
+    failures: int = 3
+    small_characters: int = 65_536
+
+
+class TemplateProcess:
+    """Used from one event loop. The process starts when it is first needed, and again after it was ended."""
+
+    def __init__(self, template: ChatTemplate, limits: RenderLimits = RenderLimits()) -> None:
+        self._job = RenderJob(template.source, template.special_tokens)
+        self._limits = limits
+        self._turns = FairTurns("this model's chat template", limits.waiting, limits.waiting_of_one)
+        self._circuit = Circuit(monotonic, failures=limits.failures)
+        self._process = WorkerProcess(f"{__package__}.template_worker", limits.memory_bytes, int(limits.seconds) + 10)
+
+    @property
+    def pid(self) -> int | None:
+        """The process's, None before its first start."""
+        return self._process.pid
+
+    async def check(self) -> None:
+        """Compile the template. Raises CheckpointError if it is not valid Jinja or takes too long to compile."""
+        try:
+            async with self._turns.turn(""):
+                _text(await self._process.ask(self._job, self._limits.seconds))
+        except WorkerEnded as ended:
+            raise CheckpointError(f"chat template: {self._reason(ended)} to compile; correct the checkpoint's chat template") from ended
+
+    async def render(self, messages: Sequence[Message], options: Mapping[str, Any], client: str) -> str:
+        """As `ChatTemplate.render` with the keyword arguments ``options``. The processes of other models go on meanwhile.
+
+        Raises also Unavailable if the template takes more than its time or memory, and QueueFull.
+        """
+        job = replace(self._job, messages=messages, options=options)
+        self._require_closed_circuit()
+        async with self._turns.turn(client):
+            # It may have opened meanwhile.
+            self._require_closed_circuit()
+            self._circuit.begin()
+            try:
+                reply = await self._process.ask(job, self._limits.seconds)
+                self._circuit.succeeded()
+            except WorkerEnded as ended:
+                if (ended.timed_out or ended.fault) and len(repr((messages, options))) <= self._limits.small_characters:
+                    self._circuit.failed()
+                raise self._unavailable(self._reason(ended)) from ended
+            except RecursionError as error:
+                raise RequestError("messages and tools must be plain JSON values: they are nested too deep") from error
+            finally:
+                self._circuit.ended()
+        return _text(reply)
+
+    def close(self) -> None:
+        self._process.close()
+
+    def _require_closed_circuit(self) -> None:
+        if not self._circuit.admits:
+            raise self._unavailable("its last prompts took too much time or memory")
+
+    def _reason(self, ended: WorkerEnded) -> str:
+        if ended.timed_out:
+            return f"it takes more than {self._limits.seconds:g} seconds"
+        return "it takes too much memory" if ended.fault else "its process was ended"
+
+    def _unavailable(self, reason: str) -> Unavailable:
+        return Unavailable(
+            f"this model's chat template cannot be rendered now: {reason}",
+            code="chat_template",
+            retry_after_seconds=max(1.0, self._circuit.seconds_until_trial),
+        )
+
+
+def _text(reply: object) -> str:
+    if isinstance(reply, Failed):
+        raise (RequestError if reply.of_request else CheckpointError)(reply.message, **reply.details)
+    assert isinstance(reply, str)
+    return reply

@@ -1,0 +1,56 @@
+"""The inside of a worker process of ours: frames of requests on stdin, one frame on stdout for each reply (see `worker_process`).
+
+The process may use a limited amount of memory. It ends when its input ends, and by itself if one request takes far too long: a server that
+was killed cannot end it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from .frames import read_frame, write_frame
+
+# The first frame that a worker writes.
+STARTED = "started"
+
+
+def serve(open_worker: Callable[[], Callable[[object], object]]) -> None:
+    """``open_worker`` loads what the worker needs and returns the function that answers requests.
+
+    The arguments of the process are its memory limit in bytes, and the most seconds of one request.
+    """
+    memory_bytes, most_seconds = int(sys.argv[1]), int(sys.argv[2])
+    # Output of libraries must not get between the frames.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # Ctrl-C reaches the whole process group; the server ends this process itself, after its last answers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory(memory_bytes)
+    answer = open_worker()
+    try:
+        write_frame(replies, STARTED)
+        while True:
+            request = read_frame(sys.stdin.buffer)
+            _end_after(most_seconds)
+            write_frame(replies, answer(request))
+            _end_after(0)
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _limit_memory(size_bytes: int) -> None:
+    """Windows has no such limit, and macOS does not enforce it."""
+    if sys.platform != "win32":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = size_bytes if hard == resource.RLIM_INFINITY else min(size_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _end_after(seconds: int) -> None:
+    if sys.platform != "win32":
+        signal.alarm(seconds)

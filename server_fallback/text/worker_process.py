@@ -1,0 +1,179 @@
+"""A worker process of ours: started when it is first needed, asked one request at a time, ended at a time limit, started again.
+
+What runs in it (`worker_loop.serve`) may hang, use too much memory or crash; the server goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from .frames import read_frame, write_frame
+from .worker_loop import STARTED
+
+# Until a process is ready for requests. A busy machine may take long.
+START_SECONDS = 60.0
+# A request whose sender left may still end in this time; starting another process costs about as much.
+ABANDONED_SECONDS = 0.5
+# Signals by which a process ends through a fault of its own: the C library's abort, which failed allocations lead to, and bad accesses.
+_FAULTS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
+EXIT_SECONDS = 1.0
+Result = TypeVar("Result")
+
+
+class WorkerEnded(Exception):
+    """The process ended before its reply. ``timed_out``: at the time limit. ``fault``: through a fault of its own, such as too little
+    memory; not because something else ended it."""
+
+    def __init__(self, *, fault: bool = False) -> None:
+        super().__init__("the worker process ended")
+        self.timed_out = False
+        self.fault = fault
+
+
+class WorkerProcess:
+    """``main`` of ``module`` calls `worker_loop.serve`. A request takes at most ``most_seconds``, even if this process is killed meanwhile.
+
+    Used from one event loop, by one caller at a time (see `fair_turns`).
+    """
+
+    def __init__(self, module: str, memory_bytes: int, most_seconds: int) -> None:
+        # With -m the module's classes would be others than those of requests.
+        self._command = [sys.executable, "-c", f"from {module} import main; main()", str(memory_bytes), str(most_seconds)]
+        # Pipes are read on a thread: all platforms have blocking pipes, and large frames do not hold up the event loop.
+        self._thread = ThreadPoolExecutor(1, "nearfar-worker")
+        self._process: subprocess.Popen[bytes] | None = None
+        # Whether it waits for requests, or answers one. For a moment, one that was killed still seems to run.
+        self._usable = False
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def ask(self, request: object, seconds: float) -> Any:
+        """The process's reply. Cancelled, it ends the process unless that is about to reply. Raises WorkerEnded."""
+        await self.start()
+        return await self._limited(lambda process: _exchange(process, request), seconds)
+
+    async def start(self) -> None:
+        """Start the process unless it runs. Raises WorkerEnded."""
+        if self._closed:
+            raise WorkerEnded
+        if self._process is None or not self._usable or self._process.poll() is not None:
+            # Until it has started, its first frame is not the reply to a request.
+            self._usable = False
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._launch)
+            if await self._limited(_first_frame, START_SECONDS) != STARTED:
+                raise WorkerEnded
+            self._usable = True
+
+    def end(self) -> None:
+        """End the process; the next request starts another."""
+        self._usable = False
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process for good."""
+        self._closed = True
+        self.end()
+        self._thread.submit(self._collect)
+        self._thread.shutdown(wait=False)
+
+    async def _limited(self, work: Callable[[subprocess.Popen[bytes]], Result], seconds: float) -> Result:
+        process = self._process
+        assert process is not None
+        loop = asyncio.get_running_loop()
+        timed_out = False
+
+        def end() -> None:
+            nonlocal timed_out
+            timed_out = True
+            self.end()
+
+        timer = loop.call_later(seconds, end)
+        running = loop.run_in_executor(self._thread, _or_ended, work, process)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            kill = loop.call_later(min(seconds, ABANDONED_SECONDS), self.end)
+
+            def forget(done: asyncio.Future[Result]) -> None:
+                kill.cancel()
+                if done.exception() is not None:
+                    self._usable = False
+
+            running.add_done_callback(forget)
+            await asyncio.wait({running})
+            raise
+        except WorkerEnded as ended:
+            self._usable = False
+            ended.timed_out = timed_out
+            raise
+        finally:
+            timer.cancel()
+
+    def _launch(self) -> None:
+        self._collect()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Libraries write warnings about what a client sent.
+            stderr=subprocess.DEVNULL,
+            # glibc keeps freed memory in as many arenas as threads have allocated in.
+            env={**os.environ, "MALLOC_ARENA_MAX": "2"},
+        )
+        if self._closed:
+            # `close` found no process to end.
+            self._collect()
+
+    def _collect(self) -> None:
+        """Remove what is left of a process."""
+        process = self._process
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                # A frame may be half written.
+                with suppress(OSError):
+                    stream.close()
+
+
+def _or_ended(work: Callable[[subprocess.Popen[bytes]], Result], process: subprocess.Popen[bytes]) -> Result:
+    """What ``work`` returns. Raises WorkerEnded once the process has ended."""
+    try:
+        return work(process)
+    except (EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+        # Its pipes may be closed a moment before it has ended.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_SECONDS)
+        process.kill()
+        raise WorkerEnded(fault=process.wait() in _fault_statuses()) from error
+
+
+def _exchange(process: subprocess.Popen[bytes], request: object) -> Any:
+    assert process.stdin is not None
+    write_frame(process.stdin, request)
+    return _first_frame(process)
+
+
+def _first_frame(process: subprocess.Popen[bytes]) -> Any:
+    assert process.stdout is not None
+    return read_frame(process.stdout)
+
+
+def _fault_statuses() -> set[int]:
+    """A Python process whose memory limit is reached ends with 1, by the exception."""
+    return {1, *(-getattr(signal, name) for name in _FAULTS if hasattr(signal, name))}

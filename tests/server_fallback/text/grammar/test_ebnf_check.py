@@ -1,0 +1,64 @@
+"""What is refused in EBNF before it is compiled."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.text.grammar.ebnf_check import check_ebnf
+
+
+@pytest.mark.parametrize(
+    ("grammar", "cycle"),
+    [
+        ('root ::= root "a" | "a"', "root -> root"),
+        ('root ::= "a" | root', "root -> root"),
+        ('root ::= a "x"\na ::= "b"* c\nc ::= root | "z"', "root -> a -> c -> root"),
+        ('root ::= "" root "a" | "b"', "root -> root"),
+        ('root ::= x root "a" | "b"\nx ::= y y\ny ::= "c" | z?\nz ::= "d"', "root -> root"),
+        ('root ::= ("b"? root) "a"', "root -> root"),
+        ('root ::= (("b" | (c?)) root)\nc ::= "d"', "root -> root"),
+        ("root ::= root{0,90}", "root -> root"),
+        ('root ::= "q" (= "x") e\ne ::= (= "y") e', "e -> e"),
+        ('root ::= expr\nexpr ::= expr "+" term | term # a comment with "quotes\nterm ::= [0-9]+', "expr -> expr"),
+        ('root ::= "a"\nunused ::= unused', "unused -> unused"),
+    ],
+)
+def test_left_recursion_is_refused_and_the_cycle_named(grammar: str, cycle: str) -> None:
+    with pytest.raises(RequestError, match=f"the grammar is left-recursive: {cycle}; write what repeats with"):
+        check_ebnf(grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a" root | ""',
+        'root ::= item+ "."\nitem ::= "(" item* ")"',
+        'root ::= [^\\]a] root | "root" # root ::= root',
+        'root ::= "\\"" root | "b"\n',
+        'root ::= "x"{2,90}\nb-1.x ::= "y" b-1.x',
+        'root ::= TagDispatch(("a", root), loop_after_dispatch=true)',
+        'root ::= (("a"{1,90}){1,90}){1,90}',
+        "not a grammar at all ::= (((",
+    ],
+)
+def test_what_is_not_left_recursive_is_left_to_the_compiler(grammar: str) -> None:
+    check_ebnf(grammar)
+
+
+def test_repetitions_count_through_groups() -> None:
+    with pytest.raises(RequestError, match="repeats up to 8,000,000 times, counted through nested repetitions; the limit is 1,000,000"):
+        check_ebnf('root ::= (("a"{1,200} "b"){200} "c"){0,200}')
+    with pytest.raises(RequestError, match="repeats up to 2,000,000 times"):
+        check_ebnf('root ::= "a"{2000000,}')
+
+
+def test_large_grammars_are_refused_and_deep_ones_are_read_in_time() -> None:
+    with pytest.raises(RequestError, match="has 400,001 characters; at most 400,000"):
+        check_ebnf("#" * 400_001)
+    started = time.process_time()
+    check_ebnf("root ::= " + "(" * 20_000)
+    check_ebnf("\n".join(f"r{index} ::= r{index + 1}? r{index + 1}?" for index in range(5000)))
+    assert time.process_time() - started < 2

@@ -1,0 +1,96 @@
+"""Turns that clients share: who is next, who is refused, and who leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nearfar.compiler.errors import QueueFull
+from nearfar.server_fallback.text.fair_turns import FairTurns
+
+
+class Uses:
+    """Uses of something, each of which takes a given time of a clock that nobody waits for."""
+
+    def __init__(self, most_waiting: int = 100, most_of_one: int = 50) -> None:
+        self.now = 0.0
+        self.turns = FairTurns("it", most_waiting, most_of_one, clock=lambda: self.now)
+        self.order: list[str] = []
+
+    async def use(self, client: str, seconds: float) -> None:
+        async with self.turns.turn(client):
+            self.order.append(client)
+            await asyncio.sleep(0)
+            self.now += seconds
+
+    def arrive(self, client: str, seconds: float) -> asyncio.Task[None]:
+        return asyncio.create_task(self.use(client, seconds))
+
+
+def test_clients_take_turns_however_many_requests_each_has() -> None:
+    async def work() -> str:
+        uses = Uses()
+        await asyncio.gather(*(uses.arrive(client, 1) for client in "aaaaabbc"))
+        return "".join(uses.order)
+
+    assert asyncio.run(work()) == "abcabaaa"
+
+
+def test_time_counts_and_not_turns() -> None:
+    async def work() -> str:
+        uses = Uses()
+        await asyncio.gather(*(uses.arrive(client, 4 if client == "a" else 1) for client in "aaabbbbbbbb"))
+        return "".join(uses.order)
+
+    assert asyncio.run(work()) == "abbbbabbbba"
+
+
+def test_a_new_client_is_next() -> None:
+    async def work() -> str:
+        uses = Uses()
+        running = [uses.arrive(client, 1) for client in "abcabcabc"]
+        while len(uses.order) < 5:
+            await asyncio.sleep(0)
+        await asyncio.gather(*running, uses.arrive("new", 1))
+        return " ".join(uses.order[:7])
+
+    # The sixth may have been chosen when the new one came.
+    assert "new" in asyncio.run(work()).split()[5:]
+
+
+def test_too_many_are_refused_and_whoever_leaves_makes_room() -> None:
+    async def work() -> None:
+        uses = Uses(most_waiting=3, most_of_one=2)
+        async with uses.turns.turn("first"):
+            waiting = [uses.arrive(client, 1) for client in "aab"]
+            await asyncio.sleep(0)
+            for client in "ac":
+                with pytest.raises(QueueFull, match="too many requests wait for it; try again later"):
+                    await uses.use(client, 1)
+            assert uses.turns.waiting
+            waiting[0].cancel()
+            waiting[2].cancel()
+            await asyncio.wait({waiting[0], waiting[2]})
+            waiting.append(uses.arrive("c", 1))
+            await asyncio.sleep(0)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert uses.order == ["a", "c"]
+        # Nothing is left that would keep the next from its turn.
+        await uses.use("d", 1)
+
+    asyncio.run(work())
+
+
+def test_a_request_that_leaves_as_its_turn_comes_passes_it_on() -> None:
+    async def work() -> None:
+        uses = Uses()
+        async with uses.turns.turn("first"):
+            leaves, stays = uses.arrive("a", 1), uses.arrive("b", 1)
+            await asyncio.sleep(0)
+        # It has the turn, but has not run since.
+        leaves.cancel()
+        await asyncio.gather(leaves, stays, return_exceptions=True)
+        assert uses.order == ["b"]
+
+    asyncio.run(work())
