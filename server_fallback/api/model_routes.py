@@ -14,6 +14,7 @@ from ..schema.about import API_VERSION, About, ModelAbout
 from ..schema.common import ErrorResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, ModelList, UnloadAdapterRequest, UnloadRequest
 from .exchange import exchange_of
+from .model_changes import ModelChanges
 from .route import EVERYWHERE, WITH_BODY, AdminRoute, keyed_router
 from .service import Service
 
@@ -54,24 +55,27 @@ def about_router(service: Service) -> APIRouter:
 
 def admin_router(service: Service) -> APIRouter:
     router = keyed_router(AdminRoute)
-    models = service.models
+
+    def changes(request: Request) -> ModelChanges:
+        exchange = exchange_of(request)
+        return ModelChanges(service.models, exchange.client, exchange.address)
 
     @router.post("/v1/models/load", responses=WITH_BODY)
-    async def load(body: LoadRequest) -> ModelCard:
-        return await _to_its_end(models.load(body))
+    async def load(body: LoadRequest, request: Request) -> ModelCard:
+        return await _to_its_end(changes(request).load(body))
 
     @router.post("/v1/models/unload", responses=WITH_BODY)
-    async def unload(body: UnloadRequest) -> JSONResponse:
-        await _to_its_end(models.unload(body.model))
+    async def unload(body: UnloadRequest, request: Request) -> JSONResponse:
+        await _to_its_end(changes(request).unload(body.model))
         return JSONResponse({"id": body.model, "unloaded": True})
 
     @router.post("/v1/load_lora_adapter", responses=WITH_BODY)
-    async def load_adapter(body: LoadAdapterRequest) -> ModelCard:
-        return await _to_its_end(models.load_adapter(body))
+    async def load_adapter(body: LoadAdapterRequest, request: Request) -> ModelCard:
+        return await _to_its_end(changes(request).load_adapter(body))
 
     @router.post("/v1/unload_lora_adapter", responses=WITH_BODY)
-    async def unload_adapter(body: UnloadAdapterRequest) -> JSONResponse:
-        await _to_its_end(models.unload_adapter(body.lora_name))
+    async def unload_adapter(body: UnloadAdapterRequest, request: Request) -> JSONResponse:
+        await _to_its_end(changes(request).unload_adapter(body.lora_name))
         return JSONResponse({"id": body.lora_name, "unloaded": True})
 
     return router

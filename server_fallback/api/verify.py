@@ -23,7 +23,7 @@ def verify_router(service: Service) -> APIRouter:
         try:
             await socket.accept(PROTOCOL)
             socket.admit()
-            opened = await socket.next(VerifyOpen, service.config.body_timeout_seconds)
+            opened = await socket.next(VerifyOpen, service.config.body_timeout_seconds, hold=True)
             executor, stream = await begin(service, opened, socket)
             try:
                 await socket.tell(VerifyOpened(context=executor.context, max_drafts=executor.max_drafts))

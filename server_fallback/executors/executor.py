@@ -164,6 +164,7 @@ class Drafts(Executor, Protocol):
 @dataclass(frozen=True, slots=True)
 class Opening:
     """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``embeds``: it only makes embeddings.
+    ``answers_at_once`` is how many answers it can run and queue, None if that is not known.
 
     ``open`` may take minutes. If it fails, it leaves nothing open.
     """
@@ -172,6 +173,7 @@ class Opening:
     memory_bytes: int | None
     open: Callable[[], Awaitable[Executor]]
     embeds: bool = False
+    answers_at_once: int | None = None
 
 
 class Opener(Protocol):
@@ -196,6 +198,9 @@ class Models(Protocol):
 
     def states(self) -> Mapping[str, ExecutorState]:
         """The state of each model (no aliases, no adapters); models that are still loading are not ready. Cheap: read for every scrape."""
+
+    def answers_at_once(self, name: str) -> int | None:
+        """How many answers the model of a name can run and queue; None if that is not known. Raises UnknownModel."""
 
     async def executor(self, name: str) -> Executor:
         """The executor for a name; an adapter's executor applies the adapter. Raises UnknownModel. Returns at once."""

@@ -94,7 +94,9 @@ class LocalOpener:
             return await asyncio.to_thread(self._open, planned, draft, name)
 
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
-        return Opening(name, memory_bytes, open_it, embeds=planned.bundle.manifest.embedding is not None)
+        limits, embeds = planned.memory.limits, planned.bundle.manifest.embedding is not None
+        answers = min(limits.sequences, limits.rows) + options.max_waiting
+        return Opening(name, memory_bytes, open_it, embeds, answers)
 
     def _open(self, planned: Planned, draft: Planned | None, name: str) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
