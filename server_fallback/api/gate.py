@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .addresses import Addresses
 from .drain import ClientGone
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, is_panic
 from .exchange import Exchange
 from .log import log_event, log_failure
 from .service import Service
@@ -77,7 +77,9 @@ class Gate:
                 await self._app(scope, receive, named)
         except ClientGone:
             status = CLIENT_CLOSED
-        except Exception as error:
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             told = api_error(error)
             log_failure(exchange, error, told)
             if status == CLIENT_CLOSED:

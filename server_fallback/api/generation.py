@@ -22,6 +22,7 @@ from .metrics import says_something
 from .route import WITH_BODY, keyed_router
 from .service import Service
 from .sse import EventStream
+from .validation import check_calls
 
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 JSON = "application/json"
@@ -64,6 +65,7 @@ def routed_generation_router(service: Service) -> APIRouter:
 
 async def _answer_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Response:
     exchange = exchange_of(request)
+    check_calls(body.messages)
     executor = await _begin(service, body, 1, exchange)
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
     tell_queue = _telling_queue(service, executor, body.model, exchange)

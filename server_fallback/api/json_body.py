@@ -26,6 +26,7 @@ MAX_DISCARDED_BYTES = 64 << 20
 MAX_LENGTH_DIGITS = 20
 # A half of a surrogate pair as an escape; only texts with one need the slower look.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+SURROGATE_IN_TEXT = re.compile(SURROGATE.pattern.decode())
 
 
 async def read_json(request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], None] = lambda _: None) -> Any:
@@ -66,6 +67,23 @@ def parse_json(body: bytes) -> Any:
     if SURROGATE.search(body):
         _check_surrogates(value)
     return value
+
+
+def check_inner_json(text: str, param: str) -> None:
+    """A text of the body that is JSON itself, such as the arguments of a call, has the limits of the body. Other texts are left to its
+    reader. Raises ApiError (400)."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH and not SURROGATE_IN_TEXT.search(text):
+        return
+    try:
+        value = json.loads(text)
+        _check_depth(value)
+        _check_surrogates(value)
+    except RecursionError:
+        raise ApiError(400, f"'{param}' nests deeper than {MAX_DEPTH} levels", "invalid_value", param) from None
+    except ApiError as error:
+        raise ApiError(400, error.message.replace("the body", f"'{param}'"), "invalid_value", param) from None
+    except ValueError:
+        return
 
 
 async def _read(request: Request, max_bytes: int, hold: Callable[[int], None]) -> bytes:

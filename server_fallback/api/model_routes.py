@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from nearfar.compiler.errors import NearfarError
+
 from ..executors.executor import Executor, TellsAbilities, UnknownModel
 from ..schema.about import API_VERSION, About, ModelAbout
 from ..schema.common import ErrorResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, ModelList, UnloadAdapterRequest, UnloadRequest
+from .errors import loading_error
 from .exchange import exchange_of
 from .model_changes import ModelChanges
 from .route import EVERYWHERE, WITH_BODY, AdminRoute, keyed_router
@@ -98,4 +101,7 @@ def _model_about(card: ModelCard, executor: Executor) -> ModelAbout:
 
 async def _to_its_end(change: Coroutine[Any, Any, Result]) -> Result:
     """A client that goes away leaves no model half loaded."""
-    return await asyncio.shield(asyncio.ensure_future(change))
+    try:
+        return await asyncio.shield(asyncio.ensure_future(change))
+    except NearfarError as error:
+        raise loading_error(error) from error

@@ -105,7 +105,7 @@ class Socket:
     async def end(self) -> None:
         await self._socket.close(1000)
 
-    async def fail(self, error: Exception) -> None:
+    async def fail(self, error: BaseException) -> None:
         """Tell why it ends, where somebody is left to be told."""
         told = api_error(error)
         log_failure(self.exchange, error, told)

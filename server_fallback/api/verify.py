@@ -8,7 +8,7 @@ from ..engine.verification import Verification
 from ..executors.executor import Call, Verifies
 from ..schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, VerifyOpen, VerifyOpened
 from .drain import ClientGone
-from .errors import ApiError
+from .errors import ApiError, is_panic
 from .json_body import printable
 from .service import Service
 from .socket import Socket
@@ -34,7 +34,9 @@ def verify_router(service: Service) -> APIRouter:
             await socket.end()
         except ClientGone:
             return
-        except Exception as error:
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             await socket.fail(error)
 
     return router

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Literal
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.demo import DEMOS
+from nearfar.compiler.errors import RequestError, reason_of
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Runner
@@ -137,8 +139,12 @@ class LocalOpener:
         return Planned(bundle, memory)
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:
-        path = DEMOS.get(model) or Path(model).expanduser()
-        if (path / MANIFEST_FILE).is_file():
+        path = DEMOS.get(model) or Path(os.path.expanduser(model))
+        try:
+            is_bundle, is_folder = (path / MANIFEST_FILE).is_file(), path.is_dir()
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{model}: cannot be read: {reason_of(error)}; give a folder, or a name on the hub", param="model") from error
+        if is_bundle:
             return await asyncio.to_thread(open_any, path)
         options = self._options
         target = options.target or default_target()
@@ -150,6 +156,6 @@ class LocalOpener:
             kv=options.kv,
             lora_rank=options.lora_rank,
         )
-        name = str(path) if path.is_dir() else model
+        name = str(path) if is_folder else model
         place = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))
         return await asyncio.to_thread(open_any, place)
