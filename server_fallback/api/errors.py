@@ -24,6 +24,8 @@ from ..executors.executor import UnknownModel
 from ..schema.common import ErrorDetail, ErrorResponse
 
 DEFAULT_RETRY_SECONDS = 1.0
+# Characters. Some messages quote a text of the request.
+MAX_MESSAGE = 2000
 
 
 @dataclass(eq=False)
@@ -38,7 +40,8 @@ class ApiError(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> ErrorResponse:
-        return ErrorResponse(error=ErrorDetail(message=self.message, type=self.kind, param=self.param, code=self.code))
+        message = self.message if len(self.message) <= MAX_MESSAGE else f"{self.message[:MAX_MESSAGE]} ..."
+        return ErrorResponse(error=ErrorDetail(message=message, type=self.kind, param=self.param, code=self.code))
 
     def response(self) -> Response:
         return Response(self.body().model_dump_json(), self.status, dict(self.headers), "application/json")
@@ -46,8 +49,6 @@ class ApiError(Exception):
 
 def api_error(error: BaseException) -> ApiError:
     """The answer to a client. An error that is a bug of ours is not described in it, because its text may hold anything."""
-    if isinstance(error, BaseExceptionGroup):
-        return api_error(error.exceptions[0])
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NearfarError):

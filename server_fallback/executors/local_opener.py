@@ -143,7 +143,9 @@ class LocalOpener:
         try:
             is_bundle, is_folder = (path / MANIFEST_FILE).is_file(), path.is_dir()
         except (OSError, ValueError) as error:
-            raise RequestError(f"{model}: cannot be read: {reason_of(error)}; give a folder, or a name on the hub", param="model") from error
+            raise RequestError(
+                f"{model}: cannot be read: {reason_of(error)}; give a folder, or a name on the hub", param="model"
+            ) from error
         if is_bundle:
             return await asyncio.to_thread(open_any, path)
         options = self._options

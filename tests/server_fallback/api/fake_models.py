@@ -37,7 +37,7 @@ class FakeExecutor:
 
     pieces: Sequence[str] = ("Hel", "lo", "!")
     delay_seconds: float = 0.0
-    error: Exception | None = None
+    error: BaseException | None = None
     error_at: int = 0
     context: int = 256
     current: ExecutorState = field(default_factory=lambda: ExecutorState(ready=True, detail="fake", memory_bytes=1000))
