@@ -106,6 +106,10 @@ class LocalOpener:
         if options.draft is not None and manifest.embedding is None:
             speculation = Speculation("ngram" if draft is None else "draft", options.draft_tokens)
         text = TextModel.of(planned.bundle, name)
+        # Both are read from the bundle once: it may be deleted while the model is served.
+        _ = text.tokenizer_sha256
+        if manifest.embedding is None:
+            _ = text.vocabulary
         with ExitStack() as opened:
             runner = planned.open_runner()
             opened.callback(runner.close)

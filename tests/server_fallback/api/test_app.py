@@ -88,6 +88,9 @@ def test_only_admins_load_and_unload(keys: Keys) -> None:
         assert code(await ask_app(app, *load, **ADMIN)) == (503, "unavailable")
         models.load_error = CheckpointError("config.json is missing")
         assert code(await ask_app(app, *load, **ADMIN)) == (400, "checkpoint_error")
+        # Of a model that is served it is not the client's fault.
+        models.fake.error = CheckpointError("tokenizer.json is missing")
+        assert code(await ask_app(app, "POST", CHAT, HI, **WEB)) == (503, "checkpoint_error")
 
     run(work())
     assert code(ask("POST", "/v1/models/load", {"model": "/bundle"})) == (403, "admin_key_required")
