@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from asgi import HI, ask_app, events, run
 from fake_models import FakeExecutor, FakeModels
@@ -107,6 +109,38 @@ def test_what_is_wrong_with_a_call_is_named(app: Any) -> None:
     for arguments in ('{"a": ' + "[" * 1500 + "]" * 1500 + "}", '{"a": "\\ud800"}'):
         error = run(ask_app(app, "POST", CHAT, after_call(arguments), **ADMIN)).json()["error"]
         assert (error["code"], error["param"]) == ("invalid_value", "messages[1].tool_calls[0].function.arguments")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/%ED%A0%80", "/v1/models/%00", "/v1/models/" + "x" * 50_000, "/%ff", "/v1/models?a=%ff"])
+def test_no_address_is_a_failure_of_the_server(app: Any, path: str) -> None:
+    response = run(ask_app(app, "GET", path, **ADMIN))
+    assert response.status_code in (200, 404)
+    assert len(response.text) < 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("authorization", "Bearer \xff\xfe"),
+        ("x-request-timeout-ms", "\xb2"),
+        ("x-request-timeout-ms", "9" * 5000),
+        ("content-length", "\xb2"),
+        ("content-length", "9" * 5000),
+        ("content-type", "application/json\xff"),
+        ("x-request-id", "\xff" * 200),
+        ("x-forwarded-for", "[::1, %s" % ("," * 50_000)),
+        ("traceparent", "\xff"),
+        ("host", "[::1"),
+    ],
+)
+def test_no_header_is_a_failure_of_the_server(app: Any, name: str, value: str) -> None:
+    async def ask() -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            headers = httpx.Headers({**ADMIN, "content-type": "application/json"}, encoding="latin-1")
+            headers[name] = value
+            return (await client.post(CHAT, content=json.dumps({**ASKED, **HI}), headers=headers)).status_code
+
+    assert run(ask()) < 500
 
 
 @pytest.mark.parametrize("path", PATHS)
