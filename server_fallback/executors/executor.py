@@ -26,11 +26,11 @@ from ..schema.verify import VerifyOpen
 class Call:
     """The context of a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
 
-    ``client`` identifies the sender, so that work can be shared fairly: "key NAME", or "address IP" if the server has no keys; "" for calls
-    of the server itself. ``priority`` is final: the requested one, limited to what the key allows. For each answer, our own executors call
-    ``observe_queue`` with the seconds until the device received its first token, and ``observe_token`` with the id of each of its tokens.
-    Before that, they call ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors
-    call none of these.
+    ``client`` identifies the sender, so that work can be shared fairly: "key NAME", or "address IP" if the server has no keys (the /64
+    network for IPv6); "" for calls of the server itself. ``priority`` is final: the requested one, limited to what the key allows. For each
+    answer, our own executors call ``observe_queue`` with the seconds until the device received its first token, and ``observe_token`` with
+    the id of each of its tokens. Before that, they call ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens,
+    at most 32. Other executors call none of these.
     """
 
     request_id: str
