@@ -49,7 +49,7 @@ def create_app(models: Models, config: ApiConfig, traces: Traces | None = None, 
 
     ``routed``: its models are pairs of a near and a far side, and requests may say which of them may answer.
     """
-    limiter = Limiter(config.max_concurrent_requests)
+    limiter = Limiter(config.max_concurrent_requests, config.body_memory_bytes, config.client_share)
     service = Service(models, config, limiter, Metrics(models), QueueWaits(), Drain(lambda: limiter.running > 0), traces)
 
     @asynccontextmanager

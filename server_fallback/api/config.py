@@ -20,6 +20,10 @@ class ApiConfig:
     ``header_timeout_seconds`` how long a connection may be silent before and between requests, and ``draft_timeout_seconds`` how long a
     client that guesses tokens may take for its next guesses.
     ``max_choices`` bounds n times the number of prompts, ``max_inputs`` the texts of one embedding request.
+    ``max_body_bytes`` is for one body, ``body_memory_bytes`` for the bodies of all running requests. One client gets at most
+    ``client_share`` (above 0, at most 1) of the requests at once, the body memory, the connections, and the answers that a model can run
+    and queue. A client is a key or, without keys, an address; connections count by address. ``trusted_proxies`` are the addresses or
+    networks whose X-Forwarded-For is believed.
     """
 
     keys: Keys = field(default_factory=Keys)
@@ -30,6 +34,10 @@ class ApiConfig:
     max_stops: int = MAX_STOPS
     max_inputs: int = 2048
     max_concurrent_requests: int = 1024
+    max_connections: int = 4096
+    body_memory_bytes: int = 256 << 20
+    client_share: float = 0.5
+    trusted_proxies: tuple[str, ...] = ()
     request_timeout_seconds: float = 600.0
     body_timeout_seconds: float = 30.0
     write_timeout_seconds: float = 60.0

@@ -1,15 +1,20 @@
 """Connection: uvicorn's HTTP protocol with the limits that it lacks, so that no connection holds anything for long without doing anything.
 
-A client that sends no whole header in time, sends one without end, or takes nothing of its answer for too long is cut off.
+A client that sends no whole header in time, sends one without end, takes nothing of its answer for too long, or has too many connections
+is cut off. A WebSocket begins as such a connection and stays counted until it closes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from .connections import Connections
 
 MAX_HEADER_BYTES = 64 << 10
 
@@ -17,8 +22,11 @@ MAX_HEADER_BYTES = 64 << 10
 class Connection(HttpToolsProtocol):
     """``header_timeout_seconds`` counts while no request is under way, ``write_timeout_seconds`` while the answer's buffer is full."""
 
-    def __init__(self, *arguments: Any, header_timeout_seconds: float, write_timeout_seconds: float, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, open_connections: Connections, header_timeout_seconds: float, write_timeout_seconds: float, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
+        self._open_connections = open_connections
         self._header_timeout_seconds = header_timeout_seconds
         self._write_timeout_seconds = write_timeout_seconds
         self._in_header = False
@@ -28,12 +36,16 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_header()
+        if self._open_connections.admit(transport, self.client[0] if self.client else "", self._is_idle):
+            self._await_header()
+        else:
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._silent, self._stuck):
             if timer is not None:
                 timer.cancel()
+        self._open_connections.release(self.transport)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -67,6 +79,10 @@ class Connection(HttpToolsProtocol):
         elif self.cycle.response_complete:
             self._await_header()
 
+    def handle_websocket_upgrade(self) -> None:
+        self._open_connections.keep(self.transport)
+        super().handle_websocket_upgrade()
+
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
         self._cut_off_later()
@@ -81,6 +97,9 @@ class Connection(HttpToolsProtocol):
             self._stuck.cancel()
             self._stuck = None
 
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
     def _await_header(self) -> None:
         self._silent = self.loop.call_later(self._header_timeout_seconds, self.transport.abort)
 
@@ -90,10 +109,30 @@ class Connection(HttpToolsProtocol):
             self._stuck = self.loop.call_later(self._write_timeout_seconds, self.transport.abort)
 
 
-def connection_factory(header_timeout_seconds: float, write_timeout_seconds: float) -> Callable[..., Connection]:
+class SocketConnection(WebSocketsSansIOProtocol):
+    """A connection that became a WebSocket."""
+
+    def __init__(self, *arguments: Any, open_connections: Connections, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._open_connections = open_connections
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open_connections.release(self.transport)
+        super().connection_lost(exc)
+
+
+def connection_factory(
+    open_connections: Connections, header_timeout_seconds: float, write_timeout_seconds: float
+) -> Callable[..., Connection]:
     """What uvicorn calls for each connection."""
+    return partial(
+        Connection,
+        open_connections=open_connections,
+        header_timeout_seconds=header_timeout_seconds,
+        write_timeout_seconds=write_timeout_seconds,
+    )
 
-    def connect(**options: Any) -> Connection:
-        return Connection(header_timeout_seconds=header_timeout_seconds, write_timeout_seconds=write_timeout_seconds, **options)
 
-    return connect
+def socket_factory(open_connections: Connections) -> Callable[..., SocketConnection]:
+    """What uvicorn calls for each connection that becomes a WebSocket."""
+    return partial(SocketConnection, open_connections=open_connections)

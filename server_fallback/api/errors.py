@@ -24,6 +24,8 @@ from ..executors.executor import UnknownModel
 from ..schema.common import ErrorDetail, ErrorResponse
 
 DEFAULT_RETRY_SECONDS = 1.0
+# Characters. Some messages quote a text of the request.
+MAX_MESSAGE = 2000
 
 
 @dataclass(eq=False)
@@ -38,21 +40,37 @@ class ApiError(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> ErrorResponse:
-        return ErrorResponse(error=ErrorDetail(message=self.message, type=self.kind, param=self.param, code=self.code))
+        message = self.message if len(self.message) <= MAX_MESSAGE else f"{self.message[:MAX_MESSAGE]} ..."
+        return ErrorResponse(error=ErrorDetail(message=message, type=self.kind, param=self.param, code=self.code))
 
     def response(self) -> Response:
         return Response(self.body().model_dump_json(), self.status, dict(self.headers), "application/json")
 
 
-def api_error(error: Exception) -> ApiError:
-    """What a client is told. Of an error that is a bug of ours it is told nothing, for its text may hold anything."""
+def api_error(error: BaseException) -> ApiError:
+    """The answer to a client. An error that is a bug of ours is not described in it, because its text may hold anything."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NearfarError):
         return _of_ours(error)
     if isinstance(error, HTTPException):
         return _of_http(error)
+    if isinstance(error, RecursionError | UnicodeError) or is_panic(error):
+        # They come from texts that a library cannot read, such as one nested too deeply or with half of a surrogate pair.
+        return ApiError(400, "the request has a text that cannot be read; the server's log has this request's id", "unreadable_text")
     return ApiError(500, "internal error; the server's log has it under this request's id", "internal_error", kind="server_error")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether code in Rust panicked, such as tokenizers. Each library has a class of its own, which derives from BaseException."""
+    return type(error).__name__ == "PanicException"
+
+
+def loading_error(error: NearfarError) -> NearfarError | ApiError:
+    """An error of loading a model: the client named the model, so that what is wrong with its files is wrong with the request."""
+    if isinstance(error, CheckpointError | BundleError | QuantizationError):
+        return ApiError(400, error.message, error.code)
+    return error
 
 
 def _of_ours(error: NearfarError) -> ApiError:
@@ -65,7 +83,8 @@ def _of_ours(error: NearfarError) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(400, error.message, code or "invalid_value", param)
     if isinstance(error, CheckpointError | BundleError | QuantizationError):
-        return ApiError(400, error.message, code or error.code, param)
+        # A model that was loaded lost its files, or they are wrong. Another server may have them.
+        return ApiError(503, error.message, code or error.code, param, "server_error", retry_after())
     if isinstance(error, QueueFull):
         return ApiError(429, error.message, error.code, param, "rate_limit_error", retry_after(error.details.get("retry_after_seconds")))
     if isinstance(error, DeadlineExceeded):

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
+from .addresses import client_of
 from .errors import ApiError
 from .keys import ApiKey
+from .limiter import Admission
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 
@@ -20,7 +22,8 @@ class Exchange:
     """``arrived`` and ``deadline`` are times of `time.monotonic`. ``passed_on`` are headers for other servers that help to answer.
 
     ``log`` is what the log's line says beside the usual; no text of a prompt or an answer may come in. ``answer_headers`` are added to the
-    answer. ``held`` is let go of when the exchange is over. ``address`` is the IP address that the connection comes from.
+    answer. ``held`` is let go of when the exchange is over. ``address`` is the sender's IP address. ``admission`` is None until the
+    request is admitted, and for routes that need no slot.
     """
 
     request_id: str
@@ -29,6 +32,7 @@ class Exchange:
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     key: ApiKey | None = None
+    admission: Admission | None = None
     log: dict[str, object] = field(default_factory=dict)
     answer_headers: dict[str, str] = field(default_factory=dict)
     held: ExitStack = field(default_factory=ExitStack)
@@ -36,7 +40,7 @@ class Exchange:
     @property
     def client(self) -> str:
         """The sender, as `Call.client` has it."""
-        return f"key {self.key.name}" if self.key is not None else f"address {self.address}"
+        return f"key {self.key.name}" if self.key is not None else f"address {client_of(self.address)}"
 
     def set_deadline(self, headers: Mapping[str, str], longest_seconds: float) -> None:
         """Raises ApiError where the header is no number of milliseconds."""

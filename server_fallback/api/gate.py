@@ -14,8 +14,9 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .addresses import Addresses
 from .drain import ClientGone
-from .errors import ApiError, api_error
+from .errors import ApiError, api_error, is_panic
 from .exchange import Exchange
 from .log import log_event, log_failure
 from .service import Service
@@ -28,13 +29,14 @@ SWITCHING_PROTOCOLS = 101
 # What is counted and logged as the method of a request that opens one.
 WEBSOCKET = "WEBSOCKET"
 # Asked for all the time by machines.
-QUIET = ("/health/live", "/health/ready", "/metrics")
+QUIET = ("/health", "/health/live", "/health/ready", "/metrics")
 
 
 class Gate:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        self._addresses = Addresses(service.config.trusted_proxies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -45,7 +47,8 @@ class Gate:
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else str(uuid4())
         peer = scope.get("client")
-        exchange = Exchange(request_id, context_headers(headers), peer[0] if peer else "")
+        address = self._addresses.sender(peer[0] if peer else "", headers.getlist("x-forwarded-for"))
+        exchange = Exchange(request_id, context_headers(headers), address)
         traces = self._service.traces
         span = None
         if traces is not None:
@@ -74,7 +77,9 @@ class Gate:
                 await self._app(scope, receive, named)
         except ClientGone:
             status = CLIENT_CLOSED
-        except Exception as error:
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             told = api_error(error)
             log_failure(exchange, error, told)
             if status == CLIENT_CLOSED:
@@ -107,6 +112,7 @@ class Gate:
             status=status,
             seconds=round(seconds, 4),
             key=exchange.key.name if exchange.key is not None else None,
+            address=exchange.address,
             **exchange.log,
         )
 

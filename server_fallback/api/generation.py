@@ -22,6 +22,7 @@ from .metrics import says_something
 from .route import WITH_BODY, keyed_router
 from .service import Service
 from .sse import EventStream
+from .validation import check_calls
 
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 JSON = "application/json"
@@ -64,6 +65,7 @@ def routed_generation_router(service: Service) -> APIRouter:
 
 async def _answer_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Response:
     exchange = exchange_of(request)
+    check_calls(body.messages)
     executor = await _begin(service, body, 1, exchange)
     chunks = service.metrics.measured(executor.chat(body, _call(service, body, exchange)), body.model, exchange)
     tell_queue = _telling_queue(service, executor, body.model, exchange)
@@ -87,7 +89,7 @@ async def _answer_completion(service: Service, body: CompletionRequest, request:
 
 
 async def _begin(service: Service, body: GenerationRequest, num_prompts: int, exchange: Exchange) -> Executor:
-    """Check what the configuration limits, and find the model. Raises ApiError, UnknownModel."""
+    """Check what the configuration limits, find the model, and count the answers. Raises ApiError, UnknownModel."""
     exchange.log.update(model=printable(body.model), stream=bool(body.stream))
     config = service.config
     if body.stream_options is not None and not body.stream:
@@ -100,7 +102,12 @@ async def _begin(service: Service, body: GenerationRequest, num_prompts: int, ex
     if isinstance(body.stop, list) and len(body.stop) > config.max_stops:
         message = f"{len(body.stop)} stop strings; this server takes {config.max_stops} at most"
         raise ApiError(400, message, "invalid_value", "stop")
-    return await service.models.executor(body.model)
+    executor = await service.models.executor(body.model)
+    assert exchange.admission is not None
+    capacity = service.models.answers_at_once(body.model) or config.max_concurrent_requests
+    exchange.admission.answers(choices, capacity, "n" if num_prompts == 1 else "prompt")
+    exchange.answer_headers.update(exchange.admission.headers)
+    return executor
 
 
 def _telling_queue(service: Service, executor: Executor, model: str, exchange: Exchange) -> Callable[[], None]:

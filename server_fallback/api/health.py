@@ -1,7 +1,8 @@
-"""/health/live, /health/ready and /metrics: for machines that watch, without a key."""
+"""/health, /health/live, /health/ready, /version and /metrics: for machines that watch. They need no key and no slot of the limits."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -10,11 +11,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from .service import Service
 
-NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "A model is not ready, there is none, or the server is shutting down."}}
+NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "No model is ready, or the server is shutting down."}}
 
 
 def health_router(service: Service) -> APIRouter:
     router = APIRouter()
+
+    @router.get("/health", responses={200: {"description": "As /health/ready, without a body."}, **NOT_READY}, response_class=Response)
+    async def health() -> Response:
+        return Response(status_code=200 if _is_ready(service) else 503)
 
     @router.get("/health/live")
     async def live() -> dict[str, str]:
@@ -23,14 +28,29 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/health/ready", responses=NOT_READY)
     async def ready() -> JSONResponse:
-        """Requests may come: every model is ready, and the server is not on its way out."""
-        states = service.models.states()
-        ready = bool(states) and all(state.ready for state in states.values()) and not service.drain.started
-        status = "shutting down" if service.drain.started else "ready" if ready else "not ready"
-        return JSONResponse({"status": status, "models": {name: state.ready for name, state in states.items()}}, 200 if ready else 503)
+        """At least one model can answer, and the server is not shutting down. ``not_ready`` says why the others cannot."""
+        states, is_ready = service.models.states(), _is_ready(service)
+        status = "shutting down" if service.drain.started else "ready" if is_ready else "not ready"
+        return JSONResponse(
+            {
+                "status": status,
+                "models": {name: state.ready for name, state in states.items()},
+                "not_ready": {name: state.detail for name, state in states.items() if not state.ready},
+            },
+            200 if is_ready else 503,
+        )
+
+    @router.get("/version")
+    async def server_version() -> dict[str, str]:
+        """Of nearfar, in the shape of vLLM's."""
+        return {"version": version("nearfar")}
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+def _is_ready(service: Service) -> bool:
+    return not service.drain.started and any(state.ready for state in service.models.states().values())

@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,12 +22,17 @@ MAX_DEPTH = 100
 MAX_KEYS = 4096
 # A client that still sends may not read its answer before it has sent all: so much more is taken from it and thrown away.
 MAX_DISCARDED_BYTES = 64 << 20
+# Python reads integers of some thousand digits at most.
+MAX_LENGTH_DIGITS = 20
 # A half of a surrogate pair as an escape; only texts with one need the slower look.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+SURROGATE_IN_TEXT = re.compile(SURROGATE.pattern.decode())
 
 
-async def read_json(request: Request, max_bytes: int, timeout_seconds: float) -> Any:
-    """Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as they come, whatever Content-Length says), 408 for a
+async def read_json(request: Request, max_bytes: int, timeout_seconds: float, hold: Callable[[int], None] = lambda _: None) -> Any:
+    """``hold`` is called with the size of each part before it is kept, and may raise ApiError.
+
+    Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as they come, whatever Content-Length says), 408 for a
     body that does not come, 400 for what is not JSON."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page of another site can send text/plain here without asking; JSON it cannot.
@@ -35,7 +41,7 @@ async def read_json(request: Request, max_bytes: int, timeout_seconds: float) ->
         raise ApiError(415, f"the Content-Type {given}; send application/json", "unsupported_content_type")
     try:
         async with asyncio.timeout(timeout_seconds):
-            body = await _read(request, max_bytes)
+            body = await _read(request, max_bytes, hold)
     except TimeoutError:
         message = f"the body did not come within {timeout_seconds:g} s"
         raise ApiError(408, message, "body_timeout", headers={"Connection": "close"}) from None
@@ -63,27 +69,52 @@ def parse_json(body: bytes) -> Any:
     return value
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+def check_inner_json(text: str, param: str) -> None:
+    """A text of the body that is JSON itself, such as the arguments of a call, has the limits of the body. Other texts are left to its
+    reader. Raises ApiError (400)."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH and not SURROGATE_IN_TEXT.search(text):
+        return
+    try:
+        value = json.loads(text)
+        _check_depth(value)
+        _check_surrogates(value)
+    except RecursionError:
+        raise ApiError(400, f"'{param}' nests deeper than {MAX_DEPTH} levels", "invalid_value", param) from None
+    except ApiError as error:
+        raise ApiError(400, error.message.replace("the body", f"'{param}'"), "invalid_value", param) from None
+    except ValueError:
+        return
+
+
+async def _read(request: Request, max_bytes: int, hold: Callable[[int], None]) -> bytes:
     declared = request.headers.get("content-length", "")
-    too_large = declared.isdigit() and int(declared) > max_bytes
-    if too_large and (int(declared) > MAX_DISCARDED_BYTES or "expect" in request.headers):
-        raise _too_large(max_bytes)
+    refusal: ApiError | None = None
+    if declared.isascii() and declared.isdigit() and len(declared) < MAX_LENGTH_DIGITS and int(declared) > max_bytes:
+        refusal = _too_large(max_bytes)
+        if int(declared) > MAX_DISCARDED_BYTES or "expect" in request.headers:
+            raise refusal
     parts: list[bytes] = []
     size = 0
     try:
         async for part in request.stream():
             size += len(part)
             if size > MAX_DISCARDED_BYTES:
-                raise _too_large(max_bytes)
-            too_large = too_large or size > max_bytes
-            if too_large:
+                raise refusal or _too_large(max_bytes)
+            if refusal is None and size > max_bytes:
+                refusal = _too_large(max_bytes)
+            if refusal is None:
+                try:
+                    hold(len(part))
+                    parts.append(part)
+                except ApiError as error:
+                    refusal = error
+                    refusal.headers = {**refusal.headers, "Connection": "close"}
+            if refusal is not None:
                 parts.clear()
-            else:
-                parts.append(part)
     except ClientDisconnect:
         raise ApiError(499, "the client went away before its body had come", "client_disconnected") from None
-    if too_large:
-        raise _too_large(max_bytes)
+    if refusal is not None:
+        raise refusal
     return b"".join(parts)
 
 

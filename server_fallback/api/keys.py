@@ -5,8 +5,8 @@ A file of keys is TOML, one table for each::
     [[keys]]
     name = "web"                  # what logs call it
     key = "sk-..."                # or sha256 = "..." of it, in hex
-    requests_per_minute = 120     # these four may be left out
-    max_concurrent = 8
+    requests_per_minute = 120     # these four may be left out; each answer of a request counts (n, prompts)
+    max_concurrent = 8            # answers
     priority = 0
     admin = false
 

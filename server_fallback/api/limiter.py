@@ -1,11 +1,15 @@
-"""Limiter: how many requests a key may make a minute and at once, and how many the server takes at once."""
+"""Limiter: what one client may have of the server at once, and what a key may ask for in a minute.
+
+A client is a key or, if the server has no keys, an address. It gets at most a share of the requests, of the body memory and of each
+model's answers, so that the rest is left to others.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .errors import ApiError, retry_after
 from .keys import ApiKey
@@ -13,66 +17,124 @@ from .keys import ApiKey
 
 @dataclass(slots=True)
 class _Use:
-    """``tokens`` are the requests that may come at once; they grow with time up to a minute's worth."""
+    """What a client has now. ``tokens`` are the answers that a key may ask for at once; they grow with time up to a minute's worth."""
 
-    tokens: float
-    refilled_at: float
-    running: int = 0
+    tokens: float = 0.0
+    refilled_at: float = 0.0
+    requests: int = 0
+    answers: int = 0
+    body_bytes: int = 0
 
 
 class Limiter:
-    """A token bucket for each key, counted from when the key is first seen. ``clock`` gives seconds."""
+    """``max_requests`` and ``max_body_bytes`` are for all clients together, ``client_share`` (above 0, at most 1) of them for one.
 
-    def __init__(self, max_concurrent: int, clock: Callable[[], float] = time.monotonic) -> None:
+    Rates are token buckets, counted from when a key is first seen. ``clock`` gives seconds.
+    """
+
+    def __init__(self, max_requests: int, max_body_bytes: int, client_share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.running = 0
-        self._max_concurrent = max_concurrent
+        self.body_bytes = 0
+        self._max_requests, self._max_body_bytes, self._share = max_requests, max_body_bytes, client_share
         self._clock = clock
         self._uses: dict[str, _Use] = {}
 
     @contextmanager
-    def admit(self, key: ApiKey | None) -> Iterator[dict[str, str]]:
-        """While a request runs. Yields headers that say what is left, as OpenAI's do. Raises ApiError (429) for too many."""
-        if self.running >= self._max_concurrent:
-            raise _too_many(f"the server takes {self._max_concurrent} requests at once", "server_full", 1.0)
-        use = self._use(key) if key is not None else None
-        headers = self._take(key, use) if key is not None and use is not None else {}
+    def admit(self, client: str, key: ApiKey | None) -> Iterator[Admission]:
+        """While a request runs, which counts as one answer until `Admission.answers`. Raises ApiError (429) for too many."""
+        if self.running >= self._max_requests:
+            raise _too_many(f"the server takes {self._max_requests} requests at once", "server_full", 1.0)
+        use = self._uses.get(client) or _Use(_bucket_size(key), self._clock())
+        if use.requests >= (most := self.of_one(self._max_requests)):
+            raise _too_many(f"one client may have {most} requests at once", "client_limit_exceeded", 1.0)
+        admission = Admission(self, use, key)
+        self._take_answers(admission, 1)
+        self._uses[client] = use
         self.running += 1
-        if use is not None:
-            use.running += 1
+        use.requests += 1
         try:
-            yield headers
+            yield admission
         finally:
             self.running -= 1
-            if use is not None:
-                use.running -= 1
+            use.requests -= 1
+            use.answers -= admission.held_answers
+            use.body_bytes -= admission.held_bytes
+            self.body_bytes -= admission.held_bytes
+            if use.requests == 0 and (key is None or key.requests_per_minute is None):
+                # There are more addresses than memory.
+                self._uses.pop(client, None)
 
-    def _use(self, key: ApiKey) -> _Use:
-        if key.name not in self._uses:
-            self._uses[key.name] = _Use(_bucket_size(key), self._clock())
-        return self._uses[key.name]
+    def of_one(self, total: int) -> int:
+        """The share of one client."""
+        return max(1, int(total * self._share))
 
-    def _take(self, key: ApiKey, use: _Use) -> dict[str, str]:
-        if key.max_concurrent is not None and use.running >= key.max_concurrent:
-            raise _too_many(f"this key may have {key.max_concurrent} requests at once", "concurrency_limit_exceeded", 1.0)
-        if key.requests_per_minute is None:
-            return {}
-        now = self._clock()
-        per_second = key.requests_per_minute / 60
-        use.tokens = min(_bucket_size(key), use.tokens + (now - use.refilled_at) * per_second)
-        use.refilled_at = now
-        if use.tokens < 1:
-            message = f"this key may make {key.requests_per_minute:g} requests a minute"
-            raise _too_many(message, "rate_limit_exceeded", (1 - use.tokens) / per_second)
-        use.tokens -= 1
-        return {
-            "x-ratelimit-limit-requests": f"{key.requests_per_minute:g}",
-            "x-ratelimit-remaining-requests": str(int(use.tokens)),
-            "x-ratelimit-reset-requests": f"{(_bucket_size(key) - use.tokens) / per_second:.3f}s",
-        }
+    def _take_answers(self, admission: Admission, count: int) -> None:
+        key, use = admission.key, admission.use
+        if key is not None and key.max_concurrent is not None and use.answers + count > key.max_concurrent:
+            raise _too_many(f"this key may have {key.max_concurrent} answers at once", "concurrency_limit_exceeded", 1.0)
+        if key is not None and key.requests_per_minute is not None:
+            now, per_second = self._clock(), key.requests_per_minute / 60
+            use.tokens = min(_bucket_size(key), use.tokens + (now - use.refilled_at) * per_second)
+            use.refilled_at = now
+            if use.tokens < count:
+                message = f"this key may ask for {key.requests_per_minute:g} answers a minute"
+                raise _too_many(message, "rate_limit_exceeded", (count - use.tokens) / per_second)
+            use.tokens -= count
+            admission.headers.update(
+                {
+                    "x-ratelimit-limit-requests": f"{key.requests_per_minute:g}",
+                    "x-ratelimit-remaining-requests": str(int(use.tokens)),
+                    "x-ratelimit-reset-requests": f"{(_bucket_size(key) - use.tokens) / per_second:.3f}s",
+                }
+            )
+        use.answers += count
+        admission.held_answers += count
+
+    def _take_bytes(self, admission: Admission, size: int) -> None:
+        most = self.of_one(self._max_body_bytes)
+        if admission.use.body_bytes + size > most:
+            raise _too_many(f"the requests of one client may hold {most} bytes at once", "client_limit_exceeded", 1.0)
+        if self.body_bytes + size > self._max_body_bytes:
+            raise _too_many(f"the server holds {self._max_body_bytes} bytes of requests at once", "server_full", 1.0)
+        self.body_bytes += size
+        admission.use.body_bytes += size
+        admission.held_bytes += size
 
 
-def _bucket_size(key: ApiKey) -> float:
-    return max(1.0, key.requests_per_minute or 1.0)
+@dataclass(slots=True, eq=False)
+class Admission:
+    """A request that was admitted, and what it holds until it ends. ``headers`` say what is left, as OpenAI's do."""
+
+    limiter: Limiter
+    use: _Use
+    key: ApiKey | None
+    headers: dict[str, str] = field(default_factory=dict)
+    held_answers: int = 0
+    held_bytes: int = 0
+
+    def answers(self, count: int, capacity: int, param: str = "n") -> None:
+        """The request asks for ``count`` answers of a model that can run and queue ``capacity`` at once.
+
+        Raises ApiError: 400 for more than this client can ever have, 429 for more than it can have now.
+        """
+        limits = [self.limiter.of_one(capacity)]
+        if self.key is not None:
+            limits += [self.key.max_concurrent] if self.key.max_concurrent is not None else []
+            limits += [int(_bucket_size(self.key))] if self.key.requests_per_minute is not None else []
+        if count > min(limits):
+            raise ApiError(400, f"{count} answers requested; one client may have {min(limits)} at once", "invalid_value", param)
+        if self.use.answers + count - self.held_answers > limits[0]:
+            raise _too_many(f"one client may have {limits[0]} answers of this model at once", "client_limit_exceeded", 1.0)
+        if count > self.held_answers:
+            self.limiter._take_answers(self, count - self.held_answers)
+
+    def body(self, size: int) -> None:
+        """``size`` more bytes of the request are held in memory. Raises ApiError (429)."""
+        self.limiter._take_bytes(self, size)
+
+
+def _bucket_size(key: ApiKey | None) -> float:
+    return max(1.0, (key.requests_per_minute if key is not None else None) or 1.0)
 
 
 def _too_many(what: str, code: str, seconds: float) -> ApiError:

@@ -45,10 +45,10 @@ def log_event(event: str, level: int = logging.INFO, **fields: object) -> None:
     LOGGER.log(level, event, extra={"fields": fields})
 
 
-def log_failure(exchange: Exchange, error: Exception, told: ApiError) -> None:
-    """Note in the request's line why it failed; what is our own fault gets a line with its stack."""
+def log_failure(exchange: Exchange, error: BaseException, told: ApiError) -> None:
+    """Note in the request's line why it failed. What is our own fault, or may be, gets a line with its stack."""
     exchange.log["error"] = told.code
-    if told.status >= 500 and told.code == "internal_error":
+    if told.code in ("internal_error", "unreadable_text"):
         log_event("bug", logging.ERROR, request_id=exchange.request_id, **_stack(error))
 
 

@@ -9,11 +9,15 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from nearfar.compiler.errors import NearfarError
+
 from ..executors.executor import Executor, TellsAbilities, UnknownModel
 from ..schema.about import API_VERSION, About, ModelAbout
 from ..schema.common import ErrorResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, ModelList, UnloadAdapterRequest, UnloadRequest
+from .errors import loading_error
 from .exchange import exchange_of
+from .model_changes import ModelChanges
 from .route import EVERYWHERE, WITH_BODY, AdminRoute, keyed_router
 from .service import Service
 
@@ -54,24 +58,27 @@ def about_router(service: Service) -> APIRouter:
 
 def admin_router(service: Service) -> APIRouter:
     router = keyed_router(AdminRoute)
-    models = service.models
+
+    def changes(request: Request) -> ModelChanges:
+        exchange = exchange_of(request)
+        return ModelChanges(service.models, exchange.client, exchange.address)
 
     @router.post("/v1/models/load", responses=WITH_BODY)
-    async def load(body: LoadRequest) -> ModelCard:
-        return await _to_its_end(models.load(body))
+    async def load(body: LoadRequest, request: Request) -> ModelCard:
+        return await _to_its_end(changes(request).load(body))
 
     @router.post("/v1/models/unload", responses=WITH_BODY)
-    async def unload(body: UnloadRequest) -> JSONResponse:
-        await _to_its_end(models.unload(body.model))
+    async def unload(body: UnloadRequest, request: Request) -> JSONResponse:
+        await _to_its_end(changes(request).unload(body.model))
         return JSONResponse({"id": body.model, "unloaded": True})
 
     @router.post("/v1/load_lora_adapter", responses=WITH_BODY)
-    async def load_adapter(body: LoadAdapterRequest) -> ModelCard:
-        return await _to_its_end(models.load_adapter(body))
+    async def load_adapter(body: LoadAdapterRequest, request: Request) -> ModelCard:
+        return await _to_its_end(changes(request).load_adapter(body))
 
     @router.post("/v1/unload_lora_adapter", responses=WITH_BODY)
-    async def unload_adapter(body: UnloadAdapterRequest) -> JSONResponse:
-        await _to_its_end(models.unload_adapter(body.lora_name))
+    async def unload_adapter(body: UnloadAdapterRequest, request: Request) -> JSONResponse:
+        await _to_its_end(changes(request).unload_adapter(body.lora_name))
         return JSONResponse({"id": body.lora_name, "unloaded": True})
 
     return router
@@ -94,4 +101,7 @@ def _model_about(card: ModelCard, executor: Executor) -> ModelAbout:
 
 async def _to_its_end(change: Coroutine[Any, Any, Result]) -> Result:
     """A client that goes away leaves no model half loaded."""
-    return await asyncio.shield(asyncio.ensure_future(change))
+    try:
+        return await asyncio.shield(asyncio.ensure_future(change))
+    except NearfarError as error:
+        raise loading_error(error) from error

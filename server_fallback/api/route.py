@@ -53,11 +53,12 @@ class KeyedRoute(APIRoute):
             service, exchange = service_of(request), exchange_of(request)
             exchange.set_deadline(request.headers, service.config.request_timeout_seconds)
             exchange.key = authorize(service.config.keys, request.headers.get("authorization", ""), admin=self.admin)
-            exchange.answer_headers.update(exchange.held.enter_context(service.limiter.admit(exchange.key)))
+            admission = exchange.admission = exchange.held.enter_context(service.limiter.admit(exchange.client, exchange.key))
+            exchange.answer_headers.update(admission.headers)
             if self.body_field is not None:
                 if service.drain.started:
                     raise Unavailable(SHUTTING_DOWN)
-                body = await read_json(request, service.config.max_body_bytes, service.config.body_timeout_seconds)
+                body = await read_json(request, service.config.max_body_bytes, service.config.body_timeout_seconds, admission.body)
                 request = _ReadRequest(request, body)
             try:
                 return await handler(request)

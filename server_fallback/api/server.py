@@ -1,13 +1,19 @@
-"""The server: the app on a socket until a signal. The first SIGTERM or SIGINT lets requests finish, a second one does not.
+"""The server: the app on a socket until a signal. The first SIGTERM, SIGINT or SIGHUP lets requests finish, a second one does not.
 
-While requests finish, /health/ready answers 503 and new ones are turned away; then the process ends with 0.
+While requests finish, /health/ready answers 503 and new ones are turned away; then the process ends with 0. If something does not end,
+the process ends all the same, with 1 and a line in the log that says where each thread is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
+import sys
+import threading
+import traceback
 from collections.abc import Awaitable, Callable
 from types import FrameType
 
@@ -16,13 +22,18 @@ from fastapi import FastAPI
 
 from nearfar.compiler.errors import RequestError, reason_of
 
-from .connection import connection_factory
+from .addresses import Addresses
+from .config import ApiConfig
+from .connection import connection_factory, socket_factory
+from .connections import RESERVED_FILES, Connections
 from .log import log_event
 from .service import Service
 
 BACKLOG = 2048
 # After the drain: for the last bytes of the last answers.
 CLOSE_SECONDS = 5
+# After the drain: for everything else, such as threads of models.
+STUCK_SECONDS = 20
 KEEP_ALIVE_SECONDS = 65
 
 
@@ -44,22 +55,26 @@ def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awai
     """Serve until a signal. ``started`` is awaited beside the serving once the socket answers; what it raises ends the server and is
     raised."""
     _allow_many_files()
-    server = Server(app, started)
+    server = Server(app, started, ends_process=True)
+    _handle_hangup(server)
     server.run(sockets=[listener])
     if server.failure is not None:
         raise server.failure
 
 
 class Server(uvicorn.Server):
-    """``failure`` is what ``begun`` raised."""
+    """``failure`` is what ``begun`` raised. ``ends_process``: the process ends with the server, by force if a thread hangs."""
 
-    def __init__(self, app: FastAPI, begun: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, app: FastAPI, begun: Callable[[], Awaitable[None]] | None = None, *, ends_process: bool = False) -> None:
         service: Service = app.state.service
+        self.open_connections = _connections(service.config)
         config = uvicorn.Config(
             app,
-            # The annotation asks for a class; uvicorn calls it and no more.
-            http=connection_factory(service.config.header_timeout_seconds, service.config.write_timeout_seconds),  # type: ignore[arg-type]
-            ws="websockets-sansio",
+            # The annotations ask for classes; uvicorn calls them and no more.
+            http=connection_factory(  # type: ignore[arg-type]
+                self.open_connections, service.config.header_timeout_seconds, service.config.write_timeout_seconds
+            ),
+            ws=socket_factory(self.open_connections),  # type: ignore[arg-type]
             # Messages are small, and compressing them would cost each connection some memory.
             ws_per_message_deflate=False,
             ws_max_size=service.config.max_body_bytes,
@@ -75,6 +90,7 @@ class Server(uvicorn.Server):
         self.failure: BaseException | None = None
         self._service = service
         self._begun = begun
+        self._ends_process = ends_process
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -91,10 +107,19 @@ class Server(uvicorn.Server):
             return
         if self._service.drain.started:
             self._service.drain.hurry()
+            self._end_process_after(STUCK_SECONDS)
             return
         self._service.drain.started = True
+        self._end_process_after(self._service.config.drain_seconds + STUCK_SECONDS)
         log_event("draining", signal=signal.Signals(sig).name, seconds=self._service.config.drain_seconds)
         self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.create_task(self._drain())))
+
+    def _end_process_after(self, seconds: float) -> None:
+        """A thread that hangs would keep Python from ending, and one that hangs in the event loop keeps it from draining."""
+        if self._ends_process:
+            timer = threading.Timer(seconds, _end_process)
+            timer.daemon = True
+            timer.start()
 
     async def _begin(self, begun: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -106,6 +131,34 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         await self._service.drain.finish(self._service.config.drain_seconds)
         self.should_exit = True
+
+
+def _handle_hangup(server: Server) -> None:
+    """The end of the terminal ends the server like SIGTERM. Under nohup the signal is ignored, and stays so."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if hasattr(signal, "SIGHUP") and in_main_thread and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.handle_exit)
+
+
+def _end_process() -> None:
+    frames = sys._current_frames().values()
+    where = [f"{last.filename}:{last.lineno} {last.name}" for frame in frames if (last := traceback.extract_stack(frame, limit=1)[0])]
+    log_event("stuck", logging.ERROR, threads=where)
+    # Nothing that still runs is waited for.
+    os._exit(1)
+
+
+def _connections(config: ApiConfig) -> Connections:
+    most = config.max_connections
+    try:
+        import resource
+    except ImportError:
+        pass
+    else:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            most = max(1, min(most, soft - RESERVED_FILES))
+    return Connections(most, max(1, int(most * config.client_share)), Addresses(config.trusted_proxies))
 
 
 def _allow_many_files() -> None:

@@ -61,7 +61,7 @@ class Socket:
         service, exchange = self._service, self.exchange
         exchange.set_deadline(self._socket.headers, service.config.request_timeout_seconds)
         exchange.key = authorize(service.config.keys, self._authorization())
-        exchange.held.enter_context(service.limiter.admit(exchange.key))
+        exchange.admission = exchange.held.enter_context(service.limiter.admit(exchange.client, exchange.key))
         self.require_no_drain()
 
     def require_no_drain(self) -> None:
@@ -69,8 +69,11 @@ class Socket:
         if self._service.drain.started:
             raise Unavailable(SHUTTING_DOWN)
 
-    async def next(self, kind: type[Said], idle_seconds: float) -> Said:
-        """The next message. Raises ApiError: 408 where none comes, 400 where it is another; ClientGone."""
+    async def next(self, kind: type[Said], idle_seconds: float, *, hold: bool = False) -> Said:
+        """The next message; ``hold``: its bytes stay in memory until the exchange is over.
+
+        Raises ApiError: 408 if none comes, 400 if it is another, 429 if too many bytes are held; ClientGone.
+        """
         seconds = min(idle_seconds, max(0.0, self.exchange.deadline - time.monotonic()))
         try:
             message = self._early.popleft() if self._early else await asyncio.wait_for(self._receive(), seconds)
@@ -79,7 +82,10 @@ class Socket:
         text = message.get("text")
         if text is None:
             raise ApiError(400, "messages are JSON as text, not bytes", "invalid_json")
-        value = parse_json(text.encode("utf-8", "surrogatepass"))
+        body = text.encode("utf-8", "surrogatepass")
+        if hold and self.exchange.admission is not None:
+            self.exchange.admission.body(len(body))
+        value = parse_json(body)
         try:
             return kind.model_validate(value)
         except ValidationError as error:
@@ -99,7 +105,7 @@ class Socket:
     async def end(self) -> None:
         await self._socket.close(1000)
 
-    async def fail(self, error: Exception) -> None:
+    async def fail(self, error: BaseException) -> None:
         """Tell why it ends, where somebody is left to be told."""
         told = api_error(error)
         log_failure(self.exchange, error, told)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .drain import ClientGone, Drain
-from .errors import api_error
+from .errors import api_error, is_panic
 from .exchange import Exchange
 from .log import log_failure
 
@@ -54,8 +54,8 @@ class EventStream(Response):
             last = b"data: [DONE]\n\n"
         except ClientGone:
             raise
-        except Exception as error:
-            if not self._started:
+        except BaseException as error:
+            if not self._started or not (isinstance(error, Exception) or is_panic(error)):
                 raise
             told = api_error(error)
             log_failure(self._exchange, error, told)

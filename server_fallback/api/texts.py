@@ -16,6 +16,7 @@ from .exchange import exchange_of
 from .json_body import printable
 from .route import WITH_BODY, keyed_router
 from .service import Service
+from .validation import check_calls
 
 EMBEDDING: dict[str, Any] = {"response_model": EmbeddingResponse, "responses": WITH_BODY}
 
@@ -46,6 +47,7 @@ def tokenize_router(service: Service) -> APIRouter:
 
     @router.post("/tokenize", response_model=TokenizeResponse, responses=WITH_BODY)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        check_calls(body.messages or ())
         exchange = exchange_of(request)
         exchange.log["model"] = printable(body.model)
         executor = await service.models.executor(body.model)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..schema.chat import Message
 from .errors import ApiError
-from .json_body import printable
+from .json_body import check_inner_json, printable
 
 # Longer values are cut; what a client sent is not sent back whole.
 MAX_SHOWN = 60
@@ -34,6 +35,13 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     if kind.endswith(("_type", "_parsing")) or kind in ("int_from_float", "literal_error"):
         return ApiError(400, f"Invalid type or value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_type", param)
     return ApiError(400, f"Invalid value for {about}: {wanted}. Got {_shown(first['input'])}.", "invalid_value", param)
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """Arguments of calls are JSON in a text, which templates open. Raises ApiError (400) for those that nest too deeply to be rendered."""
+    for index, message in enumerate(messages):
+        for number, call in enumerate(message.tool_calls or ()):
+            check_inner_json(call.function.arguments, f"messages[{index}].tool_calls[{number}].function.arguments")
 
 
 def _path(error: Any, body: object) -> list[str | int]:

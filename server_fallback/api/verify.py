@@ -8,7 +8,7 @@ from ..engine.verification import Verification
 from ..executors.executor import Call, Verifies
 from ..schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, VerifyOpen, VerifyOpened
 from .drain import ClientGone
-from .errors import ApiError
+from .errors import ApiError, is_panic
 from .json_body import printable
 from .service import Service
 from .socket import Socket
@@ -23,7 +23,7 @@ def verify_router(service: Service) -> APIRouter:
         try:
             await socket.accept(PROTOCOL)
             socket.admit()
-            opened = await socket.next(VerifyOpen, service.config.body_timeout_seconds)
+            opened = await socket.next(VerifyOpen, service.config.body_timeout_seconds, hold=True)
             executor, stream = await begin(service, opened, socket)
             try:
                 await socket.tell(VerifyOpened(context=executor.context, max_drafts=executor.max_drafts))
@@ -34,7 +34,9 @@ def verify_router(service: Service) -> APIRouter:
             await socket.end()
         except ClientGone:
             return
-        except Exception as error:
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             await socket.fail(error)
 
     return router

@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> None:
     require_libraries("gateway")
     from ..api.app import create_app
     from ..api.log import configure_logs
+    from ..api.model_changes import ModelChanges
     from ..api.server import bind, run_server
     from ..api.traces import open_traces
     from ..executors.local_opener import LocalOpener, LocalOptions
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> None:
     async def started() -> None:
         try:
             with announcement.loading():
-                await registry.load(LoadRequest(model=options.near, name=options.name))
+                await ModelChanges(registry).load(LoadRequest(model=options.near, name=options.name))
         except Unavailable:
             if registry.closed:
                 # Stopped while the model loaded, which is no error.

@@ -1,10 +1,11 @@
-"""Options that are more than text: counts, seconds, sizes such as 4GB, and origins of pages."""
+"""Options that are more than text: counts, shares, seconds, sizes such as 4GB, networks, and origins of pages."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import re
+from ipaddress import ip_network
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
@@ -34,6 +35,25 @@ def seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{value} is no number of seconds")
     return value
+
+
+def share(text: str) -> float:
+    """Above 0, at most 1. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share; write a number above 0, and at most 1")
+    return value
+
+
+def network(text: str) -> str:
+    """An IP address, or a network as address/prefix. Raises ArgumentTypeError."""
+    try:
+        return str(ip_network(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; write an address such as 10.0.0.7, or a network such as 10.0.0.0/8") from error
 
 
 def origin(text: str) -> str:

@@ -13,7 +13,7 @@ from nearfar.compiler.bundle.manifest import EXPORTS
 from nearfar.compiler.cli.output import add_command
 from nearfar.compiler.errors import ToolError, Unavailable
 
-from .numbers import count, count_or_none, origin, seconds, size_bytes
+from .numbers import count, count_or_none, network, origin, seconds, share, size_bytes
 
 if TYPE_CHECKING:
     from ..api.config import ApiConfig
@@ -83,8 +83,24 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     )
     access.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="names that requests may call this server by")
     access.add_argument(
-        "--drain-seconds", type=seconds, default=30.0, metavar="S", help="for requests to end after SIGTERM (default: %(default)s)"
+        "--trusted-proxy", type=network, action="append", default=[], metavar="ADDRESS",
+        help="a proxy, or a network such as 10.0.0.0/8, whose X-Forwarded-For is believed; may be given several times",
+    )  # fmt: skip
+    access.add_argument(
+        "--client-share", type=share, default=0.5, metavar="SHARE",
+        help="the most that one client (a key or, without keys, an address) gets of the requests, answers, connections and memory for "
+        "requests; 1 reserves nothing for others (default: %(default)s)",
+    )  # fmt: skip
+    access.add_argument(
+        "--max-connections", type=count, default=4096, metavar="N", help="open at once; idle ones make room (default: %(default)s)"
     )
+    access.add_argument(
+        "--body-memory", type=size_bytes, default=256 << 20, metavar="SIZE", help="for the bodies of all running requests (default: 256MiB)"
+    )
+    access.add_argument(
+        "--drain-seconds", type=seconds, default=30.0, metavar="S",
+        help="for requests to end after SIGTERM or SIGHUP (default: %(default)s)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> None:
@@ -92,6 +108,7 @@ def run(options: argparse.Namespace) -> None:
     require_libraries("serve")
     from ..api.app import create_app
     from ..api.log import configure_logs
+    from ..api.model_changes import ModelChanges
     from ..api.server import bind, run_server
     from ..api.traces import open_traces
     from ..executors.devices import default_target, models_memory_bytes
@@ -116,7 +133,7 @@ def run(options: argparse.Namespace) -> None:
         try:
             with announcement.loading():
                 for request in requests:
-                    await registry.load(request)
+                    await ModelChanges(registry).load(request)
         except Unavailable:
             if registry.closed:
                 # Stopped while a model loaded, which is no error.
@@ -147,4 +164,13 @@ def api_config(options: argparse.Namespace, environment: Mapping[str, str]) -> A
     hosts = tuple(options.allowed_host)
     if not keys.keys and options.host in LOOPBACK:
         hosts = (*LOOPBACK, *hosts)
-    return ApiConfig(keys=keys, allowed_hosts=hosts, cors_origins=tuple(options.cors_origin), drain_seconds=options.drain_seconds)
+    return ApiConfig(
+        keys=keys,
+        allowed_hosts=hosts,
+        cors_origins=tuple(options.cors_origin),
+        max_connections=options.max_connections,
+        body_memory_bytes=options.body_memory,
+        client_share=options.client_share,
+        trusted_proxies=tuple(options.trusted_proxy),
+        drain_seconds=options.drain_seconds,
+    )

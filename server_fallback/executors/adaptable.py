@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class AdaptableExecutor(LocalExecutor):
         self._adapted: dict[str, AdaptedExecutor] = {}
 
     async def load_adapter(self, name: str, path: str) -> None:
-        states = await asyncio.to_thread(read_adapter, Path(path).expanduser(), self._manifest)
+        states = await asyncio.to_thread(read_adapter, Path(os.path.expanduser(path)), self._manifest)
         await self._token_engine.load_adapter(name, states)
         self._adapted[name] = AdaptedExecutor(self._token_engine, replace(self._text_model, name=name), workers=self._workers, adapter=name)
 

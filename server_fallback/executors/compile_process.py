@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
-from nearfar.compiler.errors import NearfarError, ToolError
+from nearfar.compiler.errors import NearfarError, OutputError, ToolError, reason_of
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 
-from .bundle_cache import bundle_place
+from .bundle_cache import VARIABLE, bundle_place
 
 Progress = Callable[[str, int, int], None]
 
@@ -31,7 +33,7 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
 
     Several processes that want the same one wait for the first. Cancelled, it leaves nothing. Raises as `compile_any`.
     """
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     if folder.is_dir():
         place = await asyncio.to_thread(bundle_place, folder, options)
         if is_there(place):
@@ -77,7 +79,15 @@ def compile_once(model: str, options: CompileOptions) -> Path:
     from filelock import FileLock
 
     place = bundle_place(load(model).path, options)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # A lock would wait for ever in a folder that cannot be written.
+        with TemporaryFile(dir=place.parent):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"{place.parent}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a folder that can be written"
+        ) from error
     say(place=str(place))
     with FileLock(place.with_name(f"{place.name}.lock")):
         if not is_there(place):

@@ -26,11 +26,11 @@ from ..schema.verify import VerifyOpen
 class Call:
     """The context of a request. ``deadline`` is a time of `time.monotonic`; ``headers`` are passed on to other servers (traceparent).
 
-    ``client`` identifies the sender, so that work can be shared fairly: "key NAME", or "address IP" if the server has no keys; "" for calls
-    of the server itself. ``priority`` is final: the requested one, limited to what the key allows. For each answer, our own executors call
-    ``observe_queue`` with the seconds until the device received its first token, and ``observe_token`` with the id of each of its tokens.
-    Before that, they call ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors
-    call none of these.
+    ``client`` identifies the sender, so that work can be shared fairly: "key NAME", or "address IP" if the server has no keys (the /64
+    network for IPv6); "" for calls of the server itself. ``priority`` is final: the requested one, limited to what the key allows. For each
+    answer, our own executors call ``observe_queue`` with the seconds until the device received its first token, and ``observe_token`` with
+    the id of each of its tokens. Before that, they call ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens,
+    at most 32. Other executors call none of these.
     """
 
     request_id: str
@@ -164,6 +164,7 @@ class Drafts(Executor, Protocol):
 @dataclass(frozen=True, slots=True)
 class Opening:
     """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``embeds``: it only makes embeddings.
+    ``answers_at_once`` is how many answers it can run and queue, None if that is not known.
 
     ``open`` may take minutes. If it fails, it leaves nothing open.
     """
@@ -172,6 +173,7 @@ class Opening:
     memory_bytes: int | None
     open: Callable[[], Awaitable[Executor]]
     embeds: bool = False
+    answers_at_once: int | None = None
 
 
 class Opener(Protocol):
@@ -196,6 +198,9 @@ class Models(Protocol):
 
     def states(self) -> Mapping[str, ExecutorState]:
         """The state of each model (no aliases, no adapters); models that are still loading are not ready. Cheap: read for every scrape."""
+
+    def answers_at_once(self, name: str) -> int | None:
+        """How many answers the model of a name can run and queue; None if that is not known. Raises UnknownModel."""
 
     async def executor(self, name: str) -> Executor:
         """The executor for a name; an adapter's executor applies the adapter. Raises UnknownModel. Returns at once."""

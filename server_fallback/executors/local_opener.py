@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Literal
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
 from nearfar.compiler.demo import DEMOS
+from nearfar.compiler.errors import RequestError, reason_of
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Runner
@@ -106,7 +108,9 @@ class LocalOpener:
                 raise
 
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
-        return Opening(name, memory_bytes, open_it, embeds=planned.bundle.manifest.embedding is not None)
+        limits, embeds = planned.memory.limits, planned.bundle.manifest.embedding is not None
+        answers = min(limits.sequences, limits.rows) + options.max_waiting
+        return Opening(name, memory_bytes, open_it, embeds, answers)
 
     async def _workers(self, model: TextModel) -> TextWorkers:
         """Raises CheckpointError for a chat template that is not valid."""
@@ -126,6 +130,10 @@ class LocalOpener:
         speculation = None
         if options.draft is not None and manifest.embedding is None:
             speculation = Speculation("ngram" if draft is None else "draft", options.draft_tokens)
+        # Both are read from the bundle once: it may be deleted while the model is served.
+        _ = text.tokenizer_sha256
+        if manifest.embedding is None:
+            _ = text.vocabulary
         with ExitStack() as opened:
             runner = planned.open_runner()
             opened.callback(runner.close)
@@ -159,8 +167,14 @@ class LocalOpener:
         return Planned(bundle, memory)
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:
-        path = DEMOS.get(model) or Path(model).expanduser()
-        if (path / MANIFEST_FILE).is_file():
+        path = DEMOS.get(model) or Path(os.path.expanduser(model))
+        try:
+            is_bundle, is_folder = (path / MANIFEST_FILE).is_file(), path.is_dir()
+        except (OSError, ValueError) as error:
+            raise RequestError(
+                f"{model}: cannot be read: {reason_of(error)}; give a folder, or a name on the hub", param="model"
+            ) from error
+        if is_bundle:
             return await asyncio.to_thread(open_any, path)
         options = self._options
         target = options.target or default_target()
@@ -172,6 +186,6 @@ class LocalOpener:
             kv=options.kv,
             lora_rank=options.lora_rank,
         )
-        name = str(path) if path.is_dir() else model
+        name = str(path) if is_folder else model
         place = await compiled(name, wanted, lambda phase, done, total: self._progress(model, phase, done, total))
         return await asyncio.to_thread(open_any, place)

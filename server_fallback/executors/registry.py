@@ -34,6 +34,7 @@ class Entry:
     executor: Executor | None = None
     memory_bytes: int = 0
     embeds: bool = False
+    answers_at_once: int | None = None
     aliases: list[str] = field(default_factory=list)
     adapters: list[str] = field(default_factory=list)
 
@@ -66,6 +67,9 @@ class Registry:
 
     def embeds(self, name: str) -> bool:
         return self._find(name).embeds
+
+    def answers_at_once(self, name: str) -> int | None:
+        return self._find(name).answers_at_once
 
     async def executor(self, name: str) -> Executor:
         entry = self._find(name)
@@ -150,6 +154,7 @@ class Registry:
             opening = await self._opener.prepare(entry.model, entry.name)
             entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
             entry.embeds = opening.embeds
+            entry.answers_at_once = opening.answers_at_once
             entry.executor = await opening.open()
             entry.loading = None
             return self._cards_of(entry)[0]
@@ -191,7 +196,7 @@ class Registry:
             if name in entry.names():
                 return entry
         names = ", ".join(card.id for card in self.cards()) or "none"
-        raise UnknownModel(f"the model {name!r} is not loaded; loaded: {names}", param="model")
+        raise UnknownModel(f"the model {name[:100]!r} is not loaded; loaded: {names}", param="model")
 
     def _reserve(self, names: Sequence[str]) -> None:
         taken = {name for entry in self._entries.values() for name in entry.names()}

@@ -28,7 +28,13 @@ class HybridOpener:
     async def prepare(self, model: str, name: str | None) -> Opening:
         require_sides(self._policy, near=True, far=self._far)
         near = await self._near.prepare(model, name)
-        return Opening(near.name, near.memory_bytes, lambda: open_hybrid(near.name, near.open, self._far, self._policy), near.embeds)
+        return Opening(
+            near.name,
+            near.memory_bytes,
+            lambda: open_hybrid(near.name, near.open, self._far, self._policy),
+            near.embeds,
+            near.answers_at_once,
+        )
 
 
 async def open_hybrid(

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from .common import Answer, Items, Request
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+# A NUL or a line break is no part of a path that works, nor of a name that a log can show.
+Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class ModelCard(Answer):

@@ -20,13 +20,13 @@ async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Pie
             async for piece in only:
                 yield 0, piece
         return
-    news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | Exception]] = asyncio.Queue()
+    news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]] = asyncio.Queue()
     tasks = [asyncio.create_task(_forward(index, choice, news)) for index, choice in enumerate(choices)]
     try:
         running = len(choices)
         while running:
             index, item = await news.get()
-            if isinstance(item, Exception):
+            if isinstance(item, BaseException):
                 raise item
             running -= isinstance(item, ChoiceEnd)
             yield index, item
@@ -36,13 +36,15 @@ async def answer_all(choices: Sequence[Choice]) -> AsyncGenerator[tuple[int, Pie
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forward(index: int, choice: Choice, news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | Exception]]) -> None:
+async def _forward(index: int, choice: Choice, news: asyncio.Queue[tuple[int, Piece | ChoiceEnd | BaseException]]) -> None:
     try:
         async with aclosing(choice):
             async for item in choice:
                 news.put_nowait((index, item))
-    except Exception as error:
-        # It is raised where the answers are read.
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        # It is raised where the answers are read. A panic of tokenizers is no Exception, and would leave the reader waiting.
         news.put_nowait((index, error))
 
 

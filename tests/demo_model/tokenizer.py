@@ -1,6 +1,6 @@
 """The demo's tokenizer: byte-level BPE trained on the demo's own language, with one token per digit, and its chat template.
 
-A conversation is ``<bos>`` and then, for each turn, ``<user>prompt<end><assistant>answer<end>``.
+A conversation is ``<bos>`` and then, for each turn, ``<user>prompt<end><assistant>answer<end>``. A system message is ``text<end>``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SPECIAL_TOKENS = ("<bos>", "<user>", "<assistant>", "<end>", "<pad>")
 BOS, USER, ASSISTANT, END, PAD = range(len(SPECIAL_TOKENS))
 # A digit is always a token of its own: digits that merge would hide the columns of a sum.
 PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
-# Roles other than user and assistant are refused; the model has never seen a system prompt.
+# The model was not trained on system messages and ignores what precedes the last question, so their text is context without a role.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] not in ['user', 'assistant'] %}"
-    "{{ raise_exception('the roles are user and assistant, not ' + message['role']) }}{% endif %}"
-    "{{ '<' + message['role'] + '>' + message['content'] + '<end>' }}{% endfor %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + '<end>' }}"
+    "{% elif message['role'] in ['user', 'assistant'] %}{{ '<' + message['role'] + '>' + message['content'] + '<end>' }}"
+    "{% else %}{{ raise_exception('the roles are system, user and assistant, not ' + message['role']) }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 

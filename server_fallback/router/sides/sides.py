@@ -281,7 +281,7 @@ LACKS = {
     "near_unavailable": "the near model cannot answer now, and the far side may not or cannot",
     "offline": "there is no far side, and the near one may not or cannot answer",
     "circuit_open": "the side that may answer has failed and is left alone for a while; ask again soon",
-    "context": "the prompt and the answer are longer than the context of the side that may answer; shorten the prompt, or ask for less",
+    "context": "prompt and answer exceed the maximum context length of the side that may answer; shorten the prompt, or ask for less",
     "tools": "the side that may answer calls no tools; leave tools out",
     "vision": "the side that may answer sees no images; leave them out",
     "language": "the side that may answer does not speak this language",

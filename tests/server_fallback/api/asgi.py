@@ -73,6 +73,7 @@ class Held:
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
+            "client": ("127.0.0.1", 5000),
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         }
         self.task = asyncio.create_task(app(scope, self._receive, self.sent.put))

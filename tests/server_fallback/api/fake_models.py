@@ -37,7 +37,7 @@ class FakeExecutor:
 
     pieces: Sequence[str] = ("Hel", "lo", "!")
     delay_seconds: float = 0.0
-    error: Exception | None = None
+    error: BaseException | None = None
     error_at: int = 0
     context: int = 256
     current: ExecutorState = field(default_factory=lambda: ExecutorState(ready=True, detail="fake", memory_bytes=1000))
@@ -129,11 +129,12 @@ class FakeExecutor:
 
 @dataclass
 class FakeModels:
-    """One model, "fake", an alias of it, "other/name", and what is loaded."""
+    """One model, "fake", an alias of it, "other/name", and what is loaded. Each can run and queue ``most_answers``."""
 
     fake: FakeExecutor = field(default_factory=FakeExecutor)
     loaded: dict[str, FakeExecutor] = field(default_factory=dict)
     load_error: Exception | None = None
+    most_answers: int | None = None
     closed_after: float | None = None
 
     def cards(self) -> Sequence[ModelCard]:
@@ -145,6 +146,9 @@ class FakeModels:
 
     def states(self) -> Mapping[str, ExecutorState]:
         return {"fake": self.fake.state(), **{name: executor.state() for name, executor in self.loaded.items()}}
+
+    def answers_at_once(self, name: str) -> int | None:  # noqa: ARG002
+        return self.most_answers
 
     async def executor(self, name: str) -> FakeExecutor:
         if name in ("fake", "other/name"):

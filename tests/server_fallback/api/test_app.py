@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,9 @@ def test_only_admins_load_and_unload(keys: Keys) -> None:
         assert code(await ask_app(app, *load, **ADMIN)) == (503, "unavailable")
         models.load_error = CheckpointError("config.json is missing")
         assert code(await ask_app(app, *load, **ADMIN)) == (400, "checkpoint_error")
+        # Of a model that is served it is not the client's fault.
+        models.fake.error = CheckpointError("tokenizer.json is missing")
+        assert code(await ask_app(app, "POST", CHAT, HI, **WEB)) == (503, "checkpoint_error")
 
     run(work())
     assert code(ask("POST", "/v1/models/load", {"model": "/bundle"})) == (403, "admin_key_required")
@@ -162,11 +166,69 @@ def test_a_name_that_points_here_is_not_enough() -> None:
 
 def test_readiness_follows_the_models() -> None:
     models = FakeModels()
-    assert ask("GET", "/health/ready", models=models).json() == {"status": "ready", "models": {"fake": True}}
-    models.fake.current = ExecutorState(ready=False, detail="loading")
+    assert ask("GET", "/health/ready", models=models).json() == {"status": "ready", "models": {"fake": True}, "not_ready": {}}
+    healthy = ask("GET", "/health", models=models)
+    assert (healthy.status_code, healthy.content) == (200, b"")
+    # One that loads, or broke, takes nothing from those that answer.
+    models.loaded["new"] = FakeExecutor(current=ExecutorState(ready=False, detail="loading"))
+    one_of_two = ask("GET", "/health/ready", models=models)
+    assert one_of_two.json() == {"status": "ready", "models": {"fake": True, "new": False}, "not_ready": {"new": "loading"}}
+    assert one_of_two.status_code == 200
+    models.fake.current = ExecutorState(ready=False, detail="closed")
     waiting = ask("GET", "/health/ready", models=models)
     assert (waiting.status_code, waiting.json()["status"]) == (503, "not ready")
+    assert ask("GET", "/health", models=models).status_code == 503
     assert ask("GET", "/health/live", models=models).status_code == 200
+    assert ask("GET", "/health/ready", models=FakeModels()).status_code == 200
+
+
+def test_the_version_is_told_as_vllm_does() -> None:
+    assert ask("GET", "/version").json() == {"version": version("nearfar")}
+
+
+def test_one_client_does_not_shut_out_others_nor_health() -> None:
+    async def work() -> None:
+        models = FakeModels(FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.01), most_answers=8)
+        app = create_app(models, ApiConfig(max_concurrent_requests=4, trusted_proxies=("127.0.0.1",)))
+        greedy, other = {"x-forwarded-for": "192.0.2.1"}, {"x-forwarded-for": "192.0.2.2"}
+        held = [Held(app, CHAT, {**HI, "stream": True}, greedy) for _ in range(2)]
+        while models.fake.open < 2:
+            await asyncio.sleep(0.001)
+        assert code(await ask_app(app, "POST", CHAT, HI, **greedy)) == (429, "client_limit_exceeded")
+        models.fake.pieces = ["a"]
+        assert code(await ask_app(app, "POST", CHAT, {**HI, "n": 4}, **other)) == (200, None)
+        # Never, not only now.
+        assert code(await ask_app(app, "POST", CHAT, {**HI, "n": 5}, **other)) == (400, "invalid_value")
+        held += [Held(app, CHAT, {**HI, "stream": True}, other) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert code(await ask_app(app, "POST", CHAT, HI, x_forwarded_for="192.0.2.3")) == (429, "server_full")
+        for path in ("/health", "/health/live", "/health/ready", "/version", "/metrics"):
+            assert (await ask_app(app, "GET", path, **greedy)).status_code == 200
+        for each in held:
+            each.go()
+        await asyncio.gather(*(each.task for each in held))
+        limiter = app.state.service.limiter
+        assert (limiter.running, limiter.body_bytes) == (0, 0)
+
+    run(work())
+
+
+def test_bodies_of_one_client_take_a_share_of_the_memory() -> None:
+    async def work() -> None:
+        models = FakeModels(FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.01))
+        app = create_app(models, ApiConfig(body_memory_bytes=4000))
+        long = {**HI, "user": "x" * 1500}
+        held = Held(app, CHAT, long)
+        while not models.fake.open:
+            await asyncio.sleep(0.001)
+        assert code(await ask_app(app, "POST", CHAT, long)) == (429, "client_limit_exceeded")
+        models.fake.pieces = ["a"]
+        assert code(await ask_app(app, "POST", CHAT, HI)) == (200, None)
+        held.go()
+        await held.task
+        assert code(await ask_app(app, "POST", CHAT, long)) == (200, None)
+
+    run(work())
 
 
 def test_embeddings_and_tokens() -> None:

@@ -20,6 +20,7 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.connection import MAX_HEADER_BYTES
 from nearfar.server_fallback.api.server import bind
 
+CROWDED = ApiConfig(max_connections=8)
 CONFIG = ApiConfig(max_body_bytes=100_000, body_timeout_seconds=0.3, write_timeout_seconds=0.3, header_timeout_seconds=0.5)
 # More than what the kernel keeps for a reader that does not read.
 LONG = FakeExecutor(pieces=["x" * 100_000] * 1000)
@@ -153,6 +154,24 @@ def test_a_thousand_connections_that_stand_around_hold_up_nobody(port: int, mode
         started = time.monotonic()
         assert alive(port)
         assert time.monotonic() - started < 2
+
+
+def test_health_answers_when_one_client_has_taken_all_its_connections() -> None:
+    models = FakeModels(FakeExecutor(pieces=["a"] * 10_000, delay_seconds=0.005))
+    with live_server(models, CROWDED) as live, ExitStack() as stack:
+        socks = [stack.enter_context(connect(live.port)) for _ in range(20)]
+        wait_until(lambda: len(live.server.open_connections) == 4)
+        assert httpx.get(f"http://127.0.0.1:{live.port}/health/live").status_code == 200
+        # The oldest of those that do nothing were closed.
+        assert read_to_end(socks[0]) == b""
+        socks[-1].sendall(request({**HI, "stream": True}))
+        wait_until(lambda: models.fake.open == 1)
+        for _ in range(8):
+            stack.enter_context(connect(live.port))
+        assert httpx.get(f"http://127.0.0.1:{live.port}/health/live").status_code == 200
+        assert models.fake.open == 1
+        stack.close()
+        wait_until(lambda: len(live.server.open_connections) == 0)
 
 
 def test_many_at_once_are_each_answered_with_their_own(port: int, models: FakeModels) -> None:

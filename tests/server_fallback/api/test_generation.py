@@ -87,7 +87,7 @@ def test_text_completions_whole_and_streamed() -> None:
 ERRORS: list[tuple[Exception, int, str, str | None]] = [
     (RequestError("too long", param="messages", code="context_length_exceeded"), 400, "context_length_exceeded", "messages"),
     (RequestError("no"), 400, "invalid_value", None),
-    (BundleError("torn"), 400, "bundle_error", None),
+    (BundleError("torn"), 503, "bundle_error", None),
     (QueueFull("full", retry_after_seconds=2.5), 429, "queue_full", None),
     (DeadlineExceeded("late"), 503, "deadline_exceeded", None),
     (Unavailable("later"), 503, "unavailable", None),

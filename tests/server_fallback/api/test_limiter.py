@@ -1,6 +1,8 @@
-"""Rates and concurrency, on a clock that the test turns."""
+"""Rates, and what clients have at once, on a clock that the test turns."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,18 +12,30 @@ from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.keys import ApiKey
 from nearfar.server_fallback.api.limiter import Limiter
 
+A, B = "address 192.0.2.1", "address 192.0.2.2"
 
-def admitted(limiter: Limiter, key: ApiKey | None) -> bool:
+
+def limiter_of(requests: int = 100, body_bytes: int = 100, share: float = 1.0, clock: Callable[[], float] = lambda: 0.0) -> Limiter:
+    return Limiter(requests, body_bytes, share, clock)
+
+
+def admitted(limiter: Limiter, key: ApiKey, answers: int = 1) -> bool:
+    return refusal(limiter, key, answers) is None
+
+
+def refusal(limiter: Limiter, key: ApiKey | None, answers: int = 1, client: str = A, body_bytes: int = 0) -> tuple[int, str | None] | None:
     try:
-        with limiter.admit(key):
-            return True
-    except ApiError:
-        return False
+        with limiter.admit(client if key is None else f"key {key.name}", key) as admission:
+            admission.body(body_bytes)
+            admission.answers(answers, 100)
+            return None
+    except ApiError as error:
+        return error.status, error.code
 
 
 def test_a_minute_s_worth_may_come_at_once_then_as_time_allows() -> None:
     now = [0.0]
-    limiter = Limiter(100, lambda: now[0])
+    limiter = limiter_of(clock=lambda: now[0])
     key = ApiKey("a", b"", requests_per_minute=6)
     assert [admitted(limiter, key) for _ in range(7)] == [True] * 6 + [False]
     now[0] = 9.9
@@ -31,12 +45,24 @@ def test_a_minute_s_worth_may_come_at_once_then_as_time_allows() -> None:
     assert admitted(limiter, ApiKey("b", b"", requests_per_minute=6))
 
 
+def test_each_answer_of_a_request_counts_for_the_rate() -> None:
+    now = [0.0]
+    limiter = limiter_of(clock=lambda: now[0])
+    key = ApiKey("a", b"", requests_per_minute=6)
+    assert refusal(limiter, key, 7) == (400, "invalid_value")
+    now[0] = 60.0
+    assert admitted(limiter, key, 4)
+    assert refusal(limiter, key, 3) == (429, "rate_limit_exceeded")
+    now[0] = 80.0
+    assert admitted(limiter, key, 3)
+
+
 def test_retry_after_is_when_it_works_again() -> None:
     now = [0.0]
-    limiter = Limiter(100, lambda: now[0])
+    limiter = limiter_of(clock=lambda: now[0])
     key = ApiKey("a", b"", requests_per_minute=0.5)
     assert admitted(limiter, key)
-    with pytest.raises(ApiError) as refused, limiter.admit(key):
+    with pytest.raises(ApiError) as refused, limiter.admit("key a", key):
         pass
     assert refused.value.status == 429
     now[0] = float(refused.value.headers["Retry-After"])
@@ -45,29 +71,70 @@ def test_retry_after_is_when_it_works_again() -> None:
 
 
 def test_a_key_and_the_server_have_their_most_at_once() -> None:
-    limiter = Limiter(3)
+    limiter = limiter_of(requests=3)
     key = ApiKey("a", b"", max_concurrent=2)
-    with limiter.admit(key), limiter.admit(key):
-        assert not admitted(limiter, key)
-        assert admitted(limiter, None)
-        with limiter.admit(None):
-            assert not admitted(limiter, None)
+    with limiter.admit("key a", key), limiter.admit("key a", key):
+        assert refusal(limiter, key) == (429, "concurrency_limit_exceeded")
+        with limiter.admit(A, None):
+            assert refusal(limiter, None, client=B) == (429, "server_full")
     assert limiter.running == 0
-    assert admitted(limiter, key)
+    assert admitted(limiter, key, 2)
+    assert refusal(limiter, key, 3) == (400, "invalid_value")
+
+
+def test_one_client_gets_its_share_of_requests_and_the_rest_is_for_others() -> None:
+    limiter = limiter_of(requests=4, share=0.5)
+    with limiter.admit(A, None), limiter.admit(A, None):
+        assert refusal(limiter, None, client=A) == (429, "client_limit_exceeded")
+        assert refusal(limiter, None, client=B) is None
+        assert refusal(limiter, ApiKey("a", b"")) is None
+    assert refusal(limiter, None, client=A) is None
+
+
+def test_one_client_gets_its_share_of_a_model_s_answers() -> None:
+    limiter = limiter_of(share=0.5)
+    with limiter.admit(A, None) as first:
+        first.answers(30, 100)
+        assert refusal(limiter, None, 21) == (429, "client_limit_exceeded")
+        assert refusal(limiter, None, 20) is None
+        assert refusal(limiter, None, 50, client=B) is None
+        assert refusal(limiter, None, 51, client=B) == (400, "invalid_value")
+    assert refusal(limiter, None, 50) is None
+
+
+def test_bytes_of_bodies_are_bounded_for_a_client_and_for_all() -> None:
+    limiter = limiter_of(body_bytes=100, share=0.5)
+    with limiter.admit(A, None) as first, limiter.admit(B, None) as second:
+        first.body(20)
+        first.body(20)
+        assert refusal(limiter, None, client=A, body_bytes=11) == (429, "client_limit_exceeded")
+        assert refusal(limiter, None, client=A, body_bytes=10) is None
+        second.body(50)
+        assert refusal(limiter, None, client="address 192.0.2.3", body_bytes=11) == (429, "server_full")
+    assert limiter.body_bytes == 0
+    assert refusal(limiter, None, client=A, body_bytes=50) is None
+
+
+def test_an_address_that_has_nothing_leaves_nothing() -> None:
+    limiter = limiter_of()
+    for number in range(10):
+        assert refusal(limiter, None, client=f"address 192.0.2.{number}", body_bytes=1) is None
+    assert limiter._uses == {}
 
 
 def test_what_is_left_is_told() -> None:
-    limiter = Limiter(3, lambda: 0.0)
-    with limiter.admit(ApiKey("a", b"", requests_per_minute=60)) as headers:
-        assert headers["x-ratelimit-limit-requests"] == "60"
-        assert headers["x-ratelimit-remaining-requests"] == "59"
-        assert headers["x-ratelimit-reset-requests"] == "1.000s"
+    with limiter_of().admit("key a", ApiKey("a", b"", requests_per_minute=60)) as admission:
+        assert admission.headers["x-ratelimit-limit-requests"] == "60"
+        assert admission.headers["x-ratelimit-remaining-requests"] == "59"
+        assert admission.headers["x-ratelimit-reset-requests"] == "1.000s"
+        admission.answers(3, 100)
+        assert admission.headers["x-ratelimit-remaining-requests"] == "57"
 
 
 @given(st.floats(0.1, 1000), st.lists(st.floats(0, 30), max_size=60))
 def test_never_more_than_the_bucket_and_what_time_adds(per_minute: float, waits: list[float]) -> None:
     now = [0.0]
-    limiter = Limiter(100, lambda: now[0])
+    limiter = limiter_of(clock=lambda: now[0])
     key = ApiKey("a", b"", requests_per_minute=per_minute)
     passed = 0
     for wait in waits:

@@ -18,13 +18,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from nearfar.compiler.errors import RequestError
+from nearfar.compiler.errors import CheckpointError, RequestError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.api.log import LOGGER, JsonFormatter
+from nearfar.server_fallback.api.model_changes import ModelChanges
 from nearfar.server_fallback.api.traces import Traces, open_traces
 from nearfar.server_fallback.executors.executor import ExecutorState
+from nearfar.server_fallback.schema.models import LoadRequest
 
 CHAT = "/v1/chat/completions"
 SECRET: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "SECRET"}]}
@@ -132,6 +134,38 @@ def test_a_request_is_a_line_of_json(log: io.StringIO) -> None:
     )
     assert line["seconds"] >= line["first_token_seconds"] >= 0
     assert line["time"].endswith("Z")
+
+
+def test_who_asks_and_which_models_come_and_go_is_logged(log: io.StringIO) -> None:
+    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "admin=sk-admin-12345678"}), trusted_proxies=("127.0.0.0/8",))
+    asked: dict[str, str] = {"authorization": "Bearer sk-admin-12345678", "x_forwarded_for": "192.0.2.1"}
+
+    async def work() -> None:
+        models = FakeModels()
+        app = create_app(models, config)
+        await ask_app(app, "POST", "/v1/models/load", {"model": "/bundles/m", "name": "new"}, **asked)
+        await ask_app(app, "POST", "/v1/models/unload", {"model": "new"}, **asked)
+        await ask_app(app, "POST", "/v1/load_lora_adapter", {"lora_name": "poet", "lora_path": "/adapters/poet"}, **asked)
+        await ask_app(app, "POST", "/v1/unload_lora_adapter", {"lora_name": "poet"}, **asked)
+        models.load_error = CheckpointError("/bundles/m: is missing")
+        await ask_app(app, "POST", "/v1/models/load", {"model": "/bundles/m"}, **asked)
+        await ModelChanges(FakeModels()).load(LoadRequest(model="demo"))
+
+    run(work())
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert {line["address"] for line in lines if line["event"] == "request"} == {"192.0.2.1"}
+    changes = [line for line in lines if line["event"] != "request"]
+    assert [(line["event"], line["name"], line["by"]) for line in changes] == [
+        ("model_loaded", "new", "key admin"),
+        ("model_unloaded", "new", "key admin"),
+        ("adapter_loaded", "poet", "key admin"),
+        ("adapter_unloaded", "poet", "key admin"),
+        ("model_change_failed", "/bundles/m", "key admin"),
+        ("model_loaded", "demo", "command line"),
+    ]
+    assert {"model": "/bundles/m", "memory_bytes": 1000, "address": "192.0.2.1"}.items() <= changes[0].items()
+    assert changes[0]["seconds"] >= 0
+    assert {"change": "model_loaded", "error": "checkpoint_error", "message": "/bundles/m: is missing"}.items() <= changes[4].items()
 
 
 def test_no_prompt_and_no_key_is_logged(log: io.StringIO) -> None:

@@ -43,9 +43,34 @@ print("closed" if models.closed_after is not None else "left open", flush=True)
 """
 
 
+# A thread that never ends keeps Python from ending.
+HANGING = """
+import asyncio, sys, threading, time
+from fake_models import FakeModels
+from nearfar.server_fallback.api import server
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.log import configure_logs
+
+configure_logs(sys.stderr)
+server.STUCK_SECONDS = 0.3
+listener = server.bind("127.0.0.1", 0)
+
+def hang():
+    time.sleep(1000)
+
+async def started():
+    asyncio.get_running_loop().run_in_executor(None, hang)
+    threading.Thread(target=hang).start()
+    print(listener.getsockname()[1], flush=True)
+
+server.run_server(create_app(FakeModels(), ApiConfig(drain_seconds=0)), listener, started)
+"""
+
+
 @contextmanager
-def process() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-c", PROGRAM]
+def process(program: str = PROGRAM) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent) as running:
         try:
             assert running.stdout is not None
@@ -88,6 +113,15 @@ def test_sigterm_turns_new_requests_away_finishes_the_old_and_ends_with_0() -> N
         assert {"event": "draining", "signal": "SIGTERM", "seconds": 10}.items() <= lines[0].items()
         streamed = next(line for line in lines if line.get("completion_tokens"))
         assert (streamed["route"], streamed["status"], streamed["finish_reason"]) == ("/v1/chat/completions", 200, "stop")
+
+
+def test_the_end_of_the_terminal_ends_a_server_in_which_a_thread_hangs() -> None:
+    with process(HANGING) as (running, _):
+        running.send_signal(signal.SIGHUP)
+        _, log = running.communicate(timeout=10)
+        draining, stuck = (json.loads(line) for line in log.splitlines())
+        assert (running.returncode, draining["signal"], stuck["event"]) == (1, "SIGHUP", "stuck")
+        assert len([thread for thread in stuck["threads"] if thread.endswith(" hang")]) == 2
 
 
 def test_what_outlives_the_drain_is_told_and_cut_off() -> None:

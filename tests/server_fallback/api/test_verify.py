@@ -12,10 +12,10 @@ import pytest
 from asgi import run
 from fake_models import FakeExecutor
 from hash_model import VOCAB, answer_of
-from live_server import LiveServer
+from live_server import LiveServer, wait_until
 from verifying_executor import VerifyingExecutor, served
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import ApiKey, Keys, read_keys
@@ -159,6 +159,23 @@ def test_an_open_stream_counts_against_its_keys_limit() -> None:
             async with asking(server, additional_headers=headers) as third:
                 await say(third, opening())
                 assert (await heard(third))["type"] == "opened"
+
+    run(work())
+
+
+def test_a_websocket_counts_among_the_connections_until_it_closes() -> None:
+    async def work() -> None:
+        async with served(config=ApiConfig(max_connections=4)) as server:
+            limiter, connections = server.server._service.limiter, server.server.open_connections
+            async with asking(server) as first, asking(server):
+                await say(first, opening())
+                assert (await heard(first))["type"] == "opened"
+                assert (len(connections), limiter.running) == (2, 2)
+                assert limiter.body_bytes == len(json.dumps(opening()))
+                with pytest.raises((ConnectionError, EOFError, InvalidHandshake)):
+                    await asking(server)
+            await asyncio.to_thread(wait_until, lambda: len(connections) == 0)
+            assert (limiter.running, limiter.body_bytes) == (0, 0)
 
     run(work())
 

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from nearfar.server_fallback.cli.numbers import count, origin, seconds, size_bytes
+from nearfar.server_fallback.cli.numbers import count, network, origin, seconds, share, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,20 @@ def test_seconds() -> None:
     for text in ("-1", "nan", "inf", "soon"):
         with pytest.raises(argparse.ArgumentTypeError):
             seconds(text)
+
+
+def test_shares() -> None:
+    assert (share("0.25"), share("1")) == (0.25, 1)
+    for text in ("0", "1.1", "-1", "nan", "half"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            share(text)
+
+
+def test_networks() -> None:
+    assert [network(text) for text in ("10.0.0.7", "10.0.0.0/8", "::1")] == ["10.0.0.7/32", "10.0.0.0/8", "::1/128"]
+    for text in ("10.0.0.1/8", "proxy.example", "*", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="write an address such as"):
+            network(text)
 
 
 @pytest.mark.parametrize("text", ["https://example.org", "http://localhost:8080", "capacitor://localhost", "*"])

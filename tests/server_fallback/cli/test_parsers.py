@@ -7,13 +7,25 @@ import sys
 
 import pytest
 
-from nearfar.compiler.cli import main
+from nearfar.compiler.cli import main, make_parser
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.cli.serve import api_config
 
 
 def test_the_command_line_loads_nothing_of_the_server() -> None:
     slow = ("fastapi", "httpx", "uvicorn", "prometheus_client", "nearfar.server_fallback.schema", "nearfar.server_fallback.executors")
     code = f"import sys, nearfar.compiler.cli as cli; cli.make_parser(); print([name for name in {slow!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["serve demo", "gateway --near demo --far http://127.0.0.1:9 --policy p.json"])
+def test_what_a_client_may_have_comes_from_the_command_line(command: str) -> None:
+    limits = "--client-share 0.25 --max-connections 100 --body-memory 1MB --trusted-proxy 10.0.0.7 --trusted-proxy 10.1.0.0/16"
+    config = api_config(make_parser().parse_args([*command.split(), *limits.split()]), {})
+    assert (config.client_share, config.max_connections, config.body_memory_bytes) == (0.25, 100, 1_000_000)
+    assert config.trusted_proxies == ("10.0.0.7/32", "10.1.0.0/16")
+    default = api_config(make_parser().parse_args(command.split()), {})
+    assert default == ApiConfig(allowed_hosts=default.allowed_hosts)
 
 
 def test_a_server_without_its_libraries_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.errors import CheckpointError, RequestError, ToolError, UnsupportedModel
+from nearfar.compiler.errors import CheckpointError, OutputError, RequestError, ToolError, UnsupportedModel
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.server_fallback.executors.bundle_cache import bundle_place, cache_folder
-from nearfar.server_fallback.executors.compile_process import compiled, error_of
+from nearfar.server_fallback.executors.compile_process import compile_once, compiled, error_of
 
 OPTIONS = CompileOptions(target="webgpu", context=64, activations=("float32",), self_test=False)
 
@@ -78,6 +78,17 @@ def test_what_the_compiler_says_comes_through(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
     with pytest.raises(UnsupportedModel, match="'mamba2' is not supported"):
         asyncio.run(compiled(str(tmp_path), OPTIONS))
+
+
+@pytest.mark.parametrize("folder", ["/proc/nearfar", "/proc/sys"], ids=["cannot be made", "cannot be written"])
+def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_variable(
+    folder: str, tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/proc/sys").is_dir():
+        pytest.skip("there is no /proc, where not even root may write")
+    monkeypatch.setenv("NEARFAR_CACHE", folder)
+    with pytest.raises(OutputError, match=f"{folder}: compiled models cannot be stored here: .*set NEARFAR_CACHE"):
+        compile_once(str(tiny_checkpoints["qwen3"]), OPTIONS)
 
 
 def test_errors_keep_their_kind_and_details() -> None:

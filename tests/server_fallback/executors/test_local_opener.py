@@ -18,7 +18,7 @@ from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.executors import devices, local_opener
 from nearfar.server_fallback.executors.devices import Gpu
-from nearfar.server_fallback.executors.executor import Call, Executor, Opening
+from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities
 from nearfar.server_fallback.executors.local_opener import LocalOpener, LocalOptions
 from nearfar.server_fallback.schema.completions import CompletionRequest
 
@@ -67,6 +67,27 @@ def opened(model: str | Path, options: LocalOptions = SMALL, name: str | None = 
     result = asyncio.run(run())
     assert CountedRunner.open == 0
     return result
+
+
+def test_a_tokenizer_that_is_deleted_while_its_model_is_served_is_not_missed(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+
+    async def run() -> None:
+        executor: Executor = await (await LocalOpener(SMALL).prepare(str(copy), None)).open()
+        # The reference runner, unlike a target's, reads weights when it needs them.
+        (copy / "tokenizer.json").unlink()
+        assert isinstance(executor, TellsAbilities)
+        assert executor.abilities().tokenizer_sha256
+        request = CompletionRequest(model="m", prompt=[5, 6, 7], max_tokens=2, logprobs=1)
+        assert [chunk async for chunk in executor.complete(request, Call("r"))][-1].usage
+        await executor.close()
+
+    asyncio.run(run())
+
+
+def test_the_opening_says_how_many_answers_run_and_queue(bundle: Path) -> None:
+    assert opened(bundle, replace(SMALL, max_waiting=5))[0].answers_at_once == 2 + 5
 
 
 def fails(kind: type[Exception], message: str, model: str | Path, options: LocalOptions = SMALL) -> None:

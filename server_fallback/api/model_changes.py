@@ -1,0 +1,63 @@
+"""Loading and unloading of models and adapters, each with a line in the log: what, how long it took, its memory, and who asked for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nearfar.compiler.errors import NearfarError
+
+from ..executors.executor import Models
+from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard
+from .log import log_event
+
+COMMAND_LINE = "command line"
+
+
+class ModelChanges:
+    """``by`` identifies who changes the models, as `Call.client` does; ``address`` is the sender's, None for the command line."""
+
+    def __init__(self, models: Models, by: str = COMMAND_LINE, address: str | None = None) -> None:
+        self._models, self._by, self._address = models, by, address
+
+    async def load(self, request: LoadRequest) -> ModelCard:
+        """Raises as `Models.load`, and so do the others."""
+        with self._logged("model_loaded", request.name or request.model) as fields:
+            card = await self._models.load(request)
+            state = self._models.states().get(card.root or card.id)
+            fields.update(name=card.id, model=request.model, memory_bytes=state.memory_bytes if state is not None else None)
+        return card
+
+    async def unload(self, name: str) -> None:
+        state = self._models.states().get(name)
+        with self._logged("model_unloaded", name) as fields:
+            await self._models.unload(name)
+            fields.update(memory_bytes=state.memory_bytes if state is not None else None)
+
+    async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
+        with self._logged("adapter_loaded", request.lora_name) as fields:
+            card = await self._models.load_adapter(request)
+            fields.update(path=request.lora_path, model=card.parent)
+        return card
+
+    async def unload_adapter(self, name: str) -> None:
+        with self._logged("adapter_unloaded", name):
+            await self._models.unload_adapter(name)
+
+    @contextmanager
+    def _logged(self, event: str, name: str) -> Iterator[dict[str, object]]:
+        started = time.monotonic()
+        fields: dict[str, object] = {"name": name}
+
+        def log(event: str, level: int, **more: object) -> None:
+            seconds = round(time.monotonic() - started, 4)
+            log_event(event, level, **fields, seconds=seconds, by=self._by, address=self._address, **more)
+
+        try:
+            yield fields
+        except NearfarError as error:
+            log("model_change_failed", logging.WARNING, change=event, error=error.code, message=error.message)
+            raise
+        log(event, logging.INFO)
