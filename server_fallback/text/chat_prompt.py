@@ -18,8 +18,9 @@ def encode_chat(
     tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """With ``continue_final_message`` the last message is the start of the answer, which goes on from it.
+    """With ``continue_final_message`` the last message is the start of the answer, which goes on from it. The template gets ``variables``.
 
     Raises RequestError for an image, for messages that the chat template refuses, or without a chat template.
     """
@@ -30,7 +31,7 @@ def encode_chat(
         raise RequestError("continue_final_message needs an assistant's message of text at the end", param="continue_final_message")
     try:
         # The template ends with what opens an answer, so the answer's own start follows it.
-        ids = tokenizer.encode_chat(read[:-1] if continue_final_message else read, add_generation_prompt, described)
+        ids = tokenizer.encode_chat(read[:-1] if continue_final_message else read, add_generation_prompt, described, variables)
     except RequestError as error:
         raise RequestError(error.message, **{"param": "messages", **error.details}) from error
     return [*ids, *tokenizer.encode(last["content"], add_special_tokens=False)] if continue_final_message else ids
@@ -38,7 +39,7 @@ def encode_chat(
 
 def _read(message: Message, where: str) -> Mapping[str, Any]:
     """As templates know it. ``refusal`` is part of the messages that OpenAI's client gives back, and null but for OpenAI's own models."""
-    if message.refusal is not None:
+    if message.refusal:
         raise RequestError(f"{where} has 'refusal', which is not supported", param=f"{where}.refusal")
     content = message.content
     if content is None and not (message.role == "assistant" and message.tool_calls):

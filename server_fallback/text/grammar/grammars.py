@@ -150,7 +150,7 @@ class _Compiler:
         assert self._shapes is not None
         assert self._shortener is not None
         reply, needed = grammar.reply, grammar.needed
-        inner = GrammarConstraint.of(grammar.compiled, self._shapes)
+        inner = GrammarConstraint.of(grammar.compiled, self._shapes, open_ended=grammar.text is not None)
         if max_tokens is None:
             return inner
         if needed is not None and needed > max_tokens:

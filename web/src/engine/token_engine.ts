@@ -298,8 +298,9 @@ export class TokenEngine implements TokenSource {
     const { constraint } = answer.request;
     try {
       constraint?.accept(tokenId);
-      if (constraint?.finished !== true) return;
-      this.#end(answer);
+      if (constraint?.complete !== true) return;
+      if (event.sequence.finishReason !== null) event.sequence.finishReason = "stop";
+      else if (constraint.finished) this.#end(answer);
     } catch (error) {
       this.#end(answer, error);
     }

@@ -4,12 +4,7 @@ import type { Constraint } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { GrammarMatcher } from "./wasm.js";
 
-export interface GrammarConstraint extends Constraint {
-  /** Whether the answer so far is a whole text of the grammar. */
-  readonly complete: boolean;
-}
-
-export class MatcherConstraint implements GrammarConstraint {
+export class MatcherConstraint implements Constraint {
   #mask: Int32Array<ArrayBuffer> | null = null;
 
   constructor(readonly matcher: GrammarMatcher) {}
