@@ -19,12 +19,14 @@ class ApiConfig:
     ``body_timeout_seconds`` is how long a body may take to come, ``write_timeout_seconds`` how long a reader may take nothing, and
     ``header_timeout_seconds`` how long a connection may be silent before and between requests, and ``draft_timeout_seconds`` how long a
     client that guesses tokens may take for its next guesses.
+    ``lenient`` ignores unknown keys of a request, which are an error otherwise, and names them in a header of the answer.
     ``max_choices`` bounds n times the number of prompts, ``max_inputs`` the texts of one embedding request.
     """
 
     keys: Keys = field(default_factory=Keys)
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    lenient: bool = False
     max_body_bytes: int = 4 << 20
     max_choices: int = MAX_CHOICES
     max_stops: int = MAX_STOPS

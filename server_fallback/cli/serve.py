@@ -83,6 +83,9 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     )
     access.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="names that requests may call this server by")
     access.add_argument(
+        "--lenient", action="store_true", help="ignore unknown keys of requests and name them in X-Nearfar-Ignored (default: an error)"
+    )
+    access.add_argument(
         "--drain-seconds", type=seconds, default=30.0, metavar="S", help="for requests to end after SIGTERM (default: %(default)s)"
     )
 
@@ -147,4 +150,10 @@ def api_config(options: argparse.Namespace, environment: Mapping[str, str]) -> A
     hosts = tuple(options.allowed_host)
     if not keys.keys and options.host in LOOPBACK:
         hosts = (*LOOPBACK, *hosts)
-    return ApiConfig(keys=keys, allowed_hosts=hosts, cors_origins=tuple(options.cors_origin), drain_seconds=options.drain_seconds)
+    return ApiConfig(
+        keys=keys,
+        allowed_hosts=hosts,
+        cors_origins=tuple(options.cors_origin),
+        lenient=options.lenient,
+        drain_seconds=options.drain_seconds,
+    )

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class GrammarConstraint:
-    """A matcher's state after the tokens so far; it is used by nothing else. ``open_ended``: any text may come, so no answer is whole before
-    its end.
+    """A matcher's state after the tokens so far; it is used by nothing else.
+
+    ``open_ended``: any text may come, so no answer is whole before the model ends it.
     """
 
     def __init__(self, matcher: Matcher, open_ended: bool = False) -> None:

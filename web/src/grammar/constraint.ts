@@ -4,6 +4,9 @@ import type { Constraint } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { GrammarMatcher } from "./wasm.js";
 
+/** ``complete``: the answer so far is a whole text of the grammar. */
+export type GrammarConstraint = Constraint;
+
 export class MatcherConstraint implements Constraint {
   #mask: Int32Array<ArrayBuffer> | null = null;
 

@@ -242,15 +242,23 @@ function angleParser(): ToolCallParser {
   let index = -1;
   let inside = false;
   let name: string | null = null;
+  let said = false;
   return {
+    get called() {
+      return index >= 0;
+    },
+    get whole() {
+      return index >= 0 && !inside && !said;
+    },
     feed: (text) =>
       Array.from(text).flatMap((character): ToolCallEvent[] => {
         if (character === "<") {
           [inside, name] = [true, ""];
           index++;
         } else if (character === ">") {
-          inside = false;
+          [inside, said] = [false, false];
         } else if (!inside) {
+          said = true;
           return [{ type: "text", text: character }];
         } else if (name === null) {
           return [{ type: "arguments", index, text: character }];
@@ -277,7 +285,7 @@ function withTools(...answers: readonly string[]) {
       constraint: (spec) => {
         specs.push(spec);
         open++;
-        return Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, dispose: () => open-- });
+        return Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => open-- });
       },
     },
   });

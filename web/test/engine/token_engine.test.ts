@@ -182,6 +182,7 @@ test("a constraint's mask holds for each token, and its end ends the answer", as
     // Even tokens only, but not the stop token.
     mask: () => Int32Array.of(0b0101_0101_0101_0100),
     accept: (id) => accepted.push(id),
+    complete: false,
     get finished() {
       return accepted.length === 4;
     },
@@ -198,7 +199,7 @@ test.each(["mask", "accept"] as const)("a constraint whose %s fails takes its ow
   const fail = (): never => {
     throw new Error("no way on");
   };
-  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined, [what]: fail };
+  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => undefined, [what]: fail };
   const engine = engineOn(new FakeRunner(LIMITS));
   const [failed, other] = await Promise.allSettled([answer(engine, { constraint }), answer(engine)]);
   expect(failed).toMatchObject({ status: "rejected", reason: { message: "no way on" } });
