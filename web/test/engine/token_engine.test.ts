@@ -195,6 +195,15 @@ test("a constraint's mask holds for each token, and its end ends the answer", as
   expect([completion.finishReason, disposed]).toEqual(["stop", 1]);
 });
 
+test.each([
+  [true, "stop"],
+  [false, "length"],
+] as const)("at maxTokens an answer whose constraint is complete: %s ends with %s", async (complete, reason) => {
+  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, complete, dispose: () => undefined };
+  const { ids, completion } = await answer(engineOn(new FakeRunner(LIMITS)), { constraint, maxTokens: 3 });
+  expect([ids.length, completion.finishReason]).toEqual([3, reason]);
+});
+
 test.each(["mask", "accept"] as const)("a constraint whose %s fails takes its own answer with it, and no other", async (what) => {
   const fail = (): never => {
     throw new Error("no way on");
