@@ -10,6 +10,7 @@ from typing import Any
 
 from ...schema.chat import AnswerToolCall, ChatCompletionRequest, ToolCall
 from ...schema.common import GenerationRequest
+from ...text.response_format import structured_outputs
 from ..decision.situation import Message
 
 # What only claims to be base64 is a text.
@@ -34,8 +35,11 @@ def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
 
 
 def other_texts(request: GenerationRequest) -> tuple[str, ...]:
-    """Images' URLs, names, tools, calls, forms, stop strings: whatever the client wrote beside the texts of messages."""
+    """Images' URLs, names, tools, calls, forms, template variables, stop strings: all that the client wrote beside messages' texts."""
     found = [*stops(request), *([request.user] if request.user is not None else [])]
+    for _, form in structured_outputs(request):
+        found += strings(form.model_dump(by_alias=True, exclude_none=True))
+        found += within_json(form.json_) if isinstance(form.json_, str) else ()
     if isinstance(request, ChatCompletionRequest):
         for message in request.messages:
             found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
@@ -45,6 +49,7 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
                 found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
         for tool in request.tools or ():
             found += strings(tool.model_dump(by_alias=True)["function"])
+        found += strings(request.chat_template_kwargs or {})
         if request.response_format is not None:
             found += strings(request.response_format.model_dump(by_alias=True))
     return tuple(found)
