@@ -16,8 +16,12 @@ MAX_NAMED = 16
 MAX_NAME_CHARACTERS = 64
 
 
-def without_unknown(model: type[BaseModel], body: Any) -> list[str]:
-    """Remove the keys that ``model`` does not know from ``body``, at any depth, and return their places ("messages[0].x").
+# Keys of objects and indexes of lists, from the body inwards.
+Path = list[str | int]
+
+
+def without_unknown(model: type[BaseModel], body: Any) -> list[Path]:
+    """Remove the keys that ``model`` does not know from ``body``, at any depth, and return their places.
 
     A body that is wrong in another way stays as it is: its error is reported as in strict mode.
     """
@@ -28,19 +32,19 @@ def without_unknown(model: type[BaseModel], body: Any) -> list[str]:
     return list(_remove(read, body, []))
 
 
-def ignored_header(places: list[str]) -> str:
-    """The places, at most 16 of them, and how many more there are. Whatever a header should not hold becomes "?"."""
-    named = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", place[:MAX_NAME_CHARACTERS]) for place in places[:MAX_NAMED]]
+def ignored_header(places: list[Path]) -> str:
+    """The places ("messages[0].x"), at most 16, and how many more there are. Whatever a header should not hold becomes "?"."""
+    named = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", dotted(place)[:MAX_NAME_CHARACTERS]) for place in places[:MAX_NAMED]]
     more = [f"and {len(places) - MAX_NAMED} more"] if len(places) > MAX_NAMED else []
     return ", ".join([*named, *more])
 
 
-def _remove(read: object, value: Any, path: list[str | int]) -> Iterator[str]:
+def _remove(read: object, value: Any, path: Path) -> Iterator[Path]:
     """``read`` is what ``value`` was validated to."""
     if isinstance(read, BaseModel):
         for key in read.model_extra or ():
             del value[key]
-            yield dotted([*path, key])
+            yield [*path, key]
         for name, field in type(read).model_fields.items():
             key = field.alias or name
             if key in value:

@@ -68,7 +68,8 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
     # vLLM 0.12 does not know the older names any more.
     for name, form in structured_outputs(request):
         body.pop(name, None)
-        body["structured_outputs"] = form.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if asked := form.model_dump(mode="json", by_alias=True, exclude_none=True):
+            body["structured_outputs"] = asked
     if isinstance(request, CompletionRequest):
         return
     assert isinstance(request, ChatCompletionRequest)
