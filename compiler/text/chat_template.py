@@ -22,6 +22,13 @@ import jinja2.utils
 from ..errors import CheckpointError, RequestError
 
 Message = Mapping[str, Any]
+# What a request calls the variables of its own.
+VARIABLES = "chat_template_kwargs"
+# What a template gets in any case, or in transformers.
+RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+    | {f"{name}_token" for name in ("bos", "eos", "pad", "unk")}
+)  # fmt: skip
 
 
 # Characters of a prompt. The longest contexts, of a million tokens, have fewer.
@@ -54,14 +61,19 @@ class ChatTemplate:
             raise CheckpointError(f"chat template: {error}; correct the checkpoint's chat template") from error
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text, which holds its special tokens as text.
+        """The prompt's text, which holds its special tokens as text. ``variables`` are further ones of the template (enable_thinking).
 
-        Raises RequestError for messages or tools that the template refuses or that are not plain JSON, CheckpointError when the
-        template is not valid Jinja, fails, or writes more than MAX_PROMPT_CHARACTERS.
+        Raises RequestError for messages, tools or variables that the template refuses or that are not plain JSON, and for a variable with a
+        reserved name; CheckpointError when the template is not valid Jinja, fails, or writes more than MAX_PROMPT_CHARACTERS.
         """
-        template = self._template
+        template, own = self._template, self._checked(variables or {})
         values = _plain_json({"messages": list(messages), "tools": None if tools is None else list(tools)})
         for index, message in enumerate(values["messages"]):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -69,7 +81,7 @@ class ChatTemplate:
             _open_arguments(message, index)
         try:
             # transformers gives templates `documents` as well, and special tokens only where there are any.
-            given = {"documents": None, "add_generation_prompt": add_generation_prompt, **values, **self.special_tokens}
+            given = {**own, "documents": None, "add_generation_prompt": add_generation_prompt, **values, **self.special_tokens}
             return _joined(template.generate(**given))
         except _Refusal as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
@@ -79,6 +91,14 @@ class ChatTemplate:
             raise CheckpointError(
                 f"chat template: {place}{type(error).__name__}: {error}; correct the checkpoint's chat template", line=line
             ) from error
+
+    def _checked(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Plain JSON under names that are free."""
+        reserved = RESERVED | self._template.environment.globals.keys()
+        wrong = next((name for name in variables if name in reserved), None)
+        if wrong is not None:
+            raise RequestError(f"chat_template_kwargs cannot set {wrong!r}, which the chat template has already", param=VARIABLES)
+        return _plain_json(dict(variables))
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -54,18 +54,29 @@ class Tokenizer:
         return ids[1:] if ids[:1] == [bos] and self.encode(text, add_special_tokens=False)[:1] != [bos] else ids
 
     def apply_chat_template(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text for a chat. Raises RequestError when there is no chat template, or it refuses these messages."""
+        """The prompt's text for a chat. ``variables`` are further ones of the template.
+
+        Raises RequestError when there is no chat template, or it refuses these messages.
+        """
         if self.chat_template is None:
             raise RequestError("this model has no chat template, so it cannot chat; use --raw to give it plain text to continue")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables)
 
     def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a chat's prompt. The template writes all special tokens itself, so none are added."""
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt, tools), add_special_tokens=False)
+        return self.encode(self.apply_chat_template(messages, add_generation_prompt, tools, variables), add_special_tokens=False)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids without a token, which a padded vocabulary has, give no text."""

@@ -23,6 +23,7 @@ from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
 from .generation import generation_router, routed_generation_router
 from .health import health_router
+from .lenient import IGNORED_HEADER
 from .limiter import Limiter
 from .log import log_failure
 from .metrics import ROUTE_HEADER, Metrics
@@ -38,6 +39,7 @@ EXPOSED_HEADERS = (
     "Retry-After",
     ROUTE_HEADER,
     QUEUE_HEADER,
+    IGNORED_HEADER,
     "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests",

@@ -19,6 +19,7 @@ class ApiConfig:
     ``body_timeout_seconds`` is how long a body may take to come, ``write_timeout_seconds`` how long a reader may take nothing, and
     ``header_timeout_seconds`` how long a connection may be silent before and between requests, and ``draft_timeout_seconds`` how long a
     client that guesses tokens may take for its next guesses.
+    ``lenient`` ignores unknown keys of a request, which are an error otherwise, and names them in a header of the answer.
     ``max_choices`` bounds n times the number of prompts, ``max_inputs`` the texts of one embedding request.
     ``max_body_bytes`` is for one body, ``body_memory_bytes`` for the bodies of all running requests. One client gets at most
     ``client_share`` (above 0, at most 1) of the requests at once, the body memory, the connections, and the answers that a model can run
@@ -29,6 +30,7 @@ class ApiConfig:
     keys: Keys = field(default_factory=Keys)
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    lenient: bool = False
     max_body_bytes: int = 4 << 20
     max_choices: int = MAX_CHOICES
     max_stops: int = MAX_STOPS

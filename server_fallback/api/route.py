@@ -19,6 +19,7 @@ from .errors import ApiError
 from .exchange import exchange_of
 from .json_body import read_json
 from .keys import ApiKey, Keys
+from .lenient import IGNORED_HEADER, ignored_header, without_unknown
 from .service import service_of
 from .validation import validation_error
 
@@ -59,6 +60,9 @@ class KeyedRoute(APIRoute):
                 if service.drain.started:
                     raise Unavailable(SHUTTING_DOWN)
                 body = await read_json(request, service.config.max_body_bytes, service.config.body_timeout_seconds, admission.body)
+                model = self.body_field.field_info.annotation
+                if service.config.lenient and isinstance(model, type) and (ignored := without_unknown(model, body)):
+                    exchange.answer_headers[IGNORED_HEADER] = ignored_header(ignored)
                 request = _ReadRequest(request, body)
             try:
                 return await handler(request)

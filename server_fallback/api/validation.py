@@ -22,7 +22,7 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     if kind == "union_tag_not_found":
         # Of which kind an object is says its type.
         kind, path = "missing", [*path, "type"]
-    param = printable(_dotted(path)) or None
+    param = printable(dotted(path)) or None
     if kind == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: '{param}'.", "unknown_parameter", param)
     if kind == "missing" and param is not None:
@@ -62,7 +62,7 @@ def _path(error: Any, body: object) -> list[str | int]:
     return path
 
 
-def _dotted(path: Sequence[str | int]) -> str:
+def dotted(path: Sequence[str | int]) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

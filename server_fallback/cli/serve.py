@@ -83,6 +83,9 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     )
     access.add_argument("--allowed-host", action="append", default=[], metavar="NAME", help="names that requests may call this server by")
     access.add_argument(
+        "--lenient", action="store_true", help="ignore unknown keys of requests and name them in X-Nearfar-Ignored (default: an error)"
+    )
+    access.add_argument(
         "--trusted-proxy", type=network, action="append", default=[], metavar="ADDRESS",
         help="a proxy, or a network such as 10.0.0.0/8, whose X-Forwarded-For is believed; may be given several times",
     )  # fmt: skip
@@ -172,5 +175,6 @@ def api_config(options: argparse.Namespace, environment: Mapping[str, str]) -> A
         body_memory_bytes=options.body_memory,
         client_share=options.client_share,
         trusted_proxies=tuple(options.trusted_proxy),
+        lenient=options.lenient,
         drain_seconds=options.drain_seconds,
     )

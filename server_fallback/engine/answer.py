@@ -9,7 +9,7 @@ from collections import deque
 from itertools import count
 from threading import Lock
 
-from nearfar.compiler.runtime.batch import Output
+from nearfar.compiler.runtime.batch import IntArray, Output
 
 from .adapters import Adapter
 from .request import Completion, GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
@@ -36,6 +36,8 @@ class Answer:
         # All tokens of the answer so far, and the log-probabilities of the prompt.
         self.token_ids: list[int] = []
         self.prompt_logprobs: list[float] = []
+        # The mask of its first ``min_tokens`` tokens, made when it is first needed.
+        self.no_end: IntArray | None = None
         self.ended = False
         self._arrived = time.monotonic()
         self._started: float | None = None

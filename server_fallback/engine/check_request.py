@@ -15,6 +15,7 @@ from .model import TokenModel
 from .request import MAX_PROMPT_LOGPROBS, TokenRequest
 
 Holds = Callable[[float], bool]
+MIN_TOKENS = "an integer from 0 to max_tokens"
 
 
 def check_request(request: TokenRequest, model: TokenModel, adapters: Collection[str] = ()) -> None:
@@ -30,8 +31,11 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     if request.logprobs is not None:
         check("logprobs", request.logprobs, whole(0, ALTERNATIVES), f"an integer from 0 to {ALTERNATIVES}")
     check("priority", request.priority, math.isfinite, "a number")
-    for token in request.stop_token_ids:
+    for token in request.stop_token_ids | request.last_token_ids:
         check("stop_token_ids", token, whole(0, model.vocab_size - 1), ids)
+    check("min_tokens", request.min_tokens, whole(0, math.inf if request.max_tokens is None else request.max_tokens), MIN_TOKENS)
+    if request.ignore_eos and request.constraint is not None:
+        raise RequestError("ignore_eos cannot be combined with a format, whose end is the model's end token", param="ignore_eos")
     if request.when_full != "stop":
         check(
             "when_full", request.when_full, whole(0, model.context // 2), f"an integer from 0 to half of the context, {model.context // 2}"
@@ -74,9 +78,11 @@ def check_drafts(request: TokenRequest, model: TokenModel) -> None:
         check_ids("drafts", request.drafts, model.vocab_size, param="drafts")
     sampling = request.sampling
     penalties = sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
-    if penalties or sampling.logit_bias or request.constraint is not None or request.when_full != "stop":
+    masked = request.constraint is not None or request.min_tokens > 0
+    if penalties or sampling.logit_bias or masked or request.when_full != "stop":
         raise RequestError(
-            "drafts cannot be checked together with penalties, a logit bias, a constraint or a number for when_full; leave these out",
+            "drafts cannot be checked together with penalties, a logit bias, a constraint, min_tokens or a number for when_full; "
+            "leave these out",
             param="drafts",
         )
 

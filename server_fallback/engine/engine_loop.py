@@ -24,6 +24,7 @@ from .answer import Answer, Deadlines, Item, Outbox, generated_token
 from .config import EngineConfig, SchedulerConfig
 from .embedder import Embedder, EmbedJob, matrix
 from .inbox import Inbox
+from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
 from .prompt_logprobs import prompt_logprob
 from .request import PromptLogprobs
@@ -147,7 +148,8 @@ class EngineLoop:
                 return
         params = SequenceParams(
             max_tokens=request.max_tokens,
-            stop_token_ids=self._model.end_token_ids | request.stop_token_ids,
+            stop_token_ids=request.stop_token_ids if request.ignore_eos else self._model.end_token_ids | request.stop_token_ids,
+            last_token_ids=request.last_token_ids,
             context_shift=None if request.when_full == "stop" else ContextShift(request.when_full),
             lockstep=request.constraint is not None or request.drafts is not None or self._speculates(answer),
             verifies=request.drafts is not None,
@@ -246,7 +248,12 @@ class EngineLoop:
         assert self._config.speculation is not None
         tokens, context = self._config.speculation.tokens, self._model.context
         speculating = [(sequence, self._answers[sequence]) for sequence in self.scheduler.running]
-        guesses = [Guess.of(sequence, answer.sampling, tokens, context) for sequence, answer in speculating if self._speculates(answer)]
+        guesses = [
+            Guess.of(sequence, answer.sampling, tokens, context)
+            for sequence, answer in speculating
+            # The first tokens have a mask that all rows of a step would share.
+            if self._speculates(answer) and sequence.generated >= answer.request.min_tokens
+        ]
         return [guess for guess in guesses if guess is not None]
 
     def _call(self, call: Callable[..., T], *arguments: object) -> T:
@@ -279,8 +286,8 @@ class EngineLoop:
                 if row.sample:
                     alternatives = alternatives or bool(answer.request.logprobs)
                     logprobs = logprobs or answer.request.logprobs is not None
-                    if answer.request.constraint is not None:
-                        self._set_mask(answer, row.sequence.slot, broken)
+                    if answer.request.constraint is not None or answer.request.min_tokens > 0:
+                        self._set_mask(answer, row.sequence, broken)
             batch = step_batch(step, self._model.page_size, self._sampling, alternatives=alternatives, logprobs=logprobs)
             # The rows of a broken constraint are computed with the step, but nobody reads them.
             for answer, failure in broken:
@@ -297,15 +304,19 @@ class EngineLoop:
             failed.set_exception(error)
             return failed
 
-    def _set_mask(self, answer: Answer, slot: int, broken: list[tuple[Answer, Exception]]) -> None:
-        """Write a constraint's mask. A constraint that fails ends its own answer, and no other."""
-        assert answer.request.constraint is not None
+    def _set_mask(self, answer: Answer, sequence: Sequence, broken: list[tuple[Answer, Exception]]) -> None:
+        """Write the mask of a constraint and of ``min_tokens``. A constraint that fails ends its own answer, and no other."""
+        constraint, mask = answer.request.constraint, None
         try:
-            mask = answer.request.constraint.mask()
+            mask = None if constraint is None else constraint.mask()
         except Exception as error:
-            mask = None
             broken.append((answer, error))
-        self._sampling.set_mask(slot, mask)
+        # The token that this step samples already counts as in flight.
+        if sequence.generated + sequence.in_flight <= answer.request.min_tokens:
+            if answer.no_end is None:
+                answer.no_end = mask_without(end_ids(answer.request, self._model.end_token_ids), self._model.vocab_size)
+            mask = answer.no_end if mask is None else both_masks(mask, answer.no_end)
+        self._sampling.set_mask(sequence.slot, mask)
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """`StepRunner.write_state`, on this thread."""
@@ -344,6 +355,8 @@ class EngineLoop:
         try:
             constraint.accept(event.token_id)
             finished = constraint.finished
+            if event.sequence.finish_reason == "length" and constraint.complete:
+                event.sequence.finish_reason = "stop"
         except Exception as error:
             self._end(answer, error)
             return

@@ -44,16 +44,23 @@ class Constraint(Protocol):
     def finished(self) -> bool:
         """Whether nothing but the end may come."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether the answer so far is a whole one, so that ``max_tokens`` does not cut it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
     """Continue ``prompt_ids``.
 
     ``max_tokens`` None generates until the context is full. ``logprobs``: the number of alternatives, 0 to 20, listed with the
-    log-probability of each chosen token; None for neither. ``priority``: higher goes first. ``stop_token_ids`` end the answer like the
-    model's own end tokens. ``adapter`` names a loaded LoRA adapter; None is the model as it is. ``deadline`` is a time of
-    `time.monotonic` at which the answer fails with DeadlineExceeded. ``when_full``: "stop" ends the answer when the context is full; a
-    number drops old tokens instead, and keeps that many at the start.
+    log-probability of each chosen token; None for neither. ``priority``: higher goes first. ``adapter`` names a loaded LoRA adapter; None
+    is the model as it is. ``deadline`` is a time of `time.monotonic` at which the answer fails with DeadlineExceeded. ``when_full``:
+    "stop" ends the answer when the context is full; a number drops old tokens instead, and keeps that many at the start.
+
+    ``stop_token_ids`` end the answer like the model's own end tokens, which are not part of it; ``last_token_ids`` end it and are its last
+    token. With ``ignore_eos`` the model's own end tokens are part of the answer like any other. None of all these comes before the answer
+    has ``min_tokens`` tokens, unless a constraint allows nothing else.
 
     ``drafts`` are the caller's guesses at the next tokens. All of them are checked in one step; the answer consists of the accepted ones
     and one token more, and then ends ("length", unless a stop token came). None guesses nothing. ``answered``: how many of the prompt's
@@ -71,6 +78,9 @@ class TokenRequest:
     sampling: Sampling = Sampling()
     logprobs: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
+    last_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    ignore_eos: bool = False
     constraint: Constraint | None = None
     priority: int = 0
     when_full: Literal["stop"] | int = "stop"
@@ -106,7 +116,8 @@ class PromptLogprobs:
     values: tuple[float, ...]
 
 
-# "stop": the model ended its answer. "length": max_tokens are reached, the context is full, or the drafts are checked.
+# "stop": the model ended its answer, or the answer is whole under its constraint. "length": max_tokens are reached, the context is full, or
+# the drafts are checked.
 FinishReason = Literal["stop", "length"]
 
 

@@ -251,8 +251,9 @@ class Scheduler:
             sequence.generated += 1
             self.kv.cache_pages(sequence)
             events.append(Event("token", sequence, token_id, sample))
-            if sequence.is_complete(self.config.context):
-                self._complete(sequence, "length", events)
+            ends = token_id in sequence.params.last_token_ids
+            if ends or sequence.is_complete(self.config.context):
+                self._complete(sequence, "stop" if ends else "length", events)
                 return
         if sequence.params.verifies:
             self._complete(sequence, "length", events)

@@ -33,6 +33,7 @@ class SequenceParams:
     """What a request wants from the scheduler. The defaults are those of a plain request.
 
     ``max_tokens`` None generates until the context is full. ``context_shift`` None ends the answer when the context is full.
+    ``last_token_ids`` end the answer as its last token.
     ``lockstep``: the next token cannot be scheduled before the last one is read, because a constraint's mask or the drafts depend on it.
     ``verifies``: a round of verification; it ends with its first sampled row, and its drafts may evict cached pages.
     ``partial_page``: one of several requests for one answer; each starts from the last, partly filled page of the one before.
@@ -42,6 +43,7 @@ class SequenceParams:
 
     max_tokens: int | None = None
     stop_token_ids: frozenset[int] = frozenset()
+    last_token_ids: frozenset[int] = frozenset()
     context_shift: ContextShift | None = None
     lockstep: bool = False
     verifies: bool = False

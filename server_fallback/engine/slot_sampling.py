@@ -23,12 +23,15 @@ class SlotSampling:
         self._slots = np.zeros((num_slots, 2), np.int32)
         self._slots[:, 0] = np.arange(num_slots)
         self._seeds = np.zeros(num_slots, np.int64)
+        # What each slot's mask on the device was written from.
+        self._masks: list[IntArray | None] = [None] * num_slots
 
     def assign(self, slot: int, sampling: ResolvedSampling, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
         """Another sequence has started to run in a slot."""
         self._settings[slot] = sampling.settings(0)
         self._slots[slot, 1] = sampling.flags
         self._seeds[slot] = sampling.seed
+        self._masks[slot] = None
         if sampling.flags & COUNTS:
             self._write_state("token_counts", slot, token_counts(self._vocab_size, prompt_ids, answer_ids))
         if sampling.flags & BIAS:
@@ -36,12 +39,14 @@ class SlotSampling:
             self._write_state("logit_bias", slot, sampling.logit_bias)
 
     def set_mask(self, slot: int, mask: IntArray | None) -> None:
-        """Allow only the tokens of ``mask`` (ceil(V / 32),) from the next step on; None allows all."""
+        """Allow only the tokens of ``mask`` (ceil(V / 32),) from the next step on; None allows all. The array must not change."""
         if mask is None:
             self._slots[slot, 1] &= ~MASK
         else:
             self._slots[slot, 1] |= MASK
-            self._write_state("token_mask", slot, mask)
+            if mask is not self._masks[slot]:
+                self._write_state("token_mask", slot, mask)
+                self._masks[slot] = mask
 
     def rows(self, slots: IntArray, indices: IntArray) -> tuple[IntArray, FloatArray]:
         """`sample_slots` (R, 2) and `sample_settings` (R, 8) of sampled rows.

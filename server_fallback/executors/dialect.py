@@ -13,13 +13,18 @@ from nearfar.compiler.errors import RequestError
 from ..schema.chat import ChatCompletionRequest, GrammarFormat, RegexFormat
 from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionRequest
+from ..text.response_format import asked_grammar, structured_outputs
 
 # "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, SGLang, TensorRT-LLM, LMDeploy, Triton). "vllm": vLLM 0.12 or newer.
 Dialect = Literal["openai", "vllm", "nearfar"]
 DIALECTS: tuple[Dialect, ...] = ("openai", "vllm", "nearfar")
 
-OF_ACCOUNTS = {"metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+OF_ACCOUNTS = {
+    "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction", "modalities",
+}  # fmt: skip
 SAMPLING_EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
+# Empty or false, they ask for nothing.
+VLLM_EXTENSIONS = ("stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs")
 
 
 def generation_body(request: GenerationRequest, model: str, dialect: Dialect, *, priority: int | None) -> dict[str, Any]:
@@ -34,6 +39,8 @@ def generation_body(request: GenerationRequest, model: str, dialect: Dialect, *,
         limit = body.pop("max_completion_tokens", None)
         if limit is not None:
             body["max_tokens"] = limit
+    # Several forms of one answer are an error here, as they are on our own engine.
+    asked_grammar(request)
     if dialect == "openai":
         refuse_extensions(request)
     if dialect == "vllm":
@@ -46,6 +53,8 @@ def generation_body(request: GenerationRequest, model: str, dialect: Dialect, *,
 
 def refuse_extensions(request: GenerationRequest) -> None:
     given: list[str] = [name for name in SAMPLING_EXTENSIONS if getattr(request, name) is not None]
+    given += [name for name in VLLM_EXTENSIONS if getattr(request, name, None)]
+    given += [name for name, _ in structured_outputs(request)]
     if isinstance(request, ChatCompletionRequest):
         if isinstance(request.response_format, RegexFormat | GrammarFormat):
             given.append("response_format")
@@ -56,6 +65,11 @@ def refuse_extensions(request: GenerationRequest) -> None:
 
 
 def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
+    # vLLM 0.12 does not know the older names any more.
+    for name, form in structured_outputs(request):
+        body.pop(name, None)
+        if asked := form.model_dump(mode="json", by_alias=True, exclude_none=True):
+            body["structured_outputs"] = asked
     if isinstance(request, CompletionRequest):
         return
     assert isinstance(request, ChatCompletionRequest)

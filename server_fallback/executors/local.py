@@ -38,9 +38,11 @@ from ..text.choice import answer_choice
 from ..text.completion import CompletionForm, Prompt, completion_chunks, read_prompts
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
-from ..text.requests import Terms, check_logit_bias, check_prompt, stops_of, token_requests
-from ..text.response_format import AnswerFormat, answer_format
+from ..text.grammar.source import GrammarSource
+from ..text.requests import Terms, check_min_tokens, check_prompt, check_token_ids, stops_of, token_requests
+from ..text.response_format import answer_format, asked_grammar
 from ..text.stop_strings import StopAutomaton
+from ..text.template_variables import template_variables
 from ..text.text_workers import TextWorkers
 from ..text.tools import ToolFormat, tool_format
 from ..text.vocabulary import Vocabulary, read_vocabulary
@@ -150,12 +152,18 @@ class LocalExecutor:
         max_tokens = _max_tokens(request)
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        check_min_tokens(request, max_tokens)
         form = answer_format(request, model.tools)
-        chat = read_chat(request.messages, tools=form.tools, continue_final_message=bool(request.continue_final_message))
+        chat = read_chat(
+            request.messages,
+            tools=form.tools,
+            continue_final_message=bool(request.continue_final_message),
+            variables=template_variables(request),
+        )
         prompt = await self._chat_prompt(chat, call.client)
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
-        requests = await self._constrained(token_requests(prompt, request, terms), form, call)
+        requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
         choices = self._choices(source, requests, request, call)
         vocabulary = await self._vocabulary(bool(request.logprobs))
         chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary)
@@ -172,13 +180,19 @@ class LocalExecutor:
             raise RequestError("best_of is not supported; leave it out, or give it as n", param="best_of")
         if request.suffix:
             raise RequestError("suffix is not supported; leave it out", param="suffix")
+        check_min_tokens(request, request.max_tokens)
+        grammar, param = asked_grammar(request)
         prompts = await self._prompts(request.prompt, "prompt")
         if len(prompts) * n > MAX_ANSWERS:
             raise RequestError(
                 f"prompt and n ask for {len(prompts) * n:,} answers; ask for at most {MAX_ANSWERS:,} at once", param="prompt"
             )
         terms = self._terms(call, request.max_tokens, request.logprobs)
-        requests = [each for prompt in prompts for each in token_requests(prompt.ids, request, terms)]
+        requests = [
+            each
+            for prompt in prompts
+            for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
+        ]
         choices = self._choices(self._engine, requests, request, call)
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
         form = CompletionForm(model.name, n, echoes, await self._vocabulary(request.logprobs is not None))
@@ -215,7 +229,12 @@ class LocalExecutor:
         if messages is None:
             ids = await _in_thread_if_long(len(text or ""), lambda: tokenizer.encode(text or "", request.add_special_tokens))
         else:
-            chat = read_chat(messages, tools=request.tools, add_generation_prompt=request.add_generation_prompt)
+            chat = read_chat(
+                messages,
+                tools=request.tools,
+                add_generation_prompt=request.add_generation_prompt,
+                variables=request.chat_template_kwargs,
+            )
             ids = await self._chat_prompt(chat, "")
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
 
@@ -311,17 +330,20 @@ class LocalExecutor:
     def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None) -> Terms:
         return Terms(max_tokens, logprobs, call.priority, call.deadline, self._adapter)
 
-    async def _constrained(self, requests: Sequence[TokenRequest], form: AnswerFormat, call: Call) -> list[TokenRequest]:
-        if form.grammar is None:
+    async def _constrained(
+        self, requests: Sequence[TokenRequest], grammar: GrammarSource | None, param: str, call: Call
+    ) -> list[TokenRequest]:
+        """With a grammar's constraint each. The answers have the same prompt."""
+        if grammar is None:
             return list(requests)
         left = None if call.deadline is None else max(call.deadline - time.monotonic(), 0)
-        # All answers have the same prompt. Where the context ends, they do as well.
+        # Where the context ends, they do as well.
         [first, *_] = requests
         room = max(1, self.context - len(first.prompt_ids) + 1)
         most = room if first.max_tokens is None else min(first.max_tokens, room)
         try:
             async with asyncio.timeout(left):
-                constraints = await self._workers.grammars.constraints(form.grammar, len(requests), form.param, most, call.client)
+                constraints = await self._workers.grammars.constraints(grammar, len(requests), param, most, call.client)
         except TimeoutError as error:
             raise DeadlineExceeded("the grammar is not compiled within the time that the request allows; ask again") from error
         return [replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)]
@@ -329,7 +351,7 @@ class LocalExecutor:
     def _choices(
         self, source: TokenSource, requests: Sequence[TokenRequest], request: ChatCompletionRequest | CompletionRequest, call: Call
     ) -> list[Choice]:
-        check_logit_bias(request, self._model.vocab_size)
+        check_token_ids(request, self._model.vocab_size)
         stops = StopAutomaton(stops_of(request))
         observed = _Observed(source, call)
         return [answer_choice(observed, self._model.tokenizer, each, stops) for each in requests]

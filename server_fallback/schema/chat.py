@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Usage
+from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Unused, Usage
 from .route import Route
 
 
@@ -30,19 +30,33 @@ class ImagePart(Request):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
+# A client's own reading of what a message holds as text: it is accepted when it is sent back, and never passed on.
+Parsed = Annotated[Any, Field(exclude=True)]
+
+
 class FunctionCall(Request):
+    """What follows ``arguments`` is in the messages that clients send back."""
+
     name: str
     arguments: str
+    parsed_arguments: Parsed = None
+    provider_specific_fields: Unused = None
 
 
 class ToolCall(Request):
+    """What follows ``function`` is in the messages that clients send back. The order of the calls is that of the list."""
+
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: Annotated[int | None, Field(exclude=True)] = None
+    provider_specific_fields: Unused = None
 
 
 class Message(Request):
-    """``content`` is text, or parts: texts, and images for servers whose models see."""
+    """``content`` is text, or parts: texts, and images for servers whose models see. What follows ``refusal`` is in the messages that
+    clients send back.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Items[Part] | None = None
@@ -50,6 +64,14 @@ class Message(Request):
     tool_call_id: str | None = None
     tool_calls: Items[ToolCall] | None = None
     refusal: str | None = None
+    parsed: Parsed = None
+    annotations: Unused = None
+    audio: Unused = None
+    function_call: Unused = None
+    reasoning: Unused = None
+    reasoning_content: Unused = None
+    thinking_blocks: Unused = None
+    provider_specific_fields: Unused = None
 
     @property
     def text(self) -> str:
@@ -121,7 +143,11 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | Re
 
 
 class ChatCompletionRequest(GenerationRequest):
-    """What is for OpenAI's own accounts is taken and means nothing here: ``user`` and ``metadata`` to ``prompt_cache_key``."""
+    """``user`` and ``metadata`` to ``prediction`` are accepted and have no effect: they concern OpenAI's accounts, or speed alone.
+
+    The chat template gets ``chat_template_kwargs`` as variables, and besides them ``reasoning_effort``, ``enable_thinking`` (false if the
+    effort is "none", true for any other) and ``verbosity`` if they are given.
+    """
 
     messages: Annotated[Items[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -137,6 +163,13 @@ class ChatCompletionRequest(GenerationRequest):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prediction: dict[str, Any] | None = None
+    modalities: Items[Literal["text"]] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    # Extension of vLLM's.
+    chat_template_kwargs: dict[str, Any] | None = None
     # Extension: the last message is the start of the answer, which goes on from it.
     continue_final_message: bool | None = None
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_STOPS = 16
+MAX_STOP_TOKENS = 1024
 MAX_CHOICES = 128
+MAX_GUIDED_CHOICES = 1024
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Item = TypeVar("Item")
 # Of a million wrong items one is told; a list of a million errors takes seconds to write.
 Items = Annotated[list[Item], Field(fail_fast=True)]
+
+
+def _require_nothing(value: object) -> None:
+    """Raises ValueError unless a value is null or empty, or holds nothing but such values."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _require_nothing(inner)
+    elif value is not None and value != "":
+        raise ValueError("only null or an empty value is supported here; leave it out")
+
+
+# Clients send back these keys of an answer's message; ours are null. They are never passed on.
+Unused = Annotated[dict[str, Any] | list[Any] | Literal[""] | None, AfterValidator(_require_nothing), Field(exclude=True)]
 
 
 class Request(BaseModel):
@@ -28,6 +43,16 @@ class Answer(BaseModel):
 class StreamOptions(Request):
     include_usage: bool = False
     include_obfuscation: bool = False
+
+
+class StructuredOutputs(Request):
+    """One of them. ``json_`` is a JSON schema, or its text; ``choice`` lists the possible answers; ``json_object`` is any JSON object."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[Items[str], Field(min_length=1, max_length=MAX_GUIDED_CHOICES)] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class GenerationRequest(Request):
@@ -46,11 +71,22 @@ class GenerationRequest(Request):
     # JSON's keys are texts.
     logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = None
     user: str | None = None
-    # Extensions: see `nearfar.compiler.ir.sampling`; a higher priority goes first.
-    top_k: Annotated[int, Field(ge=0)] | None = None
+    # Extensions: see `nearfar.compiler.ir.sampling`; -1 and 0 are all tokens. A higher priority goes first.
+    top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     priority: Int64 | None = None
+    # Extensions of vLLM's, with its meaning. `stop_token_ids` end the answer and are its last token. Neither they nor the model's end
+    # tokens nor stop strings end it before it has `min_tokens` tokens.
+    stop_token_ids: Annotated[Items[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    # Extensions of vLLM's: the form of the answer. The older names stand for one key of `structured_outputs` each.
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[Items[str], Field(min_length=1, max_length=MAX_GUIDED_CHOICES)] | None = None
+    guided_grammar: str | None = None
 
 
 class PromptTokensDetails(Answer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ class TokenizeRequest(Request):
     prompt: str | None = None
     messages: Annotated[Items[Message], Field(min_length=1)] | None = None
     tools: Items[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
 

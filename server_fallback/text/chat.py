@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..engine.request import TokenRequest
 from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ChunkChoice, Delta, FunctionCallDelta, ToolCallDelta
-from ..schema.common import TokenLogprob, TopLogprob, Usage
+from ..schema.common import FinishReason, TokenLogprob, TopLogprob, Usage
 from .answers import Choice, answer_all, usage_of
 from .choice import ChoiceEnd, Piece, PlacedToken
 from .tool_call_stream import ArgumentsEvent, CallEvent, TextEvent, ToolCallEvent, ToolCallStream
@@ -66,9 +66,7 @@ async def chat_chunks(
             state.end = item
             for choice in _choices(index, state, state.parser.finish() if state.parser is not None else [], (), form):
                 yield head.chunk(choice)
-            called = state.parser is not None and state.parser.calls > 0
-            reason = "tool_calls" if item.finish_reason == "stop" and called else item.finish_reason
-            yield head.chunk(ChunkChoice(index=index, delta=Delta(), finish_reason=reason))
+            yield head.chunk(ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser)))
     ends = [state.end for state in told if state.end is not None]
     yield head.chunk(usage=usage_of(requests, ends, len(requests)))
 
@@ -84,6 +82,12 @@ def _choices(index: int, state: _Told, events: Sequence[ToolCallEvent], tokens: 
         state.started = True
         choices.insert(0, ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
     return choices
+
+
+def _finish_reason(end: ChoiceEnd, parser: ToolCallStream | None) -> FinishReason:
+    """An answer that ``max_tokens`` ends right after a whole call is not cut."""
+    called = parser is not None and (parser.calls > 0 if end.finish_reason == "stop" else parser.whole)
+    return "tool_calls" if called else end.finish_reason
 
 
 def _is_told(event: ToolCallEvent, form: ChatForm) -> bool:

@@ -28,11 +28,15 @@ def read_chat(
     tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> Chat:
-    """With ``continue_final_message`` the last message is the start of the answer. Raises RequestError, also for an image."""
+    """With ``continue_final_message`` the last message is the start of the answer. The template gets ``variables``.
+
+    Raises RequestError, also for an image.
+    """
     read = [_read(message, f"messages[{index}]") for index, message in enumerate(messages)]
     described = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
-    options = {"add_generation_prompt": add_generation_prompt, "tools": described}
+    options = {"add_generation_prompt": add_generation_prompt, "tools": described, "variables": variables}
     if not continue_final_message:
         return Chat(read, options)
     last = read[-1]
@@ -55,7 +59,7 @@ def encode_rendered(tokenizer: Tokenizer, chat: Chat, text: str) -> list[int]:
 
 def _read(message: Message, where: str) -> Mapping[str, Any]:
     """As templates know it. ``refusal`` is part of the messages that OpenAI's client gives back, and null but for OpenAI's own models."""
-    if message.refusal is not None:
+    if message.refusal:
         raise RequestError(f"{where} has 'refusal', which is not supported", param=f"{where}.refusal")
     content = message.content
     if content is None and not (message.role == "assistant" and message.tool_calls):

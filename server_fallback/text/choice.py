@@ -42,7 +42,7 @@ async def answer_choice(
     source: TokenSource, tokenizer: Tokenizer, request: TokenRequest, stops: StopAutomaton
 ) -> AsyncGenerator[Piece | ChoiceEnd, None]:
     """Yield a piece for each token, an empty one while its text is held back, and last the end. Raises what the source raises."""
-    choice = _Choice(TextStream(tokenizer), StopStrings(stops))
+    choice = _Choice(TextStream(tokenizer), StopStrings(stops), request.min_tokens)
     async with aclosing(source.generate(request)) as tokens:
         async for news in tokens:
             if isinstance(news, PromptLogprobs):
@@ -58,9 +58,10 @@ async def answer_choice(
 
 
 class _Choice:
-    def __init__(self, stream: TextStream, stops: StopStrings) -> None:
+    def __init__(self, stream: TextStream, stops: StopStrings, min_tokens: int) -> None:
         self._stream = stream
         self._stops = stops
+        self._min_tokens = min_tokens
         self._waiting: list[PlacedToken] = []
         self._decoded = 0
         self._released = 0
@@ -75,11 +76,14 @@ class _Choice:
         text = self._stream.feed(token.token_id)
         start, self._decoded = self._decoded, self._decoded + len(text)
         self._waiting.append(PlacedToken(token, start, self._decoded))
-        return self._piece(self._stops.feed(text), last=self.stopped)
+        return self._piece(self._unstopped(text), last=self.stopped)
 
     def finish(self) -> Piece:
-        text = self._stops.feed(self._stream.finish())
+        text = self._unstopped(self._stream.finish())
         return self._piece(text + self._stops.finish(), last=True)
+
+    def _unstopped(self, text: str) -> str:
+        return self._stops.feed(text, may_stop=self.count > self._min_tokens)
 
     def _piece(self, text: str, *, last: bool) -> Piece:
         self._released += len(text)

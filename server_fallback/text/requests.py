@@ -32,6 +32,9 @@ def token_requests(prompt_ids: Sequence[int], request: GenerationRequest, terms:
             max_tokens=terms.max_tokens,
             sampling=_sampling(request, None if request.seed is None else (request.seed + index) & _WORD),
             logprobs=terms.logprobs,
+            last_token_ids=frozenset(request.stop_token_ids or ()),
+            min_tokens=request.min_tokens or 0,
+            ignore_eos=bool(request.ignore_eos),
             priority=terms.priority,
             deadline=terms.deadline,
             adapter=terms.adapter,
@@ -44,7 +47,7 @@ def _sampling(request: GenerationRequest, seed: int | None) -> Sampling:
     """What is not given is as OpenAI has it, so the temperature is 1."""
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,
-        top_k=request.top_k or 0,
+        top_k=max(0, request.top_k or 0),
         top_p=1.0 if request.top_p is None else request.top_p,
         min_p=request.min_p or 0.0,
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
@@ -59,8 +62,18 @@ def stops_of(request: GenerationRequest) -> list[str]:
     return [request.stop] if isinstance(request.stop, str) else request.stop or []
 
 
-def check_logit_bias(request: GenerationRequest, vocab_size: int) -> None:
-    """Raises RequestError for an id that is not in the vocabulary."""
+def check_min_tokens(request: GenerationRequest, max_tokens: int | None) -> None:
+    """Raises RequestError if ``min_tokens`` is more than ``max_tokens``."""
+    if max_tokens is not None and (request.min_tokens or 0) > max_tokens:
+        raise RequestError(f"min_tokens is {request.min_tokens}, more than max_tokens, {max_tokens}; ask for fewer", param="min_tokens")
+
+
+def check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
+    """Raises RequestError for an id of ``stop_token_ids`` or ``logit_bias`` that is not in the vocabulary."""
+    for token_id in request.stop_token_ids or ():
+        if token_id >= vocab_size:
+            message = f"stop_token_ids has token id {token_id}; ids of this model are 0 to {vocab_size - 1}"
+            raise RequestError(message, param="stop_token_ids")
     for token_id in request.logit_bias or ():
         if not 0 <= token_id < vocab_size:
             raise RequestError(f"logit_bias has token id {token_id}; ids of this model are 0 to {vocab_size - 1}", param="logit_bias")

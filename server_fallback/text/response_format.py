@@ -1,10 +1,12 @@
-"""What an answer may be: response_format and tools flow in, a grammar and how tool calls are read flow out."""
+"""What an answer may be: the grammar of response_format, of vLLM's structured_outputs and guided_*, or of tools, and how calls are read."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nearfar.compiler.errors import RequestError
 
@@ -17,8 +19,11 @@ from ..schema.chat import (
     ResponseFormat,
     Tool,
 )
+from ..schema.common import GenerationRequest, StructuredOutputs
 from .grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource
 from .tools import ToolFormat, check_tools, tool_grammar
+
+ANY_OBJECT = '{"type": "object"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +40,91 @@ def answer_format(request: ChatCompletionRequest, form: ToolFormat | None) -> An
     """``form`` is how the model writes calls, None where it knows no tools. Raises RequestError for what cannot be."""
     tools, choice = request.tools or [], request.tool_choice or "auto"
     check_tools(tools, choice)
-    asked = _source(request.response_format)
+    asked, param = asked_grammar(request)
     if not tools or choice == "none":
-        return AnswerFormat(asked, "response_format", None, None)
+        return AnswerFormat(asked, param, None, None)
     if form is None:
         raise RequestError("tools need a chat template that knows tools, which this model lacks; leave them out", param="tools")
     if asked is not None:
-        raise RequestError("response_format and tools cannot be given together", param="response_format")
+        raise RequestError(f"{param} and tools cannot be given together", param=param)
     grammar = tool_grammar(form, tools, choice, request.parallel_tool_calls is not False)
     return AnswerFormat(grammar, "tools", tools, form)
 
 
-def _schema_text(schema: object) -> str:
+def asked_grammar(request: GenerationRequest) -> tuple[GrammarSource | None, str]:
+    """The grammar that the request itself asks for, and the parameter that does.
+
+    Raises RequestError for more than one of them, and for a schema that is not one.
+    """
+    forms = structured_outputs(request)
+    sources = [(name, _structured(form, name)) for name, form in forms]
+    if isinstance(request, ChatCompletionRequest):
+        sources.append(("response_format", _source(request.response_format)))
+    given = [(name, source) for name, source in sources if source is not None]
+    if len(given) > 1:
+        raise RequestError(f"{given[0][0]} and {given[1][0]} both give the answer's form; give one of them", param=given[0][0])
+    return (given[0][1], given[0][0]) if given else (None, "response_format")
+
+
+def structured_outputs(request: GenerationRequest) -> list[tuple[str, StructuredOutputs]]:
+    """What the request says in vLLM's words, by the name of the parameter; vLLM's older names in its newer form."""
+    older = {
+        "guided_json": StructuredOutputs.model_construct(json_=request.guided_json),
+        "guided_regex": StructuredOutputs.model_construct(regex=request.guided_regex),
+        "guided_choice": StructuredOutputs.model_construct(choice=request.guided_choice),
+        "guided_grammar": StructuredOutputs.model_construct(grammar=request.guided_grammar),
+    }
+    named = [(name, form) for name, form in older.items() if getattr(request, name) is not None]
+    return [*named, *([] if request.structured_outputs is None else [("structured_outputs", request.structured_outputs)])]
+
+
+def _structured(form: StructuredOutputs, param: str) -> GrammarSource | None:
+    """None if no key asks for anything."""
+    sources: list[GrammarSource] = []
+    if form.json_ is not None:
+        sources.append(JsonSource(_schema_text(_schema(form.json_, param), param)))
+    if form.regex is not None:
+        sources.append(RegexSource(form.regex))
+    if form.choice is not None:
+        sources.append(RegexSource("|".join(re.sub(r"[\\^$.*+?()\[\]{}|/]", r"\\\g<0>", choice) for choice in form.choice)))
+    if form.grammar is not None:
+        sources.append(EbnfSource(form.grammar))
+    if form.json_object:
+        sources.append(JsonSource(ANY_OBJECT))
+    if len(sources) > 1:
+        raise RequestError(f"{param} has {len(sources)} forms for the answer; give one of them", param=param)
+    return sources[0] if sources else None
+
+
+def _schema(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        schema = json.loads(given)
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        raise RequestError(f"{param} must be a JSON schema: an object, or the JSON text of one", param=param)
+    return schema
+
+
+def _schema_text(schema: object, param: str) -> str:
     try:
         return json.dumps(schema)
     except RecursionError as error:
-        raise RequestError("the JSON schema is nested too deep", param="response_format.json_schema.schema") from error
+        raise RequestError("the JSON schema is nested too deep", param=param) from error
 
 
 def _source(response_format: ResponseFormat | None) -> GrammarSource | None:
     match response_format:
         case JsonObjectFormat():
-            return JsonSource('{"type": "object"}')
+            return JsonSource(ANY_OBJECT)
         case JsonSchemaFormat(json_schema=described):
             if described.schema_ is None:
                 raise RequestError(
                     "response_format of type json_schema needs json_schema.schema, an object", param="response_format.json_schema.schema"
                 )
-            return JsonSource(_schema_text(described.schema_))
+            return JsonSource(_schema_text(described.schema_, "response_format.json_schema.schema"))
         case RegexFormat(pattern=pattern):
             return RegexSource(pattern)
         case GrammarFormat(grammar=grammar):

@@ -79,8 +79,8 @@ class StopStrings:
         """Whether a stop string came. Nothing flows out after it."""
         return self._stopped
 
-    def feed(self, text: str) -> str:
-        """The text that no stop string can take back any more."""
+    def feed(self, text: str, may_stop: bool = True) -> str:
+        """The text that no stop string can take back any more. Without ``may_stop``, a stop string that ends in ``text`` has no effect."""
         if self._stopped:
             return ""
         automaton = self._automaton
@@ -90,7 +90,7 @@ class StopStrings:
         for position, character in enumerate(text, len(self._held) + 1):
             self._node = automaton.step(self._node, character)
             length = automaton.stop_lengths[self._node]
-            if length:
+            if length and may_stop:
                 self._stopped, self._held = True, ""
                 return whole[: position - length]
         settled = len(whole) - automaton.depths[self._node]

@@ -101,6 +101,11 @@ class ToolCallStream:
         """Calls so far."""
         return self._calls
 
+    @property
+    def whole(self) -> bool:
+        """Whether the answer so far ends with a call whose arguments are complete."""
+        return self._calls > 0 and self._mode in ("text", "tail") and not self._said
+
     def feed(self, text: str) -> list[ToolCallEvent]:
         self._held += text
         return _joined(self._advance(ended=False))

@@ -91,7 +91,9 @@ class WorkerProcess:
 
     async def _limited(self, work: Callable[[subprocess.Popen[bytes]], Result], seconds: float) -> Result:
         process = self._process
-        assert process is not None
+        if self._closed or process is None:
+            # Closed while the process started.
+            raise WorkerEnded
         loop = asyncio.get_running_loop()
         timed_out = False
 

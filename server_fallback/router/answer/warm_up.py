@@ -54,11 +54,15 @@ class WarmUp:
         sides.answered("far", self._conversation, "")
 
 
+# What says how an answer ends, and what it may be.
+ENDS_AND_FORMS = ("stop", "min_tokens", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
 def prompt_alone(request: ChatCompletionRequest | CompletionRequest) -> ChatCompletionRequest | CompletionRequest:
     """The same prompt, and one token of an answer without a form."""
     if isinstance(request, CompletionRequest):
-        return request.model_copy(update={"max_tokens": 1, "stop": None, "logprobs": None})
-    without = dict.fromkeys(("stop", "response_format", "logprobs", "top_logprobs", "max_completion_tokens"))
+        return request.model_copy(update={**dict.fromkeys((*ENDS_AND_FORMS, "logprobs")), "max_tokens": 1})
+    without = dict.fromkeys((*ENDS_AND_FORMS, "response_format", "logprobs", "top_logprobs", "max_completion_tokens"))
     # One token is no call, so none may be required; without tools it would be another prompt.
     choice = "none" if request.tool_choice == "none" else None
     return request.model_copy(update={**without, "max_tokens": 1, "tool_choice": choice})

@@ -8,6 +8,7 @@ from typing import Any
 from ...schema.chat import ChatCompletionRequest, Message, TextFormat
 from ...schema.common import GenerationRequest
 from ...schema.completions import CompletionRequest
+from ...text.response_format import structured_outputs
 
 # What both kinds of requests take.
 ALIKE = set(GenerationRequest.model_fields) - {"stream", "stream_options", "n"}
@@ -16,6 +17,8 @@ ALIKE = set(GenerationRequest.model_fields) - {"stream", "stream_options", "n"}
 def continued(request: ChatCompletionRequest | CompletionRequest, text: str, num_tokens: int) -> ChatCompletionRequest | CompletionRequest:
     """``num_tokens``: how many of ``max_tokens`` the text took. A completion must be of a text."""
     left = {name: max(1, limit - num_tokens) for name, limit in limits(request).items()}
+    if request.min_tokens is not None:
+        left["min_tokens"] = max(0, request.min_tokens - num_tokens)
     if isinstance(request, CompletionRequest):
         assert isinstance(request.prompt, str)
         return request.model_copy(update={**left, "prompt": request.prompt + text})
@@ -37,9 +40,10 @@ def begun(request: ChatCompletionRequest | CompletionRequest) -> tuple[str, ...]
 def continued_ids(request: ChatCompletionRequest, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> CompletionRequest:
     """The same answer as a completion of token ids. The request must be `plain`."""
     limit = min(limits(request).values(), default=None)
+    min_tokens = None if request.min_tokens is None else max(0, request.min_tokens - len(answer_ids))
     fields: dict[str, Any] = {name: value for name in ALIKE if (value := getattr(request, name)) is not None}
     return CompletionRequest(
-        **fields,
+        **{**fields, "min_tokens": min_tokens},
         prompt=[*prompt_ids, *answer_ids],
         # A completion that says nothing gets as much as the context holds, as a chat does.
         max_tokens=None if limit is None else max(1, limit - len(answer_ids)),
@@ -55,7 +59,8 @@ def plain(request: ChatCompletionRequest | CompletionRequest) -> bool:
 
 def structured(request: ChatCompletionRequest | CompletionRequest) -> bool:
     """Whether the answer has a form, which a server applies from where it starts."""
-    return isinstance(request, ChatCompletionRequest) and not isinstance(request.response_format, TextFormat | None)
+    formatted = isinstance(request, ChatCompletionRequest) and not isinstance(request.response_format, TextFormat | None)
+    return formatted or bool(structured_outputs(request))
 
 
 def limits(request: ChatCompletionRequest | CompletionRequest) -> dict[str, int]:

@@ -89,6 +89,7 @@ class SpeculatedFar:
 
 
 def weighted(request: ChatCompletionRequest) -> bool:
-    """Whether what was said before, or the client, changes how likely tokens are, which drafts are not checked with."""
+    """Whether what was said before, or the client, changes how likely tokens are or which end the answer: drafts are not checked so."""
     penalties = (request.frequency_penalty or 0) != 0 or (request.presence_penalty or 0) != 0
-    return penalties or (request.repetition_penalty or 1) != 1 or bool(request.logit_bias)
+    ends = bool(request.stop_token_ids or request.min_tokens or request.ignore_eos)
+    return penalties or (request.repetition_penalty or 1) != 1 or bool(request.logit_bias) or ends

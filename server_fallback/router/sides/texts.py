@@ -20,6 +20,7 @@ from ...schema.chat import (
 )
 from ...schema.chat import Message as ChatMessage
 from ...schema.common import GenerationRequest
+from ...text.response_format import structured_outputs
 from ..decision.situation import Message
 
 # What only claims to be base64 is a text.
@@ -49,13 +50,16 @@ def with_calls(text: str, calls: Sequence[ToolCall | AnswerToolCall]) -> str:
 
 
 def other_texts(request: GenerationRequest) -> tuple[str, ...]:
-    """Images' URLs, names, tools, calls, formats, stop strings: whatever the client wrote beside the texts of messages.
+    """Images' URLs, names, tools, calls, forms, template variables, stop strings: all that the client wrote beside messages' texts.
 
     It may take long, so call it in a thread.
     """
     found = [*stops(request), *([request.user] if request.user is not None else [])]
     if request.seed is not None:
         found.append(str(request.seed))
+    for _, form in structured_outputs(request):
+        found += strings(form.model_dump(by_alias=True, exclude_none=True))
+        found += within_json(form.json_) if isinstance(form.json_, str) else ()
     if isinstance(request, ChatCompletionRequest):
         for message in request.messages:
             found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
@@ -65,6 +69,7 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
                 found += [call.id, call.function.name, call.function.arguments, *within_json(call.function.arguments)]
         for tool in request.tools or ():
             found += strings([tool.function.name, tool.function.description, tool.function.parameters])
+        found += strings(request.chat_template_kwargs or {})
         if isinstance(request.tool_choice, NamedToolChoice):
             found.append(request.tool_choice.function.name)
         match request.response_format:

@@ -223,6 +223,9 @@ def checkable(request: TokenRequest) -> TokenRequest:
         "constraint": request.constraint is not None,
         "when_full": request.when_full != "stop",
         "logprobs": request.logprobs is not None,
+        "last_token_ids": bool(request.last_token_ids),
+        "min_tokens": request.min_tokens > 0,
+        "ignore_eos": request.ignore_eos,
         "prompt_logprobs": request.prompt_logprobs > 0,
         "adapter": request.adapter is not None,
     }

@@ -16,21 +16,25 @@ if TYPE_CHECKING:
 
 
 class GrammarConstraint:
-    """A matcher's state after the tokens so far; it is used by nothing else."""
+    """A matcher's state after the tokens so far; it is used by nothing else.
 
-    def __init__(self, matcher: Matcher) -> None:
+    ``open_ended``: any text may come, so no answer is whole before the model ends it.
+    """
+
+    def __init__(self, matcher: Matcher, open_ended: bool = False) -> None:
         self.matcher = matcher
+        self._open_ended = open_ended
         self._ends = np.full(len(matcher.shapes.plain), -1, np.int32)
         for token_id in matcher.shapes.eos_token_ids:
             self._ends[token_id >> 5] &= ~np.int32(np.uint32(1 << (token_id & 31)).view(np.int32))
         self._mask: Mask | None = None
 
     @classmethod
-    def of(cls, compiled: CompiledGrammar, shapes: TokenShapes) -> GrammarConstraint:
+    def of(cls, compiled: CompiledGrammar, shapes: TokenShapes, open_ended: bool = False) -> GrammarConstraint:
         """Over an answer that has not begun."""
         from .xgrammar_binding import GrammarMatcher
 
-        return cls(Matcher(GrammarMatcher(compiled), shapes))
+        return cls(Matcher(GrammarMatcher(compiled), shapes), open_ended)
 
     def mask(self) -> Mask:
         """A new array each time the state changes. Raises RequestError where no token of the vocabulary continues the text."""
@@ -53,4 +57,4 @@ class GrammarConstraint:
     @property
     def complete(self) -> bool:
         """Whether the answer so far is a whole text of the grammar."""
-        return self.matcher.complete
+        return not self._open_ended and self.matcher.complete

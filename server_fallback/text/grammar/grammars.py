@@ -175,7 +175,7 @@ class _Tables:
     def constraint(self, grammar: _Grammar, max_tokens: int | None) -> GrammarConstraint | BoundedConstraint:
         """Raises RequestError if no answer found is so short."""
         reply, needed = grammar.reply, grammar.needed
-        inner = GrammarConstraint.of(grammar.compiled, self._shapes)
+        inner = GrammarConstraint.of(grammar.compiled, self._shapes, open_ended=grammar.text is not None)
         if max_tokens is None:
             return inner
         if needed is not None and needed > max_tokens:

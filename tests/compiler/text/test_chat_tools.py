@@ -44,3 +44,13 @@ def test_arguments_are_given_to_the_template_as_an_object(arguments: object) -> 
 def test_calls_that_are_none_are_refused(calls: object) -> None:
     with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls must be of"):
         ChatTemplate(TEMPLATE, {}).render([{"role": "assistant", "tool_calls": calls}])
+
+
+def test_further_variables_reach_the_template_and_reserved_names_are_refused() -> None:
+    template = ChatTemplate("{{ bos_token }}{{ enable_thinking }} {{ levels | tojson }}", {"bos_token": "<s>"})
+    messages = [{"role": "user", "content": "hi"}]
+    assert template.render(messages, variables={"enable_thinking": False, "levels": [1], "self": 1}) == "<s>False [1]"
+    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "raise_exception", "chat_template"):
+        with pytest.raises(RequestError, match=name) as refused:
+            template.render(messages, variables={name: 1})
+        assert refused.value.details["param"] == "chat_template_kwargs"

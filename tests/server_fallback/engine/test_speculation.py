@@ -107,6 +107,21 @@ def test_a_draft_that_is_always_right_saves_steps() -> None:
     assert [int((batch.token_ids >= 0).sum()) for batch in small.batches if (batch.token_ids >= 0).any()] == [11, 2, 2, 2]
 
 
+def test_answers_with_other_ends_are_those_without_speculation_and_no_draft_is_checked_before_min_tokens() -> None:
+    prompt, sampling = [13, 2, 3, 13, 10, 1, 5, 13, 1, 14], Sampling(temperature=1, seed=3)
+    requests = [
+        TokenRequest(prompt, 21, sampling, min_tokens=8, last_token_ids=frozenset({1, 7, 9})),
+        TokenRequest(prompt[2:], 21, sampling, last_token_ids=frozenset({3})),
+        TokenRequest(prompt[4:], 21, Sampling(temperature=1, seed=5), ignore_eos=True),
+        TokenRequest(prompt[1:], 21, Sampling(), min_tokens=21, stop_token_ids=frozenset({2, 4})),
+    ]
+    answers, stats = speculating(HashRunner(LIMITS), MODEL, requests, DraftModel(HashRunner(LIMITS), MODEL))
+    assert answers == alone(HashRunner(LIMITS), MODEL, requests)
+    assert stats.drafted_tokens > 0
+    _, stats = speculating(HashRunner(LIMITS), MODEL, requests[3:], DraftModel(HashRunner(LIMITS), MODEL))
+    assert stats.drafted_tokens == 0
+
+
 def test_requests_with_penalties_biases_or_old_tokens_that_go_do_not_speculate() -> None:
     prompt = [1, 2, 3] * 6
     samplings = [Sampling(repetition_penalty=1.5), Sampling(logit_bias={3: 1.0})]

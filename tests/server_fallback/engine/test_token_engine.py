@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hash_model import VOCAB, answer_of
+from hash_model import STOP, VOCAB, answer_of
 from hash_runner import MODEL, HashRunner
 
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
@@ -93,6 +93,63 @@ def test_a_stop_token_ends_the_answer_and_is_not_told() -> None:
             tokens, completion = await collect(engine, stop_token_ids=frozenset({whole[2]}))
             assert [token.token_id for token in tokens] == whole[: whole.index(whole[2])]
             assert completion.finish_reason == "stop"
+
+    run(work())
+
+
+def test_a_last_token_ends_the_answer_and_is_told() -> None:
+    async def work() -> None:
+        async with engine_on(HashRunner(LIMITS)) as engine:
+            whole = await ids(engine)
+            tokens, completion = await collect(engine, last_token_ids=frozenset({whole[2]}))
+            assert [token.token_id for token in tokens] == whole[: whole.index(whole[2]) + 1]
+            assert (completion.finish_reason, completion.completion_tokens) == ("stop", len(tokens))
+
+    run(work())
+
+
+def test_no_end_comes_before_min_tokens_and_the_steps_still_run_ahead() -> None:
+    async def work() -> None:
+        runner = HashRunner(LIMITS, threaded=True)
+        async with engine_on(runner) as engine:
+            whole = await ids(engine)
+            ends = frozenset({whole[1], whole[3]})
+            for name in ("stop_token_ids", "last_token_ids"):
+                tokens, completion = await collect(engine, PROMPT, max_tokens=20, min_tokens=8, **{name: ends})
+                got = [token.token_id for token in tokens]
+                assert len(got) >= 8
+                assert not ends & set(got[:8])
+                # From there on it is as if the answer had none.
+                following = await ids(engine, [*PROMPT, *got[:8]], max_tokens=12, **{name: ends})
+                assert got[8:] == following
+                assert completion.finish_reason in ("stop", "length")
+        assert sum(len(batch.token_ids) == 1 and batch.token_ids[0] < 0 for batch in runner.batches) > 2
+
+    run(work())
+
+
+def test_the_models_end_is_a_token_like_any_other_if_it_is_ignored() -> None:
+    async def work() -> None:
+        async with engine_on(HashRunner(LIMITS)) as engine:
+            prompt = OTHERS[0]
+            stopped, end = await collect(engine, prompt, max_tokens=40)
+            assert end.finish_reason == "stop"
+            tokens, completion = await collect(engine, prompt, max_tokens=40, ignore_eos=True)
+            got = [token.token_id for token in tokens]
+            assert got[: len(stopped) + 1] == [*(token.token_id for token in stopped), STOP]
+            assert (len(got), completion.finish_reason) == (40, "length")
+            # Until min_tokens it does not come all the same, as in vLLM.
+            assert STOP not in (await ids(engine, prompt, max_tokens=40, ignore_eos=True, min_tokens=40))
+
+    run(work())
+
+
+@pytest.mark.parametrize(("complete", "reason"), [(True, "stop"), (False, "length")])
+def test_an_answer_that_is_whole_at_max_tokens_is_not_cut(complete: bool, reason: str) -> None:
+    async def work() -> None:
+        async with engine_on(HashRunner(LIMITS)) as engine:
+            tokens, completion = await collect(engine, constraint=EvenTokens(complete=complete), max_tokens=3)
+            assert (len(tokens), completion.finish_reason) == (3, reason)
 
     run(work())
 
@@ -426,6 +483,7 @@ class EvenTokens:
     """Even tokens only, but not the stop token; four of them."""
 
     accepted: list[int] = field(default_factory=list)
+    complete: bool = False
 
     def mask(self) -> npt.NDArray[np.int32] | None:
         return np.array([0b0101_0101_0101_0100], np.int32)
@@ -536,6 +594,9 @@ def test_penalties_and_biases_reach_the_slot_and_log_probabilities_come_back() -
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
+        ({"last_token_ids": frozenset({-1})}, "stop_token_ids"),
+        ({"min_tokens": 7, "max_tokens": 6}, "min_tokens"),
+        ({"min_tokens": 1, "drafts": [1]}, "drafts"),
         ({"stop_token_ids": frozenset({VOCAB})}, "stop_token_ids"),
         ({"adapter": "french"}, "adapter"),
         ({"priority": float("nan")}, "priority"),

@@ -64,6 +64,12 @@ def test_the_newer_name_of_max_tokens_becomes_the_one_that_all_servers_know() ->
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"response_format": {"type": "regex", "pattern": "a"}}, "response_format"),
         ({"continue_final_message": True}, "continue_final_message"),
+        ({"stop_token_ids": [3]}, "stop_token_ids"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"guided_choice": ["a", "b"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
 )
 def test_an_extension_is_refused_where_the_server_lacks_it(options: dict[str, Any], param: str) -> None:
@@ -79,6 +85,24 @@ def test_vllm_has_its_own_names_for_grammars_and_continued_messages() -> None:
     assert "response_format" not in sent
     assert body("vllm", response_format={"type": "grammar", "grammar": "root ::= x"})["structured_outputs"] == {"grammar": "root ::= x"}
     assert body("vllm", response_format={"type": "json_object"})["response_format"] == {"type": "json_object"}
+
+
+def test_vllms_own_parameters_go_to_it_under_its_newer_names() -> None:
+    own: dict[str, Any] = {"stop_token_ids": [3], "min_tokens": 2, "ignore_eos": True, "top_k": -1, "chat_template_kwargs": {"a": 1}}
+    assert body("vllm", **own).items() >= own.items()
+    schema = {"type": "object", "properties": {"a": {"enum": [None]}}}
+    sent = body("vllm", guided_json=schema)
+    assert (sent["structured_outputs"], "guided_json" in sent) == ({"json": schema}, False)
+    request = CompletionRequest(model="ours", prompt="x", guided_regex="a+")
+    assert generation_body(request, "theirs", "vllm", priority=None)["structured_outputs"] == {"regex": "a+"}
+    with pytest.raises(RequestError, match="guided_json and response_format both"):
+        body("vllm", guided_json=schema, response_format={"type": "json_object"})
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_openais_hints_go_as_they_are_and_what_asks_for_nothing_is_no_extension(dialect: Dialect) -> None:
+    hints: dict[str, Any] = {"reasoning_effort": "low", "verbosity": "high"}
+    assert body(dialect, **hints, min_tokens=0, ignore_eos=False, stop_token_ids=[]).items() >= hints.items()
 
 
 def test_priorities_are_the_other_way_round_in_vllm() -> None:

@@ -105,6 +105,83 @@ def test_continue_final_message_goes_on_from_the_start_of_an_answer(tmp_path: Pa
     assert prompt_text(source) == "[user]hi[assistant]Dear "
 
 
+def test_template_variables_are_vllms(tmp_path: Path) -> None:
+    template = "{{ enable_thinking }}/{{ reasoning_effort }}/{{ verbosity }}/{{ budget }} "
+    local, source = executor(tmp_path, "x", template=template)
+    own = {"enable_thinking": True, "reasoning_effort": "max", "budget": 3}
+    for given in (
+        {"reasoning_effort": "none"},
+        {"reasoning_effort": "low", "verbosity": "high"},
+        {"reasoning_effort": "none", "chat_template_kwargs": own},
+        {"chat_template_kwargs": own},
+        {},
+    ):
+        chat(local, **given)
+    assert [prompt_text(source, index).strip() for index in range(5)] == [
+        "False/none//",
+        "True/low/high/",
+        "True/none//3",
+        "True/max//3",
+        "///",
+    ]
+    with pytest.raises(RequestError, match="chat_template_kwargs cannot set 'messages'") as refused:
+        chat(local, chat_template_kwargs={"messages": []})
+    assert refused.value.details["param"] == "chat_template_kwargs"
+    tokenized = run(local.tokenize(TokenizeRequest(model="fake", messages=chat_request().messages, chat_template_kwargs={"budget": 7})))
+    assert bytes(tokenized.tokens).decode().strip() == "///7"
+
+
+def test_what_a_client_sends_back_gives_the_prompt_of_the_plain_message(tmp_path: Path) -> None:
+    template = "{# tools: <tool_call> #}{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    local, source = executor(tmp_path, "x", template=template)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    plain = {"role": "assistant", "content": None, "tool_calls": [call]}
+    function = {**call["function"], "parsed_arguments": {"a": 1}}  # type: ignore[dict-item]
+    extra: dict[str, Any] = {
+        "refusal": "",
+        "parsed": {"a": 1},
+        "annotations": [],
+        "audio": None,
+        "provider_specific_fields": {"refusal": None},
+    }
+    sent_back = {**plain, **extra, "tool_calls": [{**call, "index": 0, "function": function, "provider_specific_fields": None}]}
+    for message in (plain, sent_back):
+        chat(local, messages=[*HI, message, {"role": "tool", "content": "4", "tool_call_id": "1"}])
+    assert prompt_text(source, 0) == prompt_text(source, 1)
+
+
+def test_an_answer_that_ends_with_a_whole_call_at_max_tokens_is_not_cut(tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    for text, limit, reason in (
+        (call + "!", len(call), "tool_calls"),
+        (call, len(call) - 20, "length"),
+        (call + " So", len(call) + 2, "length"),
+    ):
+        local, _ = executor(tmp_path, text)
+        assert chat(local, tools=[TOOL], max_tokens=limit).choices[0].finish_reason == reason
+
+
+def test_no_stop_string_ends_an_answer_before_min_tokens(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "a#b##c#d")
+    for least, text in ((0, "a"), (2, "a#b"), (4, "a#b#"), (5, "a#b##c")):
+        assert chat(local, stop="#", min_tokens=least).choices[0].message.content == text
+        assert complete(local, prompt="x", stop="#", min_tokens=least).choices[0].text == text
+    assert source.requests[-1].min_tokens == 5
+    with pytest.raises(RequestError, match="min_tokens is 3, more than max_tokens, 2"):
+        chat(local, min_tokens=3, max_tokens=2)
+
+
+def test_vllms_ends_reach_the_engine(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "x")
+    chat(local, stop_token_ids=[65, 66], ignore_eos=True, top_k=-1)
+    complete(local, prompt="x", stop_token_ids=[67], top_k=0)
+    first, second = source.requests
+    assert (first.last_token_ids, first.ignore_eos, first.sampling.top_k) == (frozenset({65, 66}), True, 0)
+    assert (second.last_token_ids, second.ignore_eos, second.sampling.top_k) == (frozenset({67}), False, 0)
+    with pytest.raises(RequestError, match="stop_token_ids has token id 260"):
+        chat(local, stop_token_ids=[260])
+
+
 def test_parameters_become_what_the_engine_is_asked_with_and_the_seed_counts_up(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "x")
     chat(local, n=2, seed=-1, top_p=0.5, top_k=4, min_p=0.1, repetition_penalty=1.1, frequency_penalty=1, presence_penalty=-1)

@@ -114,6 +114,45 @@ def test_what_grammars_hold_to_holds_for_an_untrained_model(tiny_bundle: Path) -
     on_engine(tiny_bundle, ask)
 
 
+def test_vllms_forms_hold_and_a_whole_answer_at_max_tokens_has_stopped(tiny_bundle: Path) -> None:
+    bodies = json.loads((Path(__file__).parents[1] / "api/client_bodies.json").read_text())
+
+    async def text(local: LocalExecutor, **given: Any) -> tuple[str, str | None]:
+        request = CompletionRequest.model_validate({"model": "tiny", "prompt": "near", **given})
+        [choice] = (await fold_completion(local.complete(request, CALL))).choices
+        return choice.text, choice.finish_reason
+
+    async def ask(local: LocalExecutor) -> None:
+        choices = ["yes", "no (1+1)", "[a|b]\\d/*\n$^"]
+        answers = await asyncio.gather(
+            text(local, guided_regex="[a-z]+", max_tokens=3),
+            text(local, structured_outputs={"choice": choices}, max_tokens=60),
+            text(local, guided_json=json.dumps(SCHEMA), max_tokens=120, min_tokens=10),
+            text(local, guided_grammar='root ::= "near" | "far"', max_tokens=20, min_tokens=15),
+        )
+        assert [reason for _, reason in answers] == ["stop"] * 4
+        assert re.fullmatch("[a-z]+", answers[0][0])
+        assert answers[1][0] in choices
+        assert json.loads(answers[2][0])["kind"] in ("near", "far")
+        # A form's end comes before min_tokens if nothing else may.
+        assert answers[3][0] in ("near", "far")
+        called = await chat(local, tools=[{"type": "function", "function": {"name": "f", "strict": True}}], max_tokens=3)
+        assert called.choices[0].finish_reason == "length"
+        with pytest.raises(RequestError, match="ignore_eos"):
+            await text(local, guided_regex="a", ignore_eos=True)
+        for wrong in ({"guided_json": "{"}, {"guided_json": {}, "guided_regex": "a"}, {"structured_outputs": {"regex": "a", "json": {}}}):
+            with pytest.raises(RequestError, match=r"json|forms"):
+                await text(local, **wrong)
+        # Schemas as instructor, LangChain and Vercel's AI SDK write them.
+        for sent in bodies:
+            if "response_format" in sent["body"]:
+                request = ChatCompletionRequest.model_validate({**sent["body"], "stream": None, "max_completion_tokens": 60})
+                [choice] = (await fold_chat(local.chat(request, CALL))).choices
+                assert (json.loads(choice.message.content or "").keys(), choice.finish_reason) == ({"name", "age"}, "stop")
+
+    on_engine(tiny_bundle, ask)
+
+
 def test_an_answer_that_is_left_frees_its_pages(tiny_bundle: Path) -> None:
     async def leave(local: LocalExecutor) -> None:
         request = ChatCompletionRequest.model_validate({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": 3})

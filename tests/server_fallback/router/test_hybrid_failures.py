@@ -35,11 +35,11 @@ def breaks_off(*texts: str) -> Reply:
 
 def test_far_dies_in_mid_answer_and_near_goes_on_from_there() -> None:
     near, far = FakeNear("one two three"), in_turn(breaks_off("one ", "two "))
-    answer = ask(near, far, policy("prefer-far"), max_tokens=20)
+    answer = ask(near, far, policy("prefer-far"), max_tokens=20, min_tokens=5)
     assert told(answer) == ("one two three", "near", "far_failed", 8)
     request = near.asked[0]
     assert request.continue_final_message  # type: ignore[union-attr]
-    assert request.max_tokens == 18  # type: ignore[union-attr]
+    assert (request.max_tokens, request.min_tokens) == (18, 3)  # type: ignore[union-attr]
     # Both parts were answered.
     assert answer.usage.completion_tokens == 2 + 5
     assert len(far.generated) == 1
@@ -47,11 +47,11 @@ def test_far_dies_in_mid_answer_and_near_goes_on_from_there() -> None:
 
 def test_near_dies_in_mid_answer_and_far_goes_on_by_token_ids() -> None:
     near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=completion("tw", "o")))
-    answer = ask(near, far, policy(), max_tokens=20, temperature=0.25, stop="x")
+    answer = ask(near, far, policy(), max_tokens=20, min_tokens=6, temperature=0.25, stop="x")
     assert told(answer) == ("one two", "far", "near_failed", 4)
     assert [asked.path for asked in far.asked if asked.path != "/v1/nearfar/about"] == ["/tokenize", "/v1/completions"]
     assert far.generated[0]["prompt"] == [ord(character) for character in "<hi>one "]
-    assert [far.generated[0][name] for name in ("max_tokens", "temperature", "stop")] == [16, 0.25, "x"]
+    assert [far.generated[0][name] for name in ("max_tokens", "min_tokens", "temperature", "stop")] == [16, 2, 0.25, "x"]
 
 
 @pytest.mark.parametrize("other", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"logprobs": True}])

@@ -212,6 +212,21 @@ def test_other_requests_go_on_while_a_long_text_is_searched(monkeypatch: pytest.
     assert turns > 10
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"guided_choice": ["a", SECRET]},
+        {"guided_json": {"title": SECRET}},
+        {"guided_json": json.dumps({"title": SECRET}, ensure_ascii=True).replace("-", "\\u002d")},
+        {"structured_outputs": {"grammar": SECRET}},
+        {"chat_template_kwargs": {"about": [{"user": SECRET}]}},
+    ],
+)
+def test_forms_and_template_variables_are_searched(given: dict[str, Any]) -> None:
+    request = read_request({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **given})
+    assert any(SECRET in text for text in other_texts(request))
+
+
 def test_the_gateway_keeps_private_texts_from_far_and_from_its_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     far, wire, near = FakeFar(), Wire(), FakeNear("the answer to it")

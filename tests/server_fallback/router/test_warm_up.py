@@ -150,10 +150,12 @@ def test_it_takes_a_request_of_the_budget_is_paid_for_and_asks_for_the_prompt_al
 @pytest.mark.parametrize(("choice", "warmed"), [("required", None), ("auto", None), ("none", "none")])
 def test_the_tools_are_of_the_prompt_and_no_call_is_required_of_one_token(choice: str, warmed: str | None) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    asked = ChatCompletionRequest.model_validate({"model": "big", "messages": QUESTION, "tools": tools, "tool_choice": choice})
+    body = {"model": "big", "messages": QUESTION, "tools": tools, "tool_choice": choice, "min_tokens": 5, "guided_regex": "a+"}
+    asked = ChatCompletionRequest.model_validate(body)
     alone = prompt_alone(asked)
     assert isinstance(alone, ChatCompletionRequest)
     assert (alone.tools, alone.tool_choice) == (asked.tools, warmed)
+    assert (alone.min_tokens, alone.guided_regex) == (None, None)
 
 
 def test_a_budget_that_is_spent_leaves_it(tmp_path: Path) -> None:

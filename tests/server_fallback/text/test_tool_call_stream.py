@@ -94,3 +94,23 @@ def test_a_call_with_its_keys_the_other_way_round_keeps_its_characters() -> None
     [call] = outcome("hermes", ['<tool_call>{"arguments": {"a": "é\\n"}, "name": "f"}</tool_call>'])
     assert json.loads(call[1]) == {"a": "é\n"}
     assert "é" in call[1]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "whole"),
+    [
+        ("hermes", TOOL_CALL, True),
+        ("hermes", TOOL_CALL.removesuffix("}\n</tool_call>"), True),
+        ("hermes", TOOL_CALL.removesuffix("}}\n</tool_call>"), False),
+        ("hermes", f"{TOOL_CALL} And so", False),
+        ("hermes", f"{TOOL_CALL}\n<tool_call>", False),
+        ("hermes", "text", False),
+        ("llama3", '{"name": "f", "parameters": {"a": 1}', True),
+        ("llama3", '{"name": "f", "parameters": {"a": 1', False),
+    ],
+)
+def test_an_answer_that_ends_with_a_whole_call_is_known(form: ToolFormat, text: str, whole: bool) -> None:
+    stream = ToolCallStream(form)
+    stream.feed(text)
+    stream.finish()
+    assert stream.whole == whole

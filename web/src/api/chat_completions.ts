@@ -98,7 +98,6 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
   const head = { ...identity("chatcmpl", model.name), object: "chat.completion.chunk" as const, ...(withUsage ? { usage: null } : {}) };
   const withLogprobs = requests[0]?.logprobs !== undefined;
   const started = new Set<number>();
-  const called = new Set<number>();
   const choice = (index: number, delta: ChatCompletionDelta, rest: Partial<ChatCompletionChunkChoice> = {}): ChatCompletionChunk => {
     return { ...head, choices: [{ index, delta, logprobs: null, finish_reason: null, ...rest }] };
   };
@@ -110,7 +109,6 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
     const kept = events.filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0));
     if (kept.length === 0 && logprobs !== null) yield choice(index, { content: "" }, { logprobs });
     for (const [position, event] of kept.entries()) {
-      if (event.type === "tool_call") called.add(index);
       yield choice(index, deltaOf(event), position === 0 ? { logprobs } : {});
     }
   }
@@ -128,7 +126,8 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
         continue;
       }
       yield* deltas(index, parser?.finish() ?? [], []);
-      const finishReason = value.finishReason === "stop" && called.has(index) ? "tool_calls" : value.finishReason;
+      // An answer that max_tokens ends right after a whole call is not cut.
+      const finishReason = parser?.[value.finishReason === "stop" ? "called" : "whole"] === true ? "tool_calls" : value.finishReason;
       const last = choice(index, {}, { finish_reason: finishReason });
       if (++ended < requests.length) {
         yield last;

@@ -8,6 +8,9 @@ import type { ChatCompletionMessageParam, FunctionTool } from "./types.js";
 
 const ROLES: readonly string[] = ["system", "developer", "user", "assistant", "tool"] satisfies ChatCompletionMessageParam["role"][];
 
+// Read on their own, and what OpenAI's client adds to an answer: its own reading of the content.
+const SKIPPED: readonly string[] = ["role", "content", "parsed"];
+
 export interface ChatPromptOptions {
   readonly tools?: readonly FunctionTool[] | undefined;
   /** The last message is the start of the answer. */
@@ -28,18 +31,19 @@ export function encodeChat(text: TextCodec, messages: readonly ChatCompletionMes
 
 function readMessage(message: ChatCompletionMessageParam, index: number): Message {
   const where = `messages[${index}]`;
-  const { role, content, tool_calls: toolCalls, ...rest } = message;
+  const { role, content } = message;
   if (!ROLES.includes(role)) throw refused(where, `has role ${shown(role)}, it must be one of ${ROLES.join(", ")}`);
-  const unknown = Object.entries(rest).find(([key, value]) => !["name", "tool_call_id"].includes(key) && (value ?? null) !== null);
-  if (unknown !== undefined) throw refused(where, `has '${unknown[0]}', which is not supported`);
-  const { name, tool_call_id: toolCallId } = rest;
+  const given = Object.entries(message).filter(([key, value]) => !SKIPPED.includes(key) && !isNothing(value));
+  const { tool_calls: calls, ...rest } = Object.fromEntries(given) as Partial<ChatCompletionMessageParam>;
+  const unknown = Object.keys(rest).find((key) => key !== "name" && key !== "tool_call_id");
+  if (unknown !== undefined) throw refused(where, `has '${unknown}', which is not supported`);
   return {
+    ...rest,
     // Templates know system messages; developer is OpenAI's later name for them.
     role: role === "developer" ? "system" : role,
-    content: readContent(content, where, role === "assistant" && toolCalls !== undefined),
-    ...(name === undefined ? {} : { name }),
-    ...(toolCallId === undefined ? {} : { tool_call_id: toolCallId }),
-    ...(toolCalls === undefined ? {} : { tool_calls: toolCalls }),
+    content: readContent(content, where, role === "assistant" && calls !== undefined),
+    // Clients send back more of a call than templates should see.
+    ...(calls && { tool_calls: calls.map(({ id, type, function: called }) => ({ id, type, function: called && { name: called.name, arguments: called.arguments } })) }),
   };
 }
 
@@ -55,6 +59,11 @@ function readContent(content: ChatCompletionMessageParam["content"], where: stri
       return text;
     })
     .join("");
+}
+
+/** Whether a value is null or empty, or holds nothing but such values, as clients send it back from an answer. */
+function isNothing(value: unknown): boolean {
+  return (value ?? "") === "" || (typeof value === "object" && Object.values(Object(value) as object).every(isNothing));
 }
 
 function refused(where: string, says: string): RequestError {

@@ -21,6 +21,10 @@ export interface GrammarProvider {
 
 /** Reads tool calls out of an answer's text, in pieces as they come. */
 export interface ToolCallParser {
+  /** Whether a call has begun. */
+  readonly called: boolean;
+  /** Whether the answer so far ends with a call whose arguments are complete. */
+  readonly whole: boolean;
   feed(text: string): readonly ToolCallEvent[];
   finish(): readonly ToolCallEvent[];
 }

@@ -59,7 +59,7 @@ const COMMON: Checks = {
       isObject(value) &&
       Object.entries(value).every(([key, option]) => (key === "include_usage" && typeof option === "boolean") || (key === "include_obfuscation" && option === false)),
   ),
-  top_k: integer(0, Infinity),
+  top_k: integer(-1, Infinity),
   min_p: number(0, 1),
   repetition_penalty: check("a number above 0", (value) => typeof value === "number" && Number.isFinite(value) && value > 0),
   priority: check("a number", Number.isFinite),
@@ -75,6 +75,8 @@ const HARMLESS: Checks = {
   service_tier: only("auto", "default"),
   safety_identifier: text,
   prompt_cache_key: text,
+  prompt_cache_retention: text,
+  prediction: object,
   modalities: check('["text"]', (value) => Array.isArray(value) && value.length === 1 && value[0] === "text"),
 };
 

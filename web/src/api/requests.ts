@@ -32,7 +32,7 @@ function samplingOf(params: Given<CommonParams>, seed: number | undefined): Samp
   const { temperature = 1, logit_bias } = params;
   return {
     temperature,
-    topK: params.top_k,
+    topK: Math.max(0, params.top_k ?? 0),
     topP: params.top_p,
     minP: params.min_p,
     repetitionPenalty: params.repetition_penalty,

@@ -16,7 +16,7 @@ export interface CommonParams {
   readonly logit_bias?: Readonly<Record<string, number>> | null | undefined;
   readonly stream_options?: { readonly include_usage?: boolean | undefined; readonly include_obfuscation?: boolean | undefined } | null | undefined;
   readonly user?: string | undefined;
-  /** Extension: only this many of the likeliest tokens; 0 for all. */
+  /** Extension: only this many of the likeliest tokens; -1 or 0 for all. */
   readonly top_k?: number | null | undefined;
   /** Extension: only tokens at least this probable as against the likeliest. */
   readonly min_p?: number | null | undefined;
@@ -133,6 +133,8 @@ export interface ChatCompletionCreateParamsBase extends CommonParams {
   readonly service_tier?: string | null | undefined;
   readonly safety_identifier?: string | null | undefined;
   readonly prompt_cache_key?: string | null | undefined;
+  readonly prompt_cache_retention?: string | null | undefined;
+  readonly prediction?: object | null | undefined;
   readonly modalities?: readonly string[] | null | undefined;
 }
 

@@ -30,6 +30,8 @@ export interface Constraint {
   accept(tokenId: number): void;
   /** Whether nothing but the end may come. */
   readonly finished: boolean;
+  /** Whether the answer so far is a whole one, so that maxTokens does not cut it. */
+  readonly complete: boolean;
   /** Frees what it holds outside of JavaScript. The engine calls it when the answer ends. */
   dispose(): void;
 }
@@ -71,7 +73,7 @@ export interface GeneratedToken {
   readonly alternatives: readonly TokenLogprob[];
 }
 
-/** "stop": the model ended its answer. "length": maxTokens are reached, or the context is full. */
+/** "stop": the model ended its answer, or it is whole under its constraint. "length": maxTokens are reached, or the context is full. */
 export type FinishReason = "stop" | "length";
 
 export interface Completion {

@@ -298,8 +298,9 @@ export class TokenEngine implements TokenSource {
     const { constraint } = answer.request;
     try {
       constraint?.accept(tokenId);
-      if (constraint?.finished !== true) return;
-      this.#end(answer);
+      const { sequence } = event;
+      if (sequence.finishReason === null && constraint?.finished === true) this.#end(answer);
+      else if (sequence.finishReason === "length" && constraint?.complete === true) sequence.finishReason = "stop";
     } catch (error) {
       this.#end(answer, error);
     }

@@ -4,12 +4,10 @@ import type { Constraint } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { GrammarMatcher } from "./wasm.js";
 
-export interface GrammarConstraint extends Constraint {
-  /** Whether the answer so far is a whole text of the grammar. */
-  readonly complete: boolean;
-}
+/** ``complete``: the answer so far is a whole text of the grammar. */
+export type GrammarConstraint = Constraint;
 
-export class MatcherConstraint implements GrammarConstraint {
+export class MatcherConstraint implements Constraint {
   #mask: Int32Array<ArrayBuffer> | null = null;
 
   constructor(readonly matcher: GrammarMatcher) {}

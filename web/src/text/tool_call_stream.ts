@@ -38,9 +38,13 @@ export class ToolCallStream {
     private readonly newId: () => string = randomId,
   ) {}
 
-  /** Calls so far. */
-  get calls(): number {
-    return this.#calls;
+  get called(): boolean {
+    return this.#calls > 0;
+  }
+
+  /** Whether the answer so far ends with a call whose arguments are complete. */
+  get whole(): boolean {
+    return this.called && (this.#mode === "text" || this.#mode === "tail") && !this.#said;
   }
 
   feed(text: string): ToolCallEvent[] {

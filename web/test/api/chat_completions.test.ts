@@ -80,6 +80,22 @@ test("parameters become what the engine is asked with; the temperature is OpenAI
   expect(third?.sampling?.topP).toBeUndefined();
 });
 
+test("what clients send back from an answer is accepted, and what would change the answer is not", async () => {
+  const { model, source } = fakeModel("x");
+  const completions = new ChatCompletions(model);
+  const called = { name: "f", arguments: "{}" };
+  const plain = { role: "assistant", content: "yes", tool_calls: [{ id: "1", type: "function", function: called }] } as const;
+  const extra = { refusal: null, parsed: { a: 1 }, annotations: [], audio: null, name: null, provider_specific_fields: { refusal: null } };
+  const sentBack = { ...plain, ...extra, tool_calls: [{ ...plain.tool_calls[0], index: 0, function: { ...called, parsed_arguments: {} } }] };
+  for (const message of [plain, sentBack]) await completions.create({ messages: [...messages, message as typeof plain] });
+  expect(promptText(model, source.requests[1])).toBe(promptText(model, source.requests[0]));
+  await completions.create({ messages: [{ role: "assistant", content: "yes", tool_calls: null as never }], top_k: -1, store: false, prediction: {} });
+  expect(source.requests[2]?.sampling?.topK).toBe(0);
+  for (const unknown of [{ annotations: [{ type: "x" }] }, { reasoning_content: "so" }, { provider_specific_fields: { a: 1 } }]) {
+    await expect(completions.create({ messages: [{ ...plain, ...unknown }] })).rejects.toThrow(Object.keys(unknown)[0]);
+  }
+});
+
 test("n choices run at once and come by index", async () => {
   const { model, source } = fakeModel("one", "three", "x");
   const { choices, usage } = await new ChatCompletions(model).create({ messages, n: 3 });
@@ -242,15 +258,23 @@ function angleParser(): ToolCallParser {
   let index = -1;
   let inside = false;
   let name: string | null = null;
+  let said = false;
   return {
+    get called() {
+      return index >= 0;
+    },
+    get whole() {
+      return index >= 0 && !inside && !said;
+    },
     feed: (text) =>
       Array.from(text).flatMap((character): ToolCallEvent[] => {
         if (character === "<") {
           [inside, name] = [true, ""];
           index++;
         } else if (character === ">") {
-          inside = false;
+          [inside, said] = [false, false];
         } else if (!inside) {
+          said = true;
           return [{ type: "text", text: character }];
         } else if (name === null) {
           return [{ type: "arguments", index, text: character }];
@@ -277,7 +301,7 @@ function withTools(...answers: readonly string[]) {
       constraint: (spec) => {
         specs.push(spec);
         open++;
-        return Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, dispose: () => open-- });
+        return Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => open-- });
       },
     },
   });
@@ -303,6 +327,15 @@ test("tool calls are read out of the text, whole and streamed", async () => {
     { index: 0, id: "call_0", type: "function", function: { name: "weather", arguments: "" } },
     { index: 0, function: { arguments: "{" } },
   ]);
+});
+
+test.each([
+  ["<weather {1}> and", 13, "tool_calls"],
+  ["<weather {1}> and", 9, "length"],
+  ["<weather {1}> and", 15, "length"],
+])("%j cut after %i tokens ends with %s", async (text, maxTokens, reason) => {
+  const { choices } = await withTools(text).completions.create({ messages, tools: [WEATHER], max_tokens: maxTokens });
+  expect(choices[0]?.finish_reason).toBe(reason);
 });
 
 test("an answer of calls alone has null content, and parallel_tool_calls: false keeps the first", async () => {

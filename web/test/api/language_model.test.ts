@@ -140,7 +140,7 @@ test("sampling modes and raw parameters reach the engine", async () => {
 
 test("a constraint is also put in words, unless that is not wanted, and the conversation is kept without them", async () => {
   const specs: unknown[] = [];
-  const constraint = { mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined };
+  const constraint = { mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => undefined };
   const { source } = fakeModel("1", "2", "3");
   const model: Model = modelOf(source, { grammar: { constraint: (spec) => (specs.push(spec), Promise.resolve(constraint)) } });
   const chat = await createLanguageModel(fakeEngine(model)).create();

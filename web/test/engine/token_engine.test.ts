@@ -182,6 +182,7 @@ test("a constraint's mask holds for each token, and its end ends the answer", as
     // Even tokens only, but not the stop token.
     mask: () => Int32Array.of(0b0101_0101_0101_0100),
     accept: (id) => accepted.push(id),
+    complete: false,
     get finished() {
       return accepted.length === 4;
     },
@@ -194,11 +195,20 @@ test("a constraint's mask holds for each token, and its end ends the answer", as
   expect([completion.finishReason, disposed]).toEqual(["stop", 1]);
 });
 
+test.each([
+  [true, "stop"],
+  [false, "length"],
+] as const)("at maxTokens an answer whose constraint is complete: %s ends with %s", async (complete, reason) => {
+  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, complete, dispose: () => undefined };
+  const { ids, completion } = await answer(engineOn(new FakeRunner(LIMITS)), { constraint, maxTokens: 3 });
+  expect([ids.length, completion.finishReason]).toEqual([3, reason]);
+});
+
 test.each(["mask", "accept"] as const)("a constraint whose %s fails takes its own answer with it, and no other", async (what) => {
   const fail = (): never => {
     throw new Error("no way on");
   };
-  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined, [what]: fail };
+  const constraint: Constraint = { mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => undefined, [what]: fail };
   const engine = engineOn(new FakeRunner(LIMITS));
   const [failed, other] = await Promise.allSettled([answer(engine, { constraint }), answer(engine)]);
   expect(failed).toMatchObject({ status: "rejected", reason: { message: "no way on" } });

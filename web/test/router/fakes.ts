@@ -209,6 +209,6 @@ export class MemoryLedger implements Ledger {
 
 /** An engine that ought to be held to a grammar, and is not. */
 export function lawless(...scripts: readonly NearScript[]): EngineApi {
-  const grammar = { constraint: () => Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined }) };
+  const grammar = { constraint: () => Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => undefined }) };
   return fakeEngine(modelOf(new ScriptedSource(scripts), { name: "small", grammar }));
 }

@@ -168,3 +168,21 @@ test.each(["hermes", "llama3"] as const)("%s: with a tool required, whatever the
   expect([...names].sort()).toEqual(["now", "weather"]);
   expect(toolGrammar(format, TOOLS, "auto")).toBeNull();
 });
+
+const CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>';
+
+test.each([
+  ["hermes", CALL, true],
+  ["hermes", CALL.slice(0, -"}\n</tool_call>".length), true],
+  ["hermes", CALL.slice(0, -"}}\n</tool_call>".length), false],
+  ["hermes", `${CALL} And so`, false],
+  ["hermes", `${CALL}\n<tool_call>`, false],
+  ["hermes", "text", false],
+  ["llama3", '{"name": "f", "parameters": {"a": 1}', true],
+  ["llama3", '{"name": "f", "parameters": {"a": 1', false],
+] as const)("in %s, %j ends with a whole call: %s", (format, text, whole) => {
+  const stream = new ToolCallStream(format);
+  stream.feed(text);
+  stream.finish();
+  expect(stream.whole).toBe(whole);
+});

@@ -9,7 +9,7 @@ import type { PlainParams } from "./sides.js";
 export type Dialect = "openai" | "vllm" | "nearfar";
 export const DIALECTS: readonly Dialect[] = ["openai", "vllm", "nearfar"];
 
-const OF_ACCOUNTS: readonly string[] = ["metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "modalities"] satisfies (keyof PlainParams)[];
+const OF_ACCOUNTS: readonly string[] = ["metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction", "modalities"] satisfies (keyof PlainParams)[];
 const EXTENSIONS = ["top_k", "min_p", "repetition_penalty", "continue_final_message"] as const satisfies (keyof PlainParams)[];
 
 /** What to post for a chat: streamed, with usage. Throws RequestError for an extension that the dialect lacks. */

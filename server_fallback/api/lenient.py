@@ -1,0 +1,57 @@
+"""Lenient requests: unknown keys are removed from a body, and named in a header of the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from .validation import dotted
+
+IGNORED_HEADER = "X-Nearfar-Ignored"
+# A header must fit the buffers of proxies.
+MAX_NAMED = 16
+MAX_NAME_CHARACTERS = 64
+
+
+# Keys of objects and indexes of lists, from the body inwards.
+Path = list[str | int]
+
+
+def without_unknown(model: type[BaseModel], body: Any) -> list[Path]:
+    """Remove the keys that ``model`` does not know from ``body``, at any depth, and return their places.
+
+    A body that is wrong in another way stays as it is: its error is reported as in strict mode.
+    """
+    try:
+        read = model.model_validate(body, extra="allow")
+    except ValidationError:
+        return []
+    return list(_remove(read, body, []))
+
+
+def ignored_header(places: list[Path]) -> str:
+    """The places ("messages[0].x"), at most 16, and how many more there are. Whatever a header should not hold becomes "?"."""
+    named = [re.sub(r"[^A-Za-z0-9_.\[\]-]", "?", dotted(place)[:MAX_NAME_CHARACTERS]) for place in places[:MAX_NAMED]]
+    more = [f"and {len(places) - MAX_NAMED} more"] if len(places) > MAX_NAMED else []
+    return ", ".join([*named, *more])
+
+
+def _remove(read: object, value: Any, path: Path) -> Iterator[Path]:
+    """``read`` is what ``value`` was validated to."""
+    if isinstance(read, BaseModel):
+        for key in read.model_extra or ():
+            del value[key]
+            yield [*path, key]
+        for name, field in type(read).model_fields.items():
+            key = field.alias or name
+            if key in value:
+                yield from _remove(getattr(read, name), value[key], [*path, key])
+    elif isinstance(read, list):
+        for index, (inner, given) in enumerate(zip(read, value, strict=True)):
+            if not isinstance(inner, BaseModel | list):
+                # Token ids and strings: a list of a kind.
+                return
+            yield from _remove(inner, given, [*path, index])
