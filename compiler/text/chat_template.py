@@ -6,6 +6,7 @@ A template is untrusted code: it runs in Jinja's sandbox and sees plain JSON val
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -19,8 +20,11 @@ import jinja2.sandbox
 import jinja2.utils
 
 from ..errors import CheckpointError, RequestError
+from .control_tokens import SENTINEL
 
 Message = Mapping[str, Any]
+# An even number of backslashes before it are characters of their own.
+_ESCAPED_SENTINEL = re.compile(r"(?<!\\)((?:\\\\)*)\\ufdd0")
 
 
 class ChatTemplate:
@@ -98,7 +102,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols], finalize=_printed
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -116,7 +120,17 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML and sorts keys; models are trained on neither.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _with_sentinels(text) if ensure_ascii else text
+
+
+def _printed(value: Any) -> Any:
+    """What `{{ value }}` writes: of a list or an object its Python form."""
+    return _with_sentinels(str(value)) if isinstance(value, list | tuple | dict) else value
+
+
+def _with_sentinels(escaped: str) -> str:
+    return _ESCAPED_SENTINEL.sub(rf"\1{SENTINEL}", escaped)
 
 
 def _raise_exception(message: str) -> NoReturn:

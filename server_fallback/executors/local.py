@@ -40,12 +40,13 @@ from ..text.grammar.grammars import Grammars
 from ..text.requests import Terms, check_logit_bias, check_prompt, stops_of, token_requests
 from ..text.response_format import AnswerFormat, answer_format
 from ..text.stop_strings import StopAutomaton
+from ..text.text_size import is_longer
 from ..text.tools import ToolFormat, tool_format
 from ..text.vocabulary import Vocabulary, read_vocabulary
 from .executor import Abilities, Call, ExecutorState
 
-# Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
-INLINE_BYTES = 16_384
+# Characters. Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
+INLINE_CHARACTERS = 16_384
 MAX_ANSWERS = 1024
 # As OpenAI's.
 MAX_INPUTS = 2048
@@ -87,9 +88,11 @@ class TextModel:
     def of(bundle: Folder, name: str) -> TextModel:
         """Raises CheckpointError for a tokenizer that cannot be loaded."""
         files, manifest = bundle.tokenizer_files(), bundle.manifest
+        tokenizer = Tokenizer(files)
+        tokenizer.prepare()
         return TextModel(
             name,
-            Tokenizer(files),
+            tokenizer,
             files.tokenizer_json,
             tool_format(files.chat_template),
             manifest.spec.vocab_size,
@@ -140,11 +143,15 @@ class LocalExecutor:
         max_tokens = _max_tokens(request)
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-        form = answer_format(request, model.tools)
+        form = await _in_thread_if_long(request, lambda: answer_format(request, model.tools))
         prompt = await _in_thread_if_long(
-            sum(len(message.content or "") if not isinstance(message.content, list) else INLINE_BYTES for message in request.messages),
+            request,
             lambda: encode_chat(
-                model.tokenizer, request.messages, tools=form.tools, continue_final_message=bool(request.continue_final_message)
+                model.tokenizer,
+                request.messages,
+                tools=form.tools,
+                continue_final_message=bool(request.continue_final_message),
+                context=self.context,
             ),
         )
         check_prompt(prompt, model.vocab_size, self.context, "messages")
@@ -166,7 +173,7 @@ class LocalExecutor:
             raise RequestError("best_of is not supported; leave it out, or give it as n", param="best_of")
         if request.suffix:
             raise RequestError("suffix is not supported; leave it out", param="suffix")
-        prompts = await self._prompts(request.prompt, "prompt")
+        prompts = await self._prompts(request.prompt, "prompt", split_special_tokens=request.split_special_tokens is not False)
         if len(prompts) * n > MAX_ANSWERS:
             raise RequestError(
                 f"prompt and n ask for {len(prompts) * n:,} answers; ask for at most {MAX_ANSWERS:,} at once", param="prompt"
@@ -207,7 +214,9 @@ class LocalExecutor:
         if (text is None) == (messages is None):
             raise RequestError("give either prompt or messages", param="prompt")
         if messages is None:
-            ids = await _in_thread_if_long(len(text or ""), lambda: tokenizer.encode(text or "", request.add_special_tokens))
+            ids = await _in_thread_if_long(
+                text, lambda: tokenizer.encode(text or "", request.add_special_tokens, request.split_special_tokens)
+            )
         else:
             ids = await asyncio.to_thread(
                 encode_chat, tokenizer, messages, tools=request.tools, add_generation_prompt=request.add_generation_prompt
@@ -218,9 +227,7 @@ class LocalExecutor:
         wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self._model.vocab_size), None)
         if wrong is not None:
             raise RequestError(f"tokens has id {wrong}; ids of this model are 0 to {self._model.vocab_size - 1}", param="tokens")
-        text = await _in_thread_if_long(
-            len(request.tokens), lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
-        )
+        text = await _in_thread_if_long(request.tokens, lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False))
         return DetokenizeResponse(prompt=text)
 
     def abilities(self) -> Abilities:
@@ -317,9 +324,13 @@ class LocalExecutor:
         observed = _Observed(source, call)
         return [answer_choice(observed, self._model.tokenizer, each, stops) for each in requests]
 
-    async def _prompts(self, given: str | list[int] | list[str] | list[list[int]], param: str) -> list[Prompt]:
-        size = len(given) if isinstance(given, str) else sum(1 if isinstance(part, int) else len(part) for part in given)
-        prompts = await _in_thread_if_long(size, lambda: read_prompts(self._model.tokenizer, given))
+    async def _prompts(
+        self, given: str | list[int] | list[str] | list[list[int]], param: str, *, split_special_tokens: bool = True
+    ) -> list[Prompt]:
+        tokenizer, context = self._model.tokenizer, self.context
+        prompts = await _in_thread_if_long(
+            given, lambda: read_prompts(tokenizer, given, context, param, split_special_tokens=split_special_tokens)
+        )
         for index, prompt in enumerate(prompts):
             check_prompt(prompt.ids, self._model.vocab_size, self.context, param if len(prompts) == 1 else f"{param}[{index}]")
         return prompts
@@ -358,8 +369,9 @@ class _Observed:
                 yield news
 
 
-async def _in_thread_if_long(size: int, work: Callable[[], Result]) -> Result:
-    return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
+async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Result:
+    """``given``: what the work reads, of which every text counts."""
+    return await asyncio.to_thread(work) if is_longer(given, INLINE_CHARACTERS) else work()
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:

@@ -9,6 +9,7 @@ from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..schema.chat import ImagePart, Message, Tool
+from .requests import check_length
 
 
 def encode_chat(
@@ -18,8 +19,10 @@ def encode_chat(
     tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    context: int | None = None,
 ) -> list[int]:
-    """With ``continue_final_message`` the last message is the start of the answer, which goes on from it.
+    """With ``continue_final_message`` the last message is the start of the answer, which goes on from it. With ``context``, a prompt that
+    cannot fit is refused before it is encoded.
 
     Raises RequestError for an image, for messages that the chat template refuses, or without a chat template.
     """
@@ -29,11 +32,16 @@ def encode_chat(
     if continue_final_message and (last["role"] != "assistant" or "tool_calls" in last):
         raise RequestError("continue_final_message needs an assistant's message of text at the end", param="continue_final_message")
     try:
+        marked, marked_tools = tokenizer.mark_chat(read[:-1] if continue_final_message else read, described)
         # The template ends with what opens an answer, so the answer's own start follows it.
-        ids = tokenizer.encode_chat(read[:-1] if continue_final_message else read, add_generation_prompt, described)
+        rendered = tokenizer.apply_chat_template(marked, add_generation_prompt, marked_tools)
+        start = str(last["content"]) if continue_final_message else ""
+        if context is not None:
+            check_length(tokenizer, max(rendered, start, key=len), context, "messages")
+        ids = tokenizer.encode_rendered(rendered)
+        return [*ids, *tokenizer.encode(start, add_special_tokens=False)] if start else ids
     except RequestError as error:
         raise RequestError(error.message, **{"param": "messages", **error.details}) from error
-    return [*ids, *tokenizer.encode(last["content"], add_special_tokens=False)] if continue_final_message else ids
 
 
 def _read(message: Message, where: str) -> Mapping[str, Any]:
