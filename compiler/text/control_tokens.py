@@ -46,7 +46,7 @@ class ControlTokens:
         Raises RequestError for a text that contains the sentinel itself.
         """
         if SENTINEL in text:
-            raise RequestError("the text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", code="invalid_text")
+            raise sentinel_refused()
         marked, end = [], 0
         match = self._whole.search(text)
         while match is not None:
@@ -124,6 +124,10 @@ class ControlTokens:
         if not isinstance(value, Mapping):
             return self.mark_value(value)
         return {key: item if key == "type" else self.mark_value(item) for key, item in value.items()}
+
+
+def sentinel_refused() -> RequestError:
+    return RequestError("the text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", code="invalid_text")
 
 
 def private_spelling(index: int) -> str:

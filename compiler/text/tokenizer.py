@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import CheckpointError, RequestError
 from ..formats.checkpoint import TokenizerFiles
 from .chat_template import ChatTemplate, Message
-from .control_tokens import SENTINEL, ControlTokens, private_spelling
+from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused
 from .token_bound import bytes_per_token
 
 # How byte-fallback tokenizers name the token of a single byte.
@@ -75,19 +75,21 @@ class Tokenizer:
         """The token ids of a text. Control tokens that it spells out are split into the tokens of their text, or with
         ``split_special_tokens`` False become single tokens. Raises RequestError for a text that cannot be encoded.
         """
-        ids = self._encode_with_bos(self._backend, text, add_special_tokens)
-        if not split_special_tokens:
-            return ids
-        # What the tokenizer adds to every text.
-        added = self._forged(self._encode_with_bos(self._backend, "", add_special_tokens))
-        if self._forged(ids) == added:
-            return ids
-        if SENTINEL in text:
-            # It could spell a control token the way that the splitting backend does.
-            self._controls.mark(text)
-        ids = self._encode_with_bos(self._splitting.backend, text, add_special_tokens)
-        self._require_split(self._forged(ids) == added)
-        return ids
+        ids = self._encode(self._backend, text, add_special_tokens)
+        if split_special_tokens:
+            # What the tokenizer adds to every text.
+            added = self._forged(self._encode(self._backend, "", add_special_tokens))
+            if self._forged(ids) != added:
+                if SENTINEL in text:
+                    raise sentinel_refused()
+                ids = self._encode(self._splitting.backend, text, add_special_tokens)
+                self._require_split(self._forged(ids) == added)
+                return self._with_bos(ids, add_special_tokens, starts_with_bos=False)
+        bos = self._bos_token_id
+        # Only if tokenizer_config.json forbids the bos token that tokenizer.json adds does it matter whether the text has its own.
+        forbidden = add_special_tokens and self._add_bos_token is False and ids[:1] == [bos]
+        starts_with_bos = forbidden and self._encode(self._backend, text, add_special_tokens=False)[:1] == [bos]
+        return self._with_bos(ids, add_special_tokens, starts_with_bos=starts_with_bos)
 
     def apply_chat_template(
         self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None
@@ -146,15 +148,14 @@ class Tokenizer:
         token = self._backend.id_to_token(token_id)
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
-    def _encode_with_bos(self, backend: Any, text: str, add_special_tokens: bool) -> list[int]:
-        ids = self._encode(backend, text, add_special_tokens)
+    def _with_bos(self, ids: list[int], add_special_tokens: bool, *, starts_with_bos: bool) -> list[int]:
+        """``starts_with_bos``: the text itself does, without what the tokenizer adds."""
         bos = self._bos_token_id
         if not add_special_tokens or bos is None or self._add_bos_token is None:
             return ids
         if self._add_bos_token:
             return ids if ids[:1] == [bos] else [bos, *ids]
-        # tokenizer.json puts a bos token first, tokenizer_config.json forbids it: the latter wins, unless the text itself starts so.
-        return ids[1:] if ids[:1] == [bos] and self._encode(backend, text, add_special_tokens=False)[:1] != [bos] else ids
+        return ids[1:] if ids[:1] == [bos] and not starts_with_bos else ids
 
     def _encode(self, backend: Any, text: str, add_special_tokens: bool) -> list[int]:
         # Unlike `encode`, `encode_batch_fast` lets other threads run; it computes no offsets.

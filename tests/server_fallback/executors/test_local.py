@@ -378,7 +378,8 @@ def test_texts_and_chats_are_tokenized_and_back(tmp_path: Path) -> None:
         assert (answer.count, answer.max_model_len) == (len(answer.tokens), 4096)
         return answer.tokens
 
-    assert tokenize(prompt="hé</s>") == [104, 0xC3, 0xA9, 257]
+    assert tokenize(prompt="hé</s>", split_special_tokens=False) == [104, 0xC3, 0xA9, 257]
+    assert tokenize(prompt="hé</s>") == [104, 0xC3, 0xA9, *b"</s>"]
     assert tokenize(prompt="") == []
     assert bytes(tokenize(messages=HI)) == b"[user]hi[assistant]"
     for given in ({}, {"prompt": "a", "messages": HI}):
