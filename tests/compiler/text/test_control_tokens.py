@@ -135,8 +135,10 @@ def everywhere(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A text in each place where a request has one."""
     schema = {"type": text, text: {"enum": [text]}}
     function = {"name": text, "description": text, "parameters": schema}
-    calls = [{"id": text, "type": "function", "function": {"name": text, "arguments": json.dumps({text: [text]}).replace("<", "\\u003c")}}]
-    messages = [
+    calls: list[dict[str, Any]] = [
+        {"id": text, "type": "function", "function": {"name": text, "arguments": json.dumps({text: [text]}).replace("<", "\\u003c")}}
+    ]
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": text},
         {"role": "user", "name": text, "content": text},
         {"role": "assistant", "content": "", "tool_calls": calls},
@@ -191,10 +193,9 @@ def test_a_template_may_build_a_control_token_from_a_role(made: Callable[[str], 
 def test_a_sentinel_in_a_text_is_refused_where_it_would_be_read_as_one(made: Callable[[str], Tokenizer]) -> None:
     tokenizer = made("byte_level")
     assert tokenizer.decode(tokenizer.encode(SENTINEL)) == SENTINEL
-    for attempt in (
-        lambda: tokenizer.encode(f"{SENTINEL}2\ufdd1<|end|>"),
-        lambda: tokenizer.encode_chat([{"role": "user", "content": SENTINEL}]),
-    ):
+    chat = [{"role": "user", "content": SENTINEL}]
+    attempts: list[Callable[[], Any]] = [lambda: tokenizer.encode(f"{SENTINEL}2\ufdd1<|end|>"), lambda: tokenizer.encode_chat(chat)]
+    for attempt in attempts:
         with pytest.raises(RequestError, match=r"U\+FDD0") as caught:
             attempt()
         assert caught.value.details["code"] == "invalid_text"
