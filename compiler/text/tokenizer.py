@@ -158,8 +158,13 @@ class Tokenizer:
         return ids[1:] if ids[:1] == [bos] and not starts_with_bos else ids
 
     def _encode(self, backend: Any, text: str, add_special_tokens: bool) -> list[int]:
-        # Unlike `encode`, `encode_batch_fast` lets other threads run; it computes no offsets.
-        [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            # Unlike `encode`, `encode_batch_fast` lets other threads run; it computes no offsets.
+            [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(
+                "the text contains half of a surrogate pair, which is not Unicode text; remove it", code="invalid_text"
+            ) from error
         ids: list[int] = encoding.ids
         return ids
 

@@ -201,6 +201,12 @@ def test_a_sentinel_in_a_text_is_refused_where_it_would_be_read_as_one(made: Cal
         assert caught.value.details["code"] == "invalid_text"
 
 
+def test_half_a_surrogate_pair_is_the_requests_fault(made: Callable[[str], Tokenizer]) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+    with pytest.raises(RequestError, match="half of a surrogate pair"):
+        made("byte_level").encode_chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
+
+
 def test_many_added_tokens_are_searched_in_one_pass() -> None:
     # An alternation that tried each of the 6,000 at each "<" would take minutes.
     controls = ControlTokens([f"<unused{index}>" for index in range(6000)], ["<end>"])
