@@ -60,10 +60,11 @@ export class ChatTemplate {
     }
     const marked = (value: object): object => controls?.markObject(value) ?? value;
     const plain = messages.map((message, index) => marked(plainMessage(message, index)));
+    const described = tools.length > 0 ? tools.map(marked) : null;
     try {
       const text = this.#template.render({
         messages: plain,
-        tools: tools.length > 0 ? tools.map(marked) : null,
+        tools: described,
         documents: null,
         add_generation_prompt: true,
         ...this.specialTokens,
