@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
+from ..errors import RequestError
 from ..ir.sampling import Sampler
 from ..pipeline.target import RUNNERS, open_runner
 from ..runtime.batch import Limits
@@ -36,13 +37,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)")
     parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without the chat template")
+    parser.add_argument(
+        "--no-split-special-tokens", action="store_true", help="with --raw: control tokens that the prompt spells out become single tokens"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
 
 
 def run(options: argparse.Namespace) -> None:
     bundle = open_any(options.bundle)
     tokenizer = Tokenizer(bundle.tokenizer_files())
-    prompt = encode(tokenizer, options.prompt, raw=options.raw)
+    prompt = encode(tokenizer, options.prompt, raw=options.raw, split_special_tokens=not options.no_split_special_tokens)
     sampler = Sampler(options.temperature, options.seed)
     max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
     runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits())
@@ -78,9 +82,13 @@ def run(options: argparse.Namespace) -> None:
     Console(stderr=True, soft_wrap=True).print(summary, style="dim", highlight=False)
 
 
-def encode(tokenizer: Tokenizer, prompt: str, *, raw: bool) -> list[int]:
-    """The prompt as the user's turn of a chat, or as it stands."""
-    return tokenizer.encode(prompt) if raw else tokenizer.encode_chat([{"role": "user", "content": prompt}])
+def encode(tokenizer: Tokenizer, prompt: str, *, raw: bool, split_special_tokens: bool = True) -> list[int]:
+    """The prompt as the user's turn of a chat, or as it stands. Raises RequestError for control tokens in a user's turn."""
+    if raw:
+        return tokenizer.encode(prompt, split_special_tokens=split_special_tokens)
+    if not split_special_tokens:
+        raise RequestError("--no-split-special-tokens needs --raw: in a chat, only the template writes control tokens")
+    return tokenizer.encode_chat([{"role": "user", "content": prompt}])
 
 
 def default_max_tokens(bundle: Bundle | ExportBundle, prompt_tokens: int) -> int:

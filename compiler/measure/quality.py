@@ -70,7 +70,8 @@ def make_windows(tokenizer: Tokenizer, text: str, window: int, count: int | None
         raise RequestError(f"--window {window}: must hold a token and one to predict; give at least 2")
     if count is not None and count < 1:
         raise RequestError(f"--windows {count}: must be at least 1")
-    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    # The text may be written in a chat's format, with control tokens.
+    token_ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False)
     cut = [[*lead, *token_ids[start : start + body]] for start in range(0, len(token_ids), body)]
     windows = [each for each in cut if len(each) > 1][:count]
     if not windows:
@@ -83,7 +84,7 @@ def counted_between(tokenizer: Tokenizer, windows: Sequence[Sequence[int]], star
 
     Raises RequestError where there are none.
     """
-    first, last = (tokenizer.encode(text, add_special_tokens=False) for text in (start, end))
+    first, last = (tokenizer.encode(text, add_special_tokens=False, split_special_tokens=False) for text in (start, end))
     if not first or not last:
         raise RequestError(f"--between {start!r} {end!r}: must both be texts of at least one token")
     counted = [np.array(list(between(window, first, last)), bool) for window in windows]

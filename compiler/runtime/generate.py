@@ -116,6 +116,6 @@ def check_tokens(runner: Runner, token_ids: Sequence[int], max_tokens: int = 0) 
             raise RequestError(f"token id {token} is not in the vocabulary (0 to {vocab_size - 1})")
     if len(token_ids) + max(max_tokens - 1, 0) > context:
         raise RequestError(
-            f"{len(token_ids)} prompt tokens and {max_tokens} new ones exceed the bundle's context of {context} tokens; "
-            "shorten the prompt, ask for fewer tokens, or compile with a larger --context"
+            f"the bundle's maximum context length is {context} tokens. However, there are {len(token_ids)} prompt tokens and {max_tokens} "
+            "new ones; shorten the prompt, ask for fewer tokens, or compile with a larger --context"
         )

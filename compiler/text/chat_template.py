@@ -6,6 +6,7 @@ A template is untrusted code: it runs in Jinja's sandbox and sees plain JSON val
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -20,6 +21,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from ..errors import CheckpointError, RequestError
+from .control_tokens import SENTINEL
 
 Message = Mapping[str, Any]
 # What a request calls the variables of its own.
@@ -29,10 +31,10 @@ RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
     | {f"{name}_token" for name in ("bos", "eos", "pad", "unk")}
 )  # fmt: skip
-
-
 # Characters of a prompt. The longest contexts, of a million tokens, have fewer.
 MAX_PROMPT_CHARACTERS = 16 * 2**20
+# An even number of backslashes before it are characters of their own.
+_ESCAPED_SENTINEL = re.compile(r"(?<!\\)((?:\\\\)*)\\ufdd0")
 
 
 class ChatTemplate:
@@ -82,7 +84,7 @@ class ChatTemplate:
         try:
             # transformers gives templates `documents` as well, and special tokens only where there are any.
             given = {**own, "documents": None, "add_generation_prompt": add_generation_prompt, **values, **self.special_tokens}
-            return _joined(template.generate(**given))
+            return _joined(template.generate(given))
         except _Refusal as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         except Exception as error:  # A template can raise whatever Python's own operators raise.
@@ -146,7 +148,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols], finalize=_printed
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -164,7 +166,17 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes for HTML and sorts keys; models are trained on neither.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _with_sentinels(text) if ensure_ascii else text
+
+
+def _printed(value: Any) -> Any:
+    """What `{{ value }}` writes: of a list or an object its Python form."""
+    return _with_sentinels(str(value)) if isinstance(value, list | tuple | dict) else value
+
+
+def _with_sentinels(escaped: str) -> str:
+    return _ESCAPED_SENTINEL.sub(rf"\1{SENTINEL}", escaped)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, RequestError
 from ..formats.checkpoint import TokenizerFiles
 from .chat_template import ChatTemplate, Message
+from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused
+from .token_bound import bytes_per_token
 
 # How byte-fallback tokenizers name the token of a single byte.
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -19,18 +24,15 @@ _REPLACEMENT = "\ufffd"
 
 
 class Tokenizer:
-    """Raises CheckpointError when tokenizer.json cannot be loaded. ``chat_template`` is None if the model has none."""
+    """Raises CheckpointError when tokenizer.json cannot be loaded. ``chat_template`` is None if the model has none.
+
+    Control tokens are the special added tokens and the named ones (bos, eos, pad, unk). Text never becomes one of them unless the caller
+    asks for it; only the chat template writes them. `encode` and `decode` let other threads run, however long the text is.
+    """
 
     def __init__(self, files: TokenizerFiles) -> None:
-        from tokenizers import Tokenizer as Backend
-
-        try:
-            self._backend = Backend.from_file(str(files.tokenizer_json))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise CheckpointError(f"{files.tokenizer_json}: cannot be loaded: {error}; download it again") from error
-        # tokenizer.json may ask to cut or to fill up texts, as it was last used in training.
-        self._backend.no_truncation()
-        self._backend.no_padding()
+        self._file = files.tokenizer_json
+        self._backend = _load_backend(self._file)
         self._add_bos_token = files.add_bos_token
         self._bos_token_id = None if files.bos_token is None else self._backend.token_to_id(files.bos_token)
         special_tokens = {
@@ -40,18 +42,50 @@ class Tokenizer:
             "unk_token": files.unk_token,
         }
         named = {name: text for name, text in special_tokens.items() if text is not None}
+        added = self._backend.get_added_tokens_decoder()
+        self._added = {token.content: token for token in added.values()}
+        self._control_ids = {
+            token.content: token_id for token_id, token in added.items() if token.special or token.content in named.values()
+        }
+        self._controls = ControlTokens(self._added, self._control_ids)
+        # A model writes its unknown token for text that it cannot encode.
+        unknown = {files.unk_token, getattr(self._backend.model, "unk_token", None)}
+        self._forgeable_ids = frozenset(token_id for text, token_id in self._control_ids.items() if text not in unknown)
         self.chat_template = None if files.chat_template is None else ChatTemplate(files.chat_template, named)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. Special tokens that the text spells out become single tokens in either case."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+    @cached_property
+    def bytes_per_token(self) -> int | None:
+        """The most bytes of UTF-8 that one token can stand for; None if there is no such limit."""
+        return bytes_per_token(self._backend)
+
+    def prepare(self) -> None:
+        """Load now what is otherwise loaded at first use, while other threads wait."""
+        _ = self.bytes_per_token, self._splitting
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound on the number of the text's tokens, found without encoding it; 0 if there is none."""
+        limit = self.bytes_per_token
+        return 0 if limit is None else -(-len(text.encode(errors="replace")) // limit)
+
+    def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text. Control tokens that it spells out are split into the tokens of their text, or with
+        ``split_special_tokens`` False become single tokens. Raises RequestError for a text that cannot be encoded.
+        """
+        ids = self._encode(self._backend, text, add_special_tokens)
+        if split_special_tokens:
+            # What the tokenizer adds to every text.
+            added = self._forged(self._encode(self._backend, "", add_special_tokens))
+            if self._forged(ids) != added:
+                if SENTINEL in text:
+                    raise sentinel_refused()
+                ids = self._encode(self._splitting.backend, text, add_special_tokens)
+                self._require_split(self._forged(ids) == added)
+                return self._with_bos(ids, add_special_tokens, starts_with_bos=False)
         bos = self._bos_token_id
-        if not add_special_tokens or bos is None or self._add_bos_token is None:
-            return ids
-        if self._add_bos_token:
-            return ids if ids[:1] == [bos] else [bos, *ids]
-        # tokenizer.json puts a bos token first, tokenizer_config.json forbids it: the latter wins, unless the text itself starts so.
-        return ids[1:] if ids[:1] == [bos] and self.encode(text, add_special_tokens=False)[:1] != [bos] else ids
+        # Only if tokenizer_config.json forbids the bos token that tokenizer.json adds does it matter whether the text has its own.
+        forbidden = add_special_tokens and self._add_bos_token is False and ids[:1] == [bos]
+        starts_with_bos = forbidden and self._encode(self._backend, text, add_special_tokens=False)[:1] == [bos]
+        return self._with_bos(ids, add_special_tokens, starts_with_bos=starts_with_bos)
 
     def apply_chat_template(
         self,
@@ -75,18 +109,133 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a chat's prompt. The template writes all special tokens itself, so none are added."""
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt, tools, variables), add_special_tokens=False)
+        """The token ids of a chat's prompt. The template writes all special tokens itself, so none are added.
+
+        Those that messages, tools and variables spell out are split.
+        """
+        marked_messages, marked_tools = self.mark_chat(messages, tools)
+        marked_variables = self.mark_variables(variables)
+        return self.encode_rendered(self.apply_chat_template(marked_messages, add_generation_prompt, marked_tools, marked_variables))
+
+    def mark_chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[list[Any], list[Any] | None]:
+        """The messages and tools with sentinels wherever their text could be read as control tokens; render these.
+
+        Raises RequestError for text with U+FDD0, which is the sentinel, and for values that nest too deep.
+        """
+        try:
+            return self._controls.mark_messages(messages), None if tools is None else self._controls.mark_tools(tools)
+        except RecursionError as error:
+            raise RequestError("messages or tools nest too deep; make them flatter") from error
+
+    def mark_variables(self, variables: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """As `mark_chat`, for further variables of the template."""
+        return None if variables is None else {name: self._controls.mark_value(value) for name, value in variables.items()}
+
+    def encode_rendered(self, prompt: str) -> list[int]:
+        """The token ids of what the template made of marked messages and tools. Raises RequestError for text that cannot be split."""
+        if SENTINEL not in prompt:
+            return self._encode(self._backend, prompt, add_special_tokens=False)
+        text, own = self._controls.unmark(prompt)
+        if own == self._controls.find(text):
+            return self._encode(self._backend, text, add_special_tokens=False)
+        splitting, parts, end = self._splitting, [], 0
+        for match in own:
+            parts += [text[end : match.start], splitting.spelling[match.content]]
+            end = match.start + len(match.content)
+        ids = self._encode(splitting.backend, "".join([*parts, text[end:]]), add_special_tokens=False)
+        expected = [self._control_ids[match.content] for match in own]
+        unforged = [token_id for token_id in map(splitting.real_id, ids) if token_id in self._forgeable_ids]
+        self._require_split(unforged == [token_id for token_id in expected if token_id in self._forgeable_ids])
+        return [splitting.real_id(token_id) for token_id in ids]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids without a token, which a padded vocabulary has, give no text."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+        # Unlike `decode`, `decode_batch` lets other threads run.
+        [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def is_byte_token(self, token_id: int) -> bool:
         """Whether the token stands for one byte, so that only its neighbours tell which character it belongs to."""
         token = self._backend.id_to_token(token_id)
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def _with_bos(self, ids: list[int], add_special_tokens: bool, *, starts_with_bos: bool) -> list[int]:
+        """``starts_with_bos``: the text itself does, without what the tokenizer adds."""
+        bos = self._bos_token_id
+        if not add_special_tokens or bos is None or self._add_bos_token is None:
+            return ids
+        if self._add_bos_token:
+            return ids if ids[:1] == [bos] else [bos, *ids]
+        return ids[1:] if ids[:1] == [bos] and not starts_with_bos else ids
+
+    def _encode(self, backend: Any, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            # Unlike `encode`, `encode_batch_fast` lets other threads run; it computes no offsets.
+            [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(
+                "the text contains half of a surrogate pair, which is not Unicode text; remove it", code="invalid_text"
+            ) from error
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _forged(self, ids: Iterable[int]) -> int:
+        return sum(token_id in self._forgeable_ids for token_id in ids)
+
+    def _require_split(self, split: bool) -> None:
+        if not split:
+            raise RequestError(
+                "the text spells a control token that this model's tokenizer cannot split; remove it, or for a raw prompt give "
+                "split_special_tokens: false",
+                code="invalid_text",
+            )
+
+    @cached_property
+    def _splitting(self) -> _Splitting:
+        from tokenizers import AddedToken
+
+        backend = _load_backend(self._file)
+        backend.encode_special_tokens = True
+        spelling = {content: private_spelling(index) for index, content in enumerate(self._control_ids)}
+        tokens = {content: self._added[content] for content in self._control_ids}
+        # Without this, a named token that tokenizer.json does not call special would still be matched.
+        backend.add_special_tokens([_alike(AddedToken, token, content, special=True) for content, token in tokens.items()])
+        backend.add_tokens([_alike(AddedToken, token, spelling[content], special=False) for content, token in tokens.items()])
+        return _Splitting(
+            backend, spelling, {backend.token_to_id(spelling[text]): token_id for text, token_id in self._control_ids.items()}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Splitting:
+    """A backend that reads control tokens as plain text, and their private spellings as the tokens."""
+
+    backend: Any
+    spelling: Mapping[str, str]
+    real_ids: Mapping[int, int]
+
+    def real_id(self, token_id: int) -> int:
+        return self.real_ids.get(token_id, token_id)
+
+
+def _load_backend(path: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(f"{path}: cannot be loaded: {error}; download it again") from error
+    # tokenizer.json may ask to cut or to fill up texts, as it was last used in training.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _alike(kind: Any, token: Any, content: str, *, special: bool) -> Any:
+    flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+    return kind(content, special=special, **flags)
 
 
 class TextStream:

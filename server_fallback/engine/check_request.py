@@ -61,9 +61,10 @@ def check_prompt(request: TokenRequest, model: TokenModel) -> None:
     prompt, context = request.prompt_ids, model.context
     if len(prompt) > context and request.when_full == "stop":
         raise RequestError(
-            f"the prompt has {len(prompt)} tokens, the context holds {context}; shorten it, let the oldest go (when_full), or serve the "
-            "model with a longer context",
+            f"This model's maximum context length is {context} tokens. However, the prompt has {len(prompt)} tokens; shorten it, let the "
+            "oldest go (when_full), or serve the model with a longer context",
             param="prompt_ids",
+            code="context_length_exceeded",
             tokens=len(prompt),
             context=context,
         )

@@ -100,7 +100,12 @@ class TokenEngine:
         for index, ids in enumerate(texts):
             check_ids(f"input {index}", ids, self.model.vocab_size, param="input")
             if len(ids) > self.context:
-                raise RequestError(f"input {index} has {len(ids)} tokens, the context holds {self.context}; shorten it", param="input")
+                raise RequestError(
+                    f"This model's maximum context length is {self.context} tokens. However, input {index} has {len(ids)} tokens; "
+                    "shorten it",
+                    param="input",
+                    code="context_length_exceeded",
+                )
         job = EmbedJob(texts)
         # From here on only the engine completes the future; a cancelled caller abandons the job.
         job.result.set_running_or_notify_cancel()

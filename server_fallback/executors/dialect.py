@@ -60,6 +60,8 @@ def refuse_extensions(request: GenerationRequest) -> None:
             given.append("response_format")
         if request.continue_final_message:
             given.append("continue_final_message")
+    if isinstance(request, CompletionRequest) and request.split_special_tokens is not None:
+        given.append("split_special_tokens")
     if given:
         raise RequestError(f"{given[0]}: the server behind this model takes OpenAI's parameters only; leave it out", param=given[0])
 
@@ -71,6 +73,11 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
         if asked := form.model_dump(mode="json", by_alias=True, exclude_none=True):
             body["structured_outputs"] = asked
     if isinstance(request, CompletionRequest):
+        # vLLM never splits the control tokens of a prompt.
+        if body.pop("split_special_tokens", False):
+            raise RequestError(
+                "split_special_tokens: vLLM cannot split control tokens of a prompt; leave it out", param="split_special_tokens"
+            )
         return
     assert isinstance(request, ChatCompletionRequest)
     if isinstance(request.response_format, RegexFormat):

@@ -33,7 +33,7 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Choice
 from ..text.chat import ChatForm, chat_chunks
-from ..text.chat_prompt import Chat, encode_rendered, read_chat, render_chat
+from ..text.chat_prompt import Chat, encode_rendered, mark_chat, read_chat, render_chat
 from ..text.choice import answer_choice
 from ..text.completion import CompletionForm, Prompt, completion_chunks, read_prompts
 from ..text.grammar.grammar_compiler import GrammarCompiler
@@ -43,13 +43,14 @@ from ..text.requests import Terms, check_min_tokens, check_prompt, check_token_i
 from ..text.response_format import answer_format, asked_grammar
 from ..text.stop_strings import StopAutomaton
 from ..text.template_variables import template_variables
+from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers
 from ..text.tools import ToolFormat, tool_format
 from ..text.vocabulary import Vocabulary, read_vocabulary
 from .executor import Abilities, Call, ExecutorState
 
-# Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
-INLINE_BYTES = 16_384
+# Characters. Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
+INLINE_CHARACTERS = 16_384
 MAX_ANSWERS = 1024
 # As OpenAI's.
 MAX_INPUTS = 2048
@@ -91,9 +92,11 @@ class TextModel:
     def of(bundle: Folder, name: str) -> TextModel:
         """Raises CheckpointError for a tokenizer that cannot be loaded."""
         files, manifest = bundle.tokenizer_files(), bundle.manifest
+        tokenizer = Tokenizer(files)
+        tokenizer.prepare()
         return TextModel(
             name,
-            Tokenizer(files),
+            tokenizer,
             files.tokenizer_json,
             tool_format(files.chat_template),
             manifest.spec.vocab_size,
@@ -153,14 +156,14 @@ class LocalExecutor:
         if request.top_logprobs is not None and not request.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         check_min_tokens(request, max_tokens)
-        form = answer_format(request, model.tools)
+        form = await _in_thread_if_long(request, lambda: answer_format(request, model.tools))
         chat = read_chat(
             request.messages,
             tools=form.tools,
             continue_final_message=bool(request.continue_final_message),
             variables=template_variables(request),
         )
-        prompt = await self._chat_prompt(chat, call.client)
+        prompt = await self._chat_prompt(chat, call.client, self.context)
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
         requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
@@ -182,16 +185,14 @@ class LocalExecutor:
             raise RequestError("suffix is not supported; leave it out", param="suffix")
         check_min_tokens(request, request.max_tokens)
         grammar, param = asked_grammar(request)
-        prompts = await self._prompts(request.prompt, "prompt")
+        prompts = await self._prompts(request.prompt, "prompt", split_special_tokens=request.split_special_tokens is not False)
         if len(prompts) * n > MAX_ANSWERS:
             raise RequestError(
                 f"prompt and n ask for {len(prompts) * n:,} answers; ask for at most {MAX_ANSWERS:,} at once", param="prompt"
             )
         terms = self._terms(call, request.max_tokens, request.logprobs)
         requests = [
-            each
-            for prompt in prompts
-            for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
+            each for prompt in prompts for each in await self._constrained(token_requests(prompt.ids, request, terms), grammar, param, call)
         ]
         choices = self._choices(self._engine, requests, request, call)
         echoes = [prompt.text(model.tokenizer) for prompt in prompts for _ in range(n)] if request.echo else []
@@ -227,7 +228,9 @@ class LocalExecutor:
         if (text is None) == (messages is None):
             raise RequestError("give either prompt or messages", param="prompt")
         if messages is None:
-            ids = await _in_thread_if_long(len(text or ""), lambda: tokenizer.encode(text or "", request.add_special_tokens))
+            ids = await _in_thread_if_long(
+                text, lambda: tokenizer.encode(text or "", request.add_special_tokens, request.split_special_tokens)
+            )
         else:
             chat = read_chat(
                 messages,
@@ -242,9 +245,7 @@ class LocalExecutor:
         wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self._model.vocab_size), None)
         if wrong is not None:
             raise RequestError(f"tokens has id {wrong}; ids of this model are 0 to {self._model.vocab_size - 1}", param="tokens")
-        text = await _in_thread_if_long(
-            len(request.tokens), lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False)
-        )
+        text = await _in_thread_if_long(request.tokens, lambda: self._model.tokenizer.decode(request.tokens, skip_special_tokens=False))
         return DetokenizeResponse(prompt=text)
 
     def abilities(self) -> Abilities:
@@ -315,17 +316,19 @@ class LocalExecutor:
         if self._model.embedding is not None:
             raise RequestError("this model makes embeddings and generates no text; ask a model that generates", param="model")
 
-    async def _chat_prompt(self, chat: Chat, client: str) -> list[int]:
+    async def _chat_prompt(self, chat: Chat, client: str, context: int | None = None) -> list[int]:
+        """Raises RequestError, with ``context`` also for a prompt that is far too long, before it is encoded."""
         tokenizer, template = self._model.tokenizer, self._workers.template
-        size = sum(len(message["content"] or "") for message in chat.messages)
+        texts = [chat.messages, chat.options]
         try:
+            marked = await _in_thread_if_long(texts, lambda: mark_chat(tokenizer, chat))
             if template is None:
-                text = await _in_thread_if_long(size, lambda: render_chat(tokenizer, chat))
+                text = await _in_thread_if_long(texts, lambda: render_chat(tokenizer, marked))
             else:
-                text = await template.render(chat.messages, chat.options, client)
+                text = await template.render(marked.messages, marked.options, client)
+            return await _in_thread_if_long(text, lambda: encode_rendered(tokenizer, marked, text, context))
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
-        return await _in_thread_if_long(len(text), lambda: encode_rendered(tokenizer, chat, text))
 
     def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None) -> Terms:
         return Terms(max_tokens, logprobs, call.priority, call.deadline, self._adapter)
@@ -356,9 +359,13 @@ class LocalExecutor:
         observed = _Observed(source, call)
         return [answer_choice(observed, self._model.tokenizer, each, stops) for each in requests]
 
-    async def _prompts(self, given: str | list[int] | list[str] | list[list[int]], param: str) -> list[Prompt]:
-        size = len(given) if isinstance(given, str) else sum(1 if isinstance(part, int) else len(part) for part in given)
-        prompts = await _in_thread_if_long(size, lambda: read_prompts(self._model.tokenizer, given))
+    async def _prompts(
+        self, given: str | list[int] | list[str] | list[list[int]], param: str, *, split_special_tokens: bool = True
+    ) -> list[Prompt]:
+        tokenizer, context = self._model.tokenizer, self.context
+        prompts = await _in_thread_if_long(
+            given, lambda: read_prompts(tokenizer, given, context, param, split_special_tokens=split_special_tokens)
+        )
         for index, prompt in enumerate(prompts):
             check_prompt(prompt.ids, self._model.vocab_size, self.context, param if len(prompts) == 1 else f"{param}[{index}]")
         return prompts
@@ -397,8 +404,9 @@ class _Observed:
                 yield news
 
 
-async def _in_thread_if_long(size: int, work: Callable[[], Result]) -> Result:
-    return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
+async def _in_thread_if_long(given: object, work: Callable[[], Result]) -> Result:
+    """``given``: what the work reads, of which every text counts."""
+    return await asyncio.to_thread(work) if is_longer(given, INLINE_CHARACTERS) else work()
 
 
 def _max_tokens(request: ChatCompletionRequest) -> int | None:

@@ -11,7 +11,11 @@ from .route import Route
 
 
 class CompletionRequest(GenerationRequest):
-    """``prompt``: a text, token ids, or several of either. Of several prompts each gets ``n`` answers: choice p * n + i."""
+    """``prompt``: a text, token ids, or several of either. Of several prompts each gets ``n`` answers: choice p * n + i.
+
+    ``split_special_tokens`` (extension; true if absent): control tokens that a text spells out are split into the tokens of their text.
+    Give false only for prompts that your own code writes: they become single tokens then.
+    """
 
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -19,6 +23,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
+    split_special_tokens: bool | None = None
 
 
 class CompletionLogprobs(Answer):

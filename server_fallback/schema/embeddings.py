@@ -10,6 +10,8 @@ from .common import Answer, Items, Request
 
 
 class EmbeddingRequest(Request):
+    """Control tokens that a text spells out are split into the tokens of their text; give token ids for a text that needs them."""
+
     model: str
     input: str | Items[str] | Items[int] | Items[Items[int]]
     encoding_format: Literal["float", "base64"] | None = None

@@ -11,7 +11,7 @@ from .common import Answer, Items, Request
 
 
 class TokenizeRequest(Request):
-    """Either ``prompt`` or ``messages``."""
+    """Either ``prompt`` or ``messages``. ``split_special_tokens`` (extension) is for ``prompt``, as in /v1/completions."""
 
     model: str
     prompt: str | None = None
@@ -20,6 +20,7 @@ class TokenizeRequest(Request):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True
+    split_special_tokens: bool = True
 
 
 class TokenizeResponse(Answer):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..schema.chat import ImagePart, Message, Tool
+from .requests import check_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,26 @@ def read_chat(
     return Chat(read[:-1], options, last["content"])
 
 
+def mark_chat(tokenizer: Tokenizer, chat: Chat) -> Chat:
+    """The chat as it is rendered: with marks wherever its text could become a control token (see `Tokenizer.mark_chat`)."""
+    messages, tools = tokenizer.mark_chat(chat.messages, chat.options["tools"])
+    variables = tokenizer.mark_variables(chat.options["variables"])
+    return replace(chat, messages=messages, options={**chat.options, "tools": tools, "variables": variables})
+
+
 def render_chat(tokenizer: Tokenizer, chat: Chat) -> str:
-    """Render a chat in this process. Raises RequestError for messages that the chat template refuses, or without a chat template."""
+    """Render a marked chat in this process. Raises RequestError for messages that the template refuses, or without a chat template."""
     return tokenizer.apply_chat_template(chat.messages, **chat.options)
 
 
-def encode_rendered(tokenizer: Tokenizer, chat: Chat, text: str) -> list[int]:
-    """The token ids of a prompt. The template writes all special tokens itself, so none are added."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
+def encode_rendered(tokenizer: Tokenizer, chat: Chat, text: str, context: int | None = None) -> list[int]:
+    """The token ids of a rendered prompt. The template writes all special tokens itself, so none are added.
+
+    Raises RequestError, with ``context`` before anything is encoded, for a prompt that cannot fit.
+    """
+    if context is not None:
+        check_length(tokenizer, max(text, chat.begun or "", key=len), context, "messages")
+    ids = tokenizer.encode_rendered(text)
     return ids if chat.begun is None else [*ids, *tokenizer.encode(chat.begun, add_special_tokens=False)]
 
 

@@ -15,6 +15,7 @@ from ..schema.common import Usage
 from ..schema.completions import CompletionChoice, CompletionChunk, CompletionLogprobs
 from .answers import Choice, answer_all, usage_of
 from .choice import ChoiceEnd, Piece, PlacedToken
+from .requests import check_length
 from .vocabulary import Vocabulary
 
 
@@ -30,11 +31,24 @@ class Prompt:
         return self.given if isinstance(self.given, str) else tokenizer.decode(self.given)
 
 
-def read_prompts(tokenizer: Tokenizer, given: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
-    """One text or list of token ids, or several of either; texts get the special tokens that the tokenizer adds."""
+def read_prompts(
+    tokenizer: Tokenizer,
+    given: str | list[int] | list[str] | list[list[int]],
+    context: int,
+    param: str,
+    *,
+    split_special_tokens: bool = True,
+) -> list[Prompt]:
+    """One text or list of token ids, or several of either; texts get the special tokens that the tokenizer adds.
+
+    Raises RequestError for a text that is too long for the context, whatever its tokens, or that cannot be encoded.
+    """
 
     def read(part: str | list[int]) -> Prompt:
-        return Prompt(tokenizer.encode(part) if isinstance(part, str) else part, part)
+        if not isinstance(part, str):
+            return Prompt(part, part)
+        check_length(tokenizer, part, context, param)
+        return Prompt(tokenizer.encode(part, split_special_tokens=split_special_tokens), part)
 
     if isinstance(given, str):
         return [read(given)]

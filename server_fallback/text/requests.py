@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nearfar.compiler.errors import RequestError
+from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import Sampling, TokenRequest
 from ..schema.common import GenerationRequest
@@ -79,16 +80,28 @@ def check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
             raise RequestError(f"logit_bias has token id {token_id}; ids of this model are 0 to {vocab_size - 1}", param="logit_bias")
 
 
+def context_overflow(param: str, tokens: str, context: int) -> RequestError:
+    """In OpenAI's words, which clients look for."""
+    return RequestError(
+        f"This model's maximum context length is {context} tokens. However, {param} has {tokens} tokens; shorten it",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:
+    """Refuse a text that cannot fit before it is encoded. Raises RequestError."""
+    least = tokenizer.least_tokens(text)
+    if least > context:
+        raise context_overflow(param, f"at least {least}", context)
+
+
 def check_prompt(prompt_ids: Sequence[int], vocab_size: int, context: int, param: str) -> None:
     """Raises RequestError for no token, an id out of the vocabulary, or more tokens than the context."""
     if not prompt_ids:
         raise RequestError(f"{param} is empty; give at least one token", param=param)
     if len(prompt_ids) > context:
-        raise RequestError(
-            f"{param} has {len(prompt_ids)} tokens, this model's context holds {context}; shorten it",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise context_overflow(param, f"{len(prompt_ids)}", context)
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
         index = next(index for index, token_id in enumerate(prompt_ids) if not 0 <= token_id < vocab_size)
         raise RequestError(f"{param} has token id {prompt_ids[index]} at {index}; ids of this model are 0 to {vocab_size - 1}", param=param)

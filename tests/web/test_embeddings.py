@@ -66,4 +66,4 @@ def test_vectors_are_those_of_the_reference(browser: Browser, address: str, comp
     assert relative_error(found, np.stack([embed(runner, each) for each in ids])) < F32
     assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
     assert "generates no text" in errors[0]
-    assert "input 0 has 129 tokens, the bundle's context holds 128" in errors[1]
+    assert "maximum context length is 128 tokens. However, input 0 has 129 tokens" in errors[1]

@@ -165,7 +165,7 @@ def test_a_seed_draws_the_same_answer_again_and_settings_are_checked(chat: Page)
 
 def test_a_question_that_does_not_fit_shows_what_to_do(chat: Page) -> None:
     ask(chat, "long " * 80)
-    assert "context holds 256" in (chat.text_content(".problem .what") or "")
+    assert "maximum context length is 256" in (chat.text_content(".problem .what") or "")
     assert "shorten it" in (chat.text_content(".problem .fix") or "")
     assert chat.is_visible(".answer button:text-is('Try again')")
     ask(chat, "short")

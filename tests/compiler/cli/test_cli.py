@@ -157,7 +157,7 @@ def test_run_stops_within_the_context_by_itself(tiny_bundle: Path, capsys: pytes
     result = run_json(capsys, "run", str(tiny_bundle), prompt, "--raw", "--runner", "numpy", "--json")
     assert len(result["prompt_token_ids"]) + len(result["token_ids"]) <= 256 + 1  # type: ignore[arg-type]
     message = fails(capsys, "run", str(tiny_bundle), prompt, "--raw", "--runner", "numpy", "--max-tokens", "50")
-    assert "context of 256" in message
+    assert "context length is 256" in message
 
 
 def test_run_names_a_corrupt_shard(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

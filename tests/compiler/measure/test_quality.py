@@ -183,7 +183,7 @@ def test_the_command_prints_json_and_a_table(
         ({"--text": "{missing}"}, "--text .*missing: cannot be read"),
         ({"--text": "{binary}"}, "give a file of UTF-8 text"),
         ({"--window": "1"}, "--window 1: must hold a token and one to predict"),
-        ({"--window": "300"}, "exceed the bundle's context of 256 tokens"),
+        ({"--window": "300"}, "maximum context length is 256 tokens"),
         ({"--windows": "0"}, "--windows 0: must be at least 1"),
         ({"--reference": "{other}"}, "has another tokenizer than"),
     ],

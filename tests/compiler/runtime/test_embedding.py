@@ -121,7 +121,7 @@ def test_a_bundle_does_what_its_model_is_for(compile_tiny: CompileTiny, tiny_bun
         next(generate(embeds, [1, 2], 1, Sampler()))
 
 
-@pytest.mark.parametrize(("token_ids", "message"), [([], "empty"), ([509], "not in the vocabulary"), ([1] * 257, "context of 256")])
+@pytest.mark.parametrize(("token_ids", "message"), [([], "empty"), ([509], "not in the vocabulary"), ([1] * 257, "context length is 256")])
 def test_tokens_that_cannot_be_embedded_are_a_request_error(token_ids: list[int], message: str, compile_tiny: CompileTiny) -> None:
     with pytest.raises(RequestError, match=message):
         embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), token_ids)

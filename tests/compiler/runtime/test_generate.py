@@ -95,8 +95,8 @@ def test_a_prompt_and_an_answer_may_fill_the_context(runner: ReferenceRunner) ->
         ([1, 509], 1, r"token id 509 is not in the vocabulary \(0 to 508\)"),
         ([-1], 1, "token id -1 is not in the vocabulary"),
         ([1], -1, "max_tokens is -1"),
-        ([1] * 250, 8, "250 prompt tokens and 8 new ones exceed the bundle's context of 256 tokens"),
-        ([1] * 257, 0, "exceed the bundle's context"),
+        ([1] * 250, 8, "maximum context length is 256 tokens. However, there are 250 prompt tokens and 8 new ones"),
+        ([1] * 257, 0, "maximum context length"),
     ],
 )
 def test_a_request_out_of_range_is_refused(prompt: list[int], max_tokens: int, message: str, runner: ReferenceRunner) -> None:

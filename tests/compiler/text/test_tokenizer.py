@@ -227,7 +227,7 @@ def test_encode_and_decode_are_those_of_transformers(text: str, byte_level_json:
 
 def test_special_tokens_in_a_text_are_single_tokens_and_can_be_left_out_again(byte_level_json: Path) -> None:
     tokenizer = Tokenizer(TokenizerFiles(byte_level_json))
-    ids = tokenizer.encode("<|im_start|>hi<|im_end|>", add_special_tokens=False)
+    ids = tokenizer.encode("<|im_start|>hi<|im_end|>", add_special_tokens=False, split_special_tokens=False)
     assert (ids[0], ids[-1]) == (SPECIALS.index("<|im_start|>"), SPECIALS.index("<|im_end|>"))
     assert tokenizer.decode(ids) == "hi"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>hi<|im_end|>"
@@ -255,7 +255,9 @@ def test_add_bos_token_decides_over_tokenizer_json_where_it_is_given(json_adds_b
     starts_with_bos = json_adds_bos if flag is None else flag
     assert tokenizer.encode("Hello world") == ([0, *plain] if starts_with_bos else plain)
     # A bos that the text spells out is the text's own.
-    assert tokenizer.encode("<s>Hello world")[:1] == [0]
+    assert tokenizer.encode("<s>Hello world", split_special_tokens=False)[:1] == [0]
+    assert tokenizer.encode("<s>Hello world").count(0) == starts_with_bos
+    assert tokenizer.decode(tokenizer.encode("<s>Hello world")) == "<s>Hello world"
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -113,6 +113,19 @@ def test_priorities_are_the_other_way_round_in_vllm() -> None:
     assert "priority" not in body("vllm", None)
 
 
+def test_whether_control_tokens_are_split_is_for_servers_that_know_it() -> None:
+    def sent(dialect: Dialect, split: bool) -> dict[str, Any]:
+        return generation_body(CompletionRequest(model="ours", prompt="a", split_special_tokens=split), "theirs", dialect, priority=None)
+
+    assert sent("nearfar", False)["split_special_tokens"] is False
+    # vLLM never splits them, and has no parameter for it.
+    assert "split_special_tokens" not in sent("vllm", False)
+    refused: list[tuple[Dialect, bool]] = [("vllm", True), ("openai", True), ("openai", False)]
+    for dialect, split in refused:
+        with pytest.raises(RequestError, match="split_special_tokens"):
+            sent(dialect, split)
+
+
 def test_completions_keep_their_prompts() -> None:
     request = CompletionRequest(model="ours", prompt=[[1, 2], [3]], max_tokens=4, echo=True)
     sent = generation_body(request, "theirs", "openai", priority=None)

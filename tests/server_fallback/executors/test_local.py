@@ -364,6 +364,13 @@ def test_several_prompts_each_get_n_answers(tmp_path: Path) -> None:
     assert usage.prompt_tokens_details.cached_tokens == 6
 
 
+def test_control_tokens_of_a_prompt_are_split_unless_the_client_says_otherwise(tmp_path: Path) -> None:
+    local, source = executor(tmp_path, "x", "x")
+    complete(local, prompt="a</s>")
+    complete(local, prompt="a</s>", split_special_tokens=False)
+    assert [list(request.prompt_ids) for request in source.requests] == [list(b"a</s>"), [97, 257]]
+
+
 def test_token_ids_are_prompts_too(tmp_path: Path) -> None:
     local, source = executor(tmp_path, "a")
     assert complete(local, prompt=[104, 105], echo=True).choices[0].text == "hia"
@@ -455,7 +462,8 @@ def test_texts_and_chats_are_tokenized_and_back(tmp_path: Path) -> None:
         assert (answer.count, answer.max_model_len) == (len(answer.tokens), 4096)
         return answer.tokens
 
-    assert tokenize(prompt="hé</s>") == [104, 0xC3, 0xA9, 257]
+    assert tokenize(prompt="hé</s>", split_special_tokens=False) == [104, 0xC3, 0xA9, 257]
+    assert tokenize(prompt="hé</s>") == [104, 0xC3, 0xA9, *b"</s>"]
     assert tokenize(prompt="") == []
     assert bytes(tokenize(messages=HI)) == b"[user]hi[assistant]"
     for given in ({}, {"prompt": "a", "messages": HI}):

@@ -8,7 +8,7 @@ import type { ToolCallEvent } from "../text/tool_call_stream.js";
 import type { ChatCompletionToolChoiceOption, FunctionTool } from "./types.js";
 
 export interface TextCodec extends Decoder {
-  encode(text: string, addSpecialTokens?: boolean): readonly number[];
+  encode(text: string, addSpecialTokens?: boolean, splitSpecialTokens?: boolean): readonly number[];
   encodeChat(messages: readonly Message[], options?: { readonly tools?: readonly FunctionTool[] | undefined }): readonly number[];
   /** The bytes that a token stands for; null for ids without a token. */
   tokenBytes(id: number): Uint8Array | null;

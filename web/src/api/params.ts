@@ -98,6 +98,7 @@ export const COMPLETION_PARAMS: Checks = {
   prompt: check("a string, strings, token ids, or lists of token ids", isPrompt),
   logprobs: integer(0, 20),
   echo: boolean,
+  split_special_tokens: boolean,
   ...COMMON,
   model: text,
   user: text,

@@ -8,10 +8,10 @@ import type { CommonParams } from "./types.js";
 /** One or several inputs, each a text or token ids. */
 export type TextInput = string | readonly string[] | readonly number[] | readonly (readonly number[])[];
 
-/** Each input's ids, with the special tokens that texts get, and its text. */
-export function textsOf(codec: TextCodec, input: TextInput): readonly { readonly ids: readonly number[]; readonly text: string }[] {
+/** Each input's ids, with the special tokens that texts get, and its text; control tokens that it spells out are split. */
+export function textsOf(codec: TextCodec, input: TextInput, split = true): readonly { readonly ids: readonly number[]; readonly text: string }[] {
   const one = (part: string | readonly number[]) =>
-    typeof part === "string" ? { ids: codec.encode(part), text: part } : { ids: part, text: codec.decode(part) };
+    typeof part === "string" ? { ids: codec.encode(part, true, split), text: part } : { ids: part, text: codec.decode(part) };
   if (typeof input === "string") return [one(input)];
   return input.every((part) => typeof part === "number") ? [one(input)] : input.map(one);
 }

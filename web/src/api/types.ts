@@ -245,6 +245,8 @@ export interface CompletionCreateParamsBase extends CommonParams {
   readonly logprobs?: number | null | undefined;
   /** Whether the answer starts with the prompt. */
   readonly echo?: boolean | null | undefined;
+  /** False: control tokens that a prompt spells out become single tokens; only for prompts that your own code writes. Else they are split. */
+  readonly split_special_tokens?: boolean | null | undefined;
 }
 
 export interface CompletionCreateParamsNonStreaming extends CompletionCreateParamsBase {

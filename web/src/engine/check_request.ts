@@ -35,7 +35,7 @@ function checkPrompt({ promptIds, whenFull }: TokenRequest, vocabSize: number, c
   if (promptIds.length === 0) throw new RequestError("The prompt is empty; give it at least one token", { param: "promptIds" });
   if (promptIds.length > context && typeof whenFull !== "object") {
     throw new RequestError(
-      `The prompt has ${promptIds.length} tokens, the bundle's context holds ${context}; shorten it, let the oldest go (whenFull), or compile with a longer context`,
+      `This model's maximum context length is ${context} tokens. However, the prompt has ${promptIds.length} tokens; shorten it, let the oldest go (whenFull), or compile with a longer context`,
       { param: "promptIds", tokens: promptIds.length, context },
     );
   }

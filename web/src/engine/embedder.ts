@@ -64,7 +64,7 @@ export class Embedder {
     const details = { param: "input", index };
     if (ids.length === 0) throw new RequestError(`input ${index} is empty; give it at least one token`, details);
     if (ids.length > context) {
-      throw new RequestError(`input ${index} has ${ids.length} tokens, the bundle's context holds ${context}; shorten it, or compile with a longer context`, details);
+      throw new RequestError(`This model's maximum context length is ${context} tokens. However, input ${index} has ${ids.length} tokens; shorten it, or compile with a longer context`, details);
     }
     const wrong = ids.find((id) => !Number.isInteger(id) || id < 0 || id >= vocabSize);
     if (wrong !== undefined) throw new RequestError(`input ${index} has the token ${wrong}; token ids of this model are 0 to ${vocabSize - 1}`, details);

@@ -3,6 +3,8 @@
 import { Template } from "@huggingface/jinja";
 
 import { BundleError, RequestError, messageOf } from "../errors.js";
+import type { ControlTokens } from "./control_tokens.js";
+import { SENTINEL } from "./control_tokens.js";
 import type { Tool, ToolFormat } from "./tools.js";
 import { checkTools, toolFormat } from "./tools.js";
 
@@ -32,6 +34,7 @@ export class ChatTemplate {
   /** How the template has the model write calls of tools; null where it has no tools. */
   readonly toolFormat: ToolFormat | null;
   readonly #template: Template;
+  readonly #escapes: boolean;
 
   /** Throws BundleError where the source is not valid Jinja. The package sets trim_blocks and lstrip_blocks, as transformers does. */
   constructor(
@@ -39,6 +42,7 @@ export class ChatTemplate {
     private readonly specialTokens: Readonly<Record<string, string>>,
   ) {
     this.toolFormat = toolFormat(source);
+    this.#escapes = source.includes("ensure_ascii");
     try {
       this.#template = new Template(source);
     } catch (error) {
@@ -46,23 +50,27 @@ export class ChatTemplate {
     }
   }
 
-  /** The prompt's text up to where the answer starts. Throws RequestError for messages or tools that the template refuses. */
-  render(messages: readonly Message[], { tools = [] }: RenderOptions = {}): string {
+  /** The prompt's text up to where the answer starts, with sentinels where messages and tools could spell control tokens. Throws RequestError for messages or tools that the template refuses. */
+  render(messages: readonly Message[], { tools = [] }: RenderOptions = {}, controls?: ControlTokens): string {
     if (tools.length > 0) {
       checkTools(tools);
       if (this.toolFormat === null) {
         throw new RequestError("This model's chat template has no tools, or has their calls written in a way that is not known here");
       }
     }
-    const plain = messages.map(plainMessage);
+    const marked = (value: object): object => controls?.markObject(value) ?? value;
+    const plain = messages.map((message, index) => marked(plainMessage(message, index)));
+    const described = tools.length > 0 ? tools.map(marked) : null;
     try {
-      return this.#template.render({
+      const text = this.#template.render({
         messages: plain,
-        tools: tools.length > 0 ? tools : null,
+        tools: described,
         documents: null,
         add_generation_prompt: true,
         ...this.specialTokens,
       });
+      // tojson(ensure_ascii=true) escapes the sentinel; an even number of backslashes before it are characters of their own.
+      return text.replace(/(?<!\\)((?:\\\\)*)\\ufdd0/g, this.#escapes ? `$1${SENTINEL}` : "$&");
     } catch (error) {
       throw new RequestError(`the chat template refuses these messages: ${messageOf(error)}`, {}, { cause: error });
     }

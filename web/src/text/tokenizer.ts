@@ -6,15 +6,29 @@ import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { TokenizerEntry } from "../runtime/manifest.js";
 import type { Message, RenderOptions } from "./chat_template.js";
 import { ChatTemplate } from "./chat_template.js";
+import { ControlTokens, SENTINEL, privateSpelling, sentinelRefused } from "./control_tokens.js";
 import type { ToolFormat } from "./tools.js";
 
 // The name of a single byte's token in byte-fallback tokenizers.
 const BYTE_TOKEN = /^<0x([0-9A-Fa-f]{2})>$/;
 
+// Python's tokenizers never cleans spaces up; transformers does so above them, for old models only.
+const CONFIG = { clean_up_tokenization_spaces: false };
+
 /** How a tokenizer writes bytes in the names of its tokens. */
 type ByteSpelling = "byte_level" | "byte_fallback";
 
+interface TokenizerJson {
+  readonly added_tokens?: readonly { readonly content: string }[];
+  readonly post_processor?: unknown;
+  readonly model?: { readonly unk_token?: string | null };
+}
+
+/** Text never becomes a control token (a special added token, or a named one such as eos) unless the caller asks for it: the chat template writes them. */
 export class Tokenizer {
+  readonly #controls: ControlTokens;
+  readonly #forgeable: ReadonlySet<number>;
+  #splitting: Backend | undefined;
   readonly #backend: Backend;
   readonly #chatTemplate: ChatTemplate | null;
   readonly #specialIds: ReadonlySet<number>;
@@ -24,18 +38,25 @@ export class Tokenizer {
 
   /** ``json`` is the text of tokenizer.json. Throws BundleError where it, or the chat template, cannot be loaded. */
   constructor(
-    json: string,
+    private readonly json: string,
     private readonly entry: TokenizerEntry,
   ) {
+    let unkToken: string | null | undefined;
     try {
-      const parsed = JSON.parse(json) as object;
-      // Python's tokenizers never cleans spaces up; transformers does so above them, for old models only.
-      this.#backend = new Backend(parsed, { clean_up_tokenization_spaces: false });
+      const parsed = JSON.parse(json) as TokenizerJson;
+      this.#backend = new Backend(parsed, CONFIG);
       this.#byteSpelling = byteSpelling(parsed);
+      unkToken = parsed.model?.unk_token;
     } catch (error) {
       throw new BundleError(`${entry.file}: cannot be loaded: ${messageOf(error)}; compile the bundle again`, { file: entry.file }, { cause: error });
     }
     const added = [...this.#backend.get_added_tokens_decoder()];
+    const named: readonly unknown[] = Object.values(specialTokens(entry));
+    const controls = added.filter(([, { special, content }]) => special || named.includes(content));
+    this.#controls = new ControlTokens(added.map(([, { content }]) => content), controls.map(([, { content }]) => content));
+    // A model writes its unknown token for text that it cannot encode.
+    const unknown = [entry.unk_token, unkToken];
+    this.#forgeable = new Set(controls.filter(([, { content }]) => !unknown.includes(content)).map(([id]) => id));
     this.#addedIds = new Set(added.map(([id]) => id));
     this.#specialIds = new Set(added.filter(([, token]) => token.special).map(([id]) => id));
     this.#bosTokenId = entry.bos_token === null ? undefined : this.#backend.token_to_id(entry.bos_token);
@@ -47,29 +68,74 @@ export class Tokenizer {
     return this.#chatTemplate?.toolFormat ?? null;
   }
 
-  /** The token ids of a text. Special tokens that the text spells out become single tokens in either case. */
-  encode(text: string, addSpecialTokens = true): readonly number[] {
-    const { ids } = this.#backend.encode(text, { add_special_tokens: addSpecialTokens });
+  /**
+   * The token ids of a text. Control tokens that it spells out are split into the tokens of their text, or without ``splitSpecialTokens`` become single
+   * ones. Throws RequestError for a text that cannot be split.
+   */
+  encode(text: string, addSpecialTokens = true, splitSpecialTokens = true): readonly number[] {
+    const options = { add_special_tokens: addSpecialTokens };
     const bos = this.#bosTokenId;
     const addBos = this.entry.add_bos_token;
+    let { ids } = this.#backend.encode(text, options);
+    let startsWithBos = addBos === false && ids[0] === bos && this.#backend.encode(text, { add_special_tokens: false }).ids[0] === bos;
+    // What the tokenizer adds to every text.
+    const added = this.forgeable(this.#backend.encode("", options).ids).length;
+    if (splitSpecialTokens && this.forgeable(ids).length !== added) {
+      if (text.includes(SENTINEL)) throw sentinelRefused();
+      ({ ids } = this.splitting().encode(text, options));
+      if (this.forgeable(ids).length !== added) throw notSplit();
+      startsWithBos = false;
+    }
     if (!addSpecialTokens || bos === undefined || addBos === null) return ids;
     if (addBos) return ids[0] === bos ? ids : [bos, ...ids];
     // tokenizer.json puts a bos token first, add_bos_token forbids it: the latter wins, unless the text itself starts so.
-    return ids[0] === bos && this.encode(text, false)[0] !== bos ? ids.slice(1) : ids;
+    return ids[0] === bos && !startsWithBos ? ids.slice(1) : ids;
   }
 
-  /** The token ids of a chat's prompt. The template writes all special tokens itself, so none are added. Throws RequestError. */
+  /**
+   * The token ids of a chat's prompt. The template writes all special tokens itself, so none are added; those that messages and tools spell out are
+   * split. Throws RequestError.
+   */
   encodeChat(messages: readonly Message[], options: RenderOptions = {}): readonly number[] {
     if (this.#chatTemplate === null) {
       throw new RequestError("This model has no chat template, so it cannot chat; give it plain text to continue, with raw: true");
     }
-    return this.encode(this.#chatTemplate.render(messages, options), false);
+    const marked = this.#chatTemplate.render(messages, options, this.#controls);
+    const text = marked.replaceAll(SENTINEL, "");
+    const own = this.#controls.find(marked);
+    if (String(own) === String(this.#controls.find(text))) return this.encode(text, false, false);
+    const { controls } = this.#controls;
+    const parts: string[] = [];
+    let end = 0;
+    for (const [start, content] of own) {
+      parts.push(text.slice(end, start), privateSpelling(controls.indexOf(content)));
+      end = start + content.length;
+    }
+    const { ids } = this.splitting().encode(parts.join("") + text.slice(end), { add_special_tokens: false });
+    const expected = own.map(([, content]) => this.#backend.token_to_id(content) ?? -1);
+    if (String(this.forgeable(ids)) !== String(this.forgeable(expected))) throw notSplit();
+    return ids;
   }
 
   /** The text of token ids, without special tokens. Ids without a token, which a padded vocabulary has, give no text. */
   decode(ids: readonly number[]): string {
     const known = ids.filter((id) => !this.#specialIds.has(id) && this.#backend.id_to_token(id) !== undefined);
     return known.length === 0 ? "" : this.#backend.decode(known);
+  }
+
+  private forgeable(ids: readonly number[]): readonly number[] {
+    return ids.filter((id) => this.#forgeable.has(id));
+  }
+
+  /** Reads control tokens as plain text, and their private spellings as the tokens. */
+  private splitting(): Backend {
+    if (this.#splitting !== undefined) return this.#splitting;
+    const parsed = JSON.parse(this.json) as TokenizerJson;
+    const spelling = new Map<unknown, string>(this.#controls.controls.map((content, index) => [content, privateSpelling(index)]));
+    const spelled = (_: string, value: unknown): unknown => spelling.get(value) ?? value;
+    const { added_tokens = [], post_processor = null } = parsed;
+    const changed = JSON.parse(JSON.stringify({ added_tokens, post_processor }), spelled) as object;
+    return (this.#splitting = new Backend({ ...parsed, ...changed }, CONFIG));
   }
 
   /** The bytes that a token stands for, special or not; null for ids without a token. */
@@ -82,6 +148,10 @@ export class Tokenizer {
   isByteToken(id: number): boolean {
     return BYTE_TOKEN.test(this.#backend.id_to_token(id) ?? "");
   }
+}
+
+function notSplit(): RequestError {
+  return new RequestError("The text spells a control token that this model's tokenizer cannot split; remove it", { code: "invalid_text" });
 }
 
 function specialTokens({ bos_token, eos_token, pad_token, unk_token }: TokenizerEntry): Readonly<Record<string, string>> {

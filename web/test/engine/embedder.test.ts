@@ -98,7 +98,7 @@ test("an aborted request ends with the signal's reason, and the next is answered
 
 test.each([
   [[], "input 1 is empty"],
-  [text(25, 0), "input 1 has 25 tokens, the bundle's context holds 24"],
+  [text(25, 0), "maximum context length is 24 tokens. However, input 1 has 25 tokens"],
   [[1, 100], "input 1 has the token 100; token ids of this model are 0 to 99"],
   [[1.5], "input 1 has the token 1.5"],
 ])("an input that cannot be embedded is a RequestError: %j", async (ids, message) => {

@@ -21,7 +21,9 @@ test("add_bos_token wins over tokenizer.json", () => {
   expect(withBos(null).encode("a")).toEqual([256, 97]);
   expect(withBos(true).encode("a")).toEqual([256, 97]);
   expect(withBos(false).encode("a")).toEqual([97]);
-  expect(withBos(false).encode("<s>a")).toEqual([256, 256, 97]);
+  expect(withBos(false).encode("<s>a", true, false)).toEqual([256, 256, 97]);
+  expect(withBos(true).encode("<s>a")).toEqual([256, 60, 115, 62, 97]);
+  expect(withBos(false).encode("<s>a")).toEqual([60, 115, 62, 97]);
 });
 
 test("a chat is rendered as transformers does, and its special tokens become single ones", () => {

@@ -1,0 +1,131 @@
+"""Long texts: wherever they stand in a request, the event loop does not read them, and one that cannot fit is not encoded at all."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_source import FakeSource, executor, text_model
+
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
+from nearfar.server_fallback.schema.tokenize import TokenizeRequest
+
+CONTEXT = 4096
+# The longest token of the byte tokenizer is <tool>, so that more than 6 * 4096 bytes never fit. Up to there it has to be encoded.
+LONG = "x" * 20_000
+TOO_LONG = "x" * 4_000_000
+TEMPLATE = (
+    "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content }}{{ m.name }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+)
+
+
+class Backend:
+    """A tokenizer's backend that notes on which threads it encodes. It lacks `encode` and `decode`, which let no other thread run."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.threads: list[threading.Thread] = []
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.threads.append(threading.current_thread())
+        return self.backend.encode_batch_fast(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("encode", "encode_batch", "decode"):
+            raise AttributeError(f"{name} holds the interpreter's lock, or computes more than is needed")
+        return getattr(self.backend, name)
+
+
+def chat(local: LocalExecutor, **given: Any) -> Coroutine[Any, Any, Any]:
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, **given}
+    return drain(local.chat(ChatCompletionRequest.model_validate(body), Call("test")))
+
+
+async def drain(chunks: Any) -> None:
+    async for _ in chunks:
+        pass
+
+
+def called(text: str) -> list[dict[str, Any]]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": f'{{"a": "{text}"}}'}}
+    return [{"role": "assistant", "tool_calls": [call]}]
+
+
+def tool(text: str, **parameters: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", "description": text, "parameters": {"type": "object", **parameters}}}]
+
+
+def embeddings(local: LocalExecutor, text: str) -> Coroutine[Any, Any, Any]:
+    return local.embed(EmbeddingRequest.model_validate({"model": "fake", "input": [text]}), Call("test"))
+
+
+REQUESTS: dict[str, Callable[[LocalExecutor, str], Coroutine[Any, Any, Any]]] = {
+    "message": lambda local, text: chat(local, messages=[{"role": "user", "content": text}]),
+    "part": lambda local, text: chat(local, messages=[{"role": "user", "content": [{"type": "text", "text": text}]}]),
+    "name": lambda local, text: chat(local, messages=[{"role": "user", "name": text, "content": ""}]),
+    "tool description": lambda local, text: chat(local, tools=tool(text)),
+    "tool parameters": lambda local, text: chat(local, tools=tool("", properties={text: {"type": "string"}})),
+    "call arguments": lambda local, text: chat(local, messages=called(text)),
+    "continued message": lambda local, text: chat(
+        local, continue_final_message=True, messages=[{"role": "user", "content": ""}, {"role": "assistant", "content": text}]
+    ),
+    "completion": lambda local, text: drain(
+        local.complete(CompletionRequest.model_validate({"model": "fake", "prompt": text, "max_tokens": 0}), Call("test"))
+    ),
+    "embedding": embeddings,
+}
+CAN_TOKENIZE: dict[str, dict[str, Any]] = {
+    "prompt": {"prompt": LONG},
+    "messages": {"messages": [{"role": "user", "content": LONG}]},
+    "tools": {"messages": [{"role": "user", "content": ""}], "tools": tool(LONG)},
+}
+
+
+def local_of(folder: Path, place: str) -> tuple[LocalExecutor, Backend]:
+    if place == "embedding":
+        model = text_model(folder, None, EmbeddingSpec("last_token", normalize=False))
+        local = LocalExecutor(FakeSource(""), model)
+    else:
+        local, _ = executor(folder, "", template='{# "parameters" #}' + TEMPLATE)
+    tokenizer = local._model.tokenizer
+    tokenizer.prepare()
+    backend = Backend(tokenizer._backend)
+    tokenizer._backend = backend
+    return local, backend
+
+
+@pytest.mark.parametrize("place", REQUESTS)
+def test_a_long_text_is_encoded_off_the_event_loop_wherever_it_stands(place: str, tmp_path: Path) -> None:
+    local, backend = local_of(tmp_path, place)
+    with pytest.raises(RequestError, match=r"This model's maximum context length is 4096 tokens\. However, .* has 2\d{4} tokens"):
+        asyncio.run(REQUESTS[place](local, LONG))
+    assert backend.threads
+    assert threading.main_thread() not in backend.threads
+
+
+@pytest.mark.parametrize("place", REQUESTS)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(place: str, tmp_path: Path) -> None:
+    local, backend = local_of(tmp_path, place)
+    with pytest.raises(RequestError, match=r"maximum context length is 4096 tokens\. However, .* has at least 666\d{3} tokens") as caught:
+        asyncio.run(REQUESTS[place](local, TOO_LONG))
+    assert caught.value.details["code"] == "context_length_exceeded"
+    assert backend.threads == []
+
+
+@pytest.mark.parametrize("given", CAN_TOKENIZE.values(), ids=CAN_TOKENIZE)
+def test_tokenize_takes_texts_beyond_the_context_off_the_event_loop(given: dict[str, Any], tmp_path: Path) -> None:
+    local, backend = local_of(tmp_path, "message")
+    answer = asyncio.run(local.tokenize(TokenizeRequest.model_validate({"model": "fake", **given})))
+    assert answer.count >= len(LONG) > CONTEXT
+    assert backend.threads
+    assert threading.main_thread() not in backend.threads

@@ -1,0 +1,89 @@
+// Control tokens: text from outside, such as a message, must not be read as the control tokens that a chat template writes. `mark` inserts a sentinel
+// wherever a message's text could be part of a match; in the rendered prompt, a match without a sentinel is the template's own.
+
+import { RequestError } from "../errors.js";
+
+/** A Unicode noncharacter, which is reserved for use inside a program. */
+export const SENTINEL = "\ufdd0";
+
+/** A control token's text, and where it starts once the sentinels are removed. */
+type Match = readonly [start: number, content: string];
+
+export class ControlTokens {
+  readonly #added: RegExp;
+  readonly #inside: RegExp;
+  readonly #prefixes: ReadonlySet<string>;
+  readonly #suffixes: ReadonlySet<string>;
+
+  /** ``added``: the text of every added token; the longest match wins. ``controls``: the control tokens among them. */
+  constructor(
+    added: readonly string[],
+    readonly controls: readonly string[],
+  ) {
+    const parts = (cut: (token: string, at: number) => string) => new Set(controls.flatMap((token) => Array.from(token.slice(1), (_, at) => cut(token, at + 1))));
+    this.#prefixes = parts((token, at) => token.slice(0, at));
+    this.#suffixes = parts((token, at) => token.slice(at));
+    this.#added = new RegExp(anyOf(added), "gu");
+    this.#inside = new RegExp(`(?=${anyOf(controls)})[^]`, "gu");
+  }
+
+  /** The text with sentinels in each control token, and at an end that could become part of one. ``infix``: also if it lies wholly inside one. */
+  mark(text: string, infix = false): string {
+    if (text.includes(SENTINEL)) throw sentinelRefused();
+    // A template may trim the text.
+    const core = text.trim();
+    const lead = text.indexOf(core);
+    const trail = text.length - lead - core.length;
+    const sizes = Array.from(core.slice(0, Math.max(0, ...this.controls.map(({ length }) => length))), (_, at) => at + 1);
+    let marked = text.replace(this.#inside, `$&${SENTINEL}`);
+    const insert = (at: number): string => marked.slice(0, at) + SENTINEL + marked.slice(at);
+    if (sizes.some((size) => this.#prefixes.has(core.slice(-size)))) marked = insert(marked.length - trail);
+    const completed = infix && core !== "" && this.controls.some((token) => token.includes(core));
+    return completed || sizes.some((size) => this.#suffixes.has(core.slice(0, size))) ? insert(lead) : marked;
+  }
+
+  /** All strings of a message or tool, keys included, except its role and type. Arguments of calls must be parsed: JSON can escape any character. */
+  markObject(value: object): object {
+    return mapped(value, (key, item) => {
+      if (key === "role" || key === "type") return item;
+      if (key === "tool_calls" && Array.isArray(item)) return item.map((call: object) => this.markObject(call));
+      return typeof item === "string" && "role" in value ? this.mark(item, true) : this.markValue(item);
+    });
+  }
+
+  /** The control tokens that a tokenizer matches between sentinels: the leftmost first, of these the longest. */
+  find(marked: string): readonly Match[] {
+    let [removed, end] = [0, 0];
+    const found: Match[] = [];
+    for (const { 0: content, index } of marked.matchAll(this.#added)) {
+      removed += marked.slice(end, index).split(SENTINEL).length - 1;
+      end = index;
+      if (this.controls.includes(content)) found.push([index - removed, content]);
+    }
+    return found;
+  }
+
+  private markValue(value: unknown): unknown {
+    if (typeof value === "string") return this.mark(value);
+    if (Array.isArray(value)) return value.map((item) => this.markValue(item));
+    if (typeof value !== "object" || value === null) return value;
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [this.mark(key), this.markValue(item)]));
+  }
+}
+
+export function sentinelRefused(): RequestError {
+  return new RequestError("The text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", { code: "invalid_text" });
+}
+
+/** A text that stands for a control token where the token's own text is plain text. */
+export const privateSpelling = (index: number): string => `${SENTINEL}${index}\ufdd1`;
+
+function mapped(value: object, change: (key: string, item: unknown) => unknown): object {
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, change(key, item)]));
+}
+
+/** The longest of the words. */
+function anyOf(words: readonly string[]): string {
+  const sorted = words.filter((word) => word !== "").sort((left, right) => right.length - left.length);
+  return sorted.length === 0 ? "(?!)" : `(?:${sorted.map((word) => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")).join("|")})`;
+}
