@@ -4,6 +4,7 @@ import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
 
 import { build } from "esbuild";
 
+import { jinjaEsbuild } from "./jinja_module.mjs";
 import { xgrammarEsbuild } from "./xgrammar_module.mjs";
 
 const common = { bundle: true, format: "esm", target: "es2022", sourcemap: true, logLevel: "warning" };
@@ -48,12 +49,12 @@ async function licenses() {
 await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
-  build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: laterFiles(".") }),
+  build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: [...laterFiles("."), jinjaEsbuild] }),
   build({ ...browser, entryPoints: { hybrid: "src/router/index.ts" }, outdir: "dist", plugins: hybridOutside }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [xgrammarEsbuild], external: nodeModules }),
   build({ ...browser, entryPoints: { onnx: "src/onnx/index.ts" }, outdir: "dist" }),
-  build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [xgrammarEsbuild], external: nodeModules }),
+  build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [xgrammarEsbuild, jinjaEsbuild], external: nodeModules }),
   build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: laterFiles("..") }),
   ...["index.html", "bench.html", "style.css", "chat.css", "sides.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
   licenses().then((text) => writeFile("dist/LICENSES.txt", text)),

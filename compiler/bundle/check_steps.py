@@ -244,7 +244,7 @@ def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mappin
         out = int(rows) // (2 if gated else 1)  # type: ignore[arg-type]
         width = attrs.get("columns") or 0
         flags: dict[str, Any] = {"bias": "bias" in shapes, "residual": "residual" in shapes, "gated": gated, "width": width}
-        flags |= {"offset": attrs.get("offset", 0), "norm_eps": attrs.get("eps")}
+        flags["offset"] = attrs.get("offset", 0)
         same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
         same(facts.get("rows"), batch=batch, columns=columns)
         same(facts, batch=batch, columns=columns)

@@ -12,7 +12,7 @@ from nearfar.compiler.errors import BundleError
 
 
 def check_graph(graph: onnx.GraphProto, bundle: ExportBundle) -> None:
-    """Raises BundleError for other layers, heads, tokens or positions than the manifest's, and for weights in files outside of the bundle."""
+    """Raises BundleError if layers, heads, tokens or positions are not the manifest's, or weights are in files outside of the bundle."""
     manifest, spec = bundle.manifest, bundle.manifest.spec
 
     def require(condition: bool, what: str) -> None:
