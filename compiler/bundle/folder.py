@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from ..quant.layout import rows_per_tile, stored_rows
 from .check import parse_manifest
 from .file_name import file_in
 from .manifest import MANIFEST_FILE, Description, ExportManifest, FileEntry, Manifest, TokenizerEntry
+from .signature import TrustedKey, verify_signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,11 @@ def open_bundle(path: Path) -> Bundle:
     return bundle
 
 
-def open_any(path: Path) -> Bundle | ExportBundle:
-    """Read and check a bundle's manifest and the presence and sizes of its large files. Raises BundleError."""
+def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBundle:
+    """Read and check a bundle's manifest and the presence and sizes of its large files. Raises BundleError.
+
+    ``trust``: one of these keys must have signed the manifest, which is checked before anything in it is read; none takes any bundle.
+    """
     file = path / MANIFEST_FILE
     if not file.is_file():
         if (path / "config.json").is_file():
@@ -142,6 +146,8 @@ def open_any(path: Path) -> Bundle | ExportBundle:
         data = file.read_bytes()
     except OSError as error:
         raise BundleError(f"{file}: cannot be read: {reason_of(error)}; compile the bundle again") from error
+    if trust:
+        verify_signature(path, data, trust)
     manifest = parse_manifest(data, file)
     bundle: Bundle | ExportBundle = Bundle(path, manifest) if isinstance(manifest, Manifest) else ExportBundle(path, manifest)
     for entry in bundle.manifest.files if isinstance(bundle, ExportBundle) else bundle.manifest.shards:

@@ -17,6 +17,7 @@ from ..runtime.batch import Limits
 from ..runtime.generate import Timings, generate
 from ..text.tokenizer import TextStream, Tokenizer
 from .output import add_command, print_json
+from .sign import add_trust, trusted_keys
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -36,11 +37,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)")
     parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without the chat template")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
 
 
 def run(options: argparse.Namespace) -> None:
-    bundle = open_any(options.bundle)
+    bundle = open_any(options.bundle, trusted_keys(options))
     tokenizer = Tokenizer(bundle.tokenizer_files())
     prompt = encode(tokenizer, options.prompt, raw=options.raw)
     sampler = Sampler(options.temperature, options.seed)
