@@ -212,7 +212,11 @@ def check_expr(where: str, expr: Expr, depth: int = 0) -> None:
     elif isinstance(expr, str):
         require(expr in DIMS, where, f"has the dim {expr[:20]!r}; known: {', '.join(sorted(DIMS))}")
     else:
-        require(len(expr) == 3 and expr[0] in OPERATORS and depth < MAX_DEPTH, where, f"has the expression {str(expr)[:60]}")
+        require(
+            len(expr) == 3 and isinstance(expr[0], str) and expr[0] in OPERATORS and depth < MAX_DEPTH,
+            where,
+            f"has the expression {str(expr)[:60]}",
+        )
         for operand in expr[1:]:
             check_expr(where, operand, depth + 1)
         if expr[0] == "ceildiv":

@@ -114,7 +114,8 @@ class Library:
         if os.environ.get(NUM_THREADS) != self._threads:
             os.environ[NUM_THREADS] = self._threads
         failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
-        assert failed == 0, f"launch {failed - 1} of {len(launches.launches)} failed"
+        if failed:
+            raise BundleError(f"kernel {failed} of {len(launches.launches)} of a batch refuses its arguments; compile the bundle again")
 
 
 @contextmanager

@@ -313,5 +313,10 @@ function wrong(path: string, expected: string, value: unknown): BundleError {
 }
 
 function describe(value: unknown): string {
-  return value === undefined ? "missing" : JSON.stringify(value).slice(0, 60);
+  try {
+    return value === undefined ? "missing" : JSON.stringify(value).slice(0, 60);
+  } catch {
+    // The stack ended before the levels of the value did.
+    return "so many levels";
+  }
 }
