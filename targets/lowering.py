@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from nearfar.compiler.bundle.digest import digest
 from nearfar.compiler.bundle.manifest import ActivationEntry, BindingEntry, BufferEntry, VariantEntry
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.pipeline.target import KernelSource, LoweredPlan
 
-from .variant import KernelCall, Variant, digest
+from .variant import KernelCall, Variant
 
 Progress = Callable[[int, int], None]
 

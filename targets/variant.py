@@ -5,20 +5,17 @@ A kernel's name is made from its template and its facts and from nothing else, s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from hashlib import sha256
 from typing import Any, TypeAlias
 
+from nearfar.compiler.bundle.digest import digest
 from nearfar.compiler.bundle.manifest import VariantEntry
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.kernels.builder import Kernel
 
 # A function template(name, **facts) that writes one kernel.
 Template: TypeAlias = Callable[..., Kernel]
-# Hexadecimal digits of a hash in a name: enough that a bundle's few hundred kernels never share one.
-HASH_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +65,6 @@ def for_activations(rows: Mapping[str, Sequence[Variant]]) -> tuple[Variant, ...
     if all(each == first for each in rows.values()):
         return tuple(first)
     return tuple(replace(variant, activation=activation) for activation, each in rows.items() for variant in each)
-
-
-def digest(value: Any) -> str:
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:HASH_DIGITS]
 
 
 def plain(value: Any) -> Any:

@@ -13,17 +13,15 @@ An export, written by `export.py`: manifest.json beside the files that its frame
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 from .. import quant
 from ..errors import BundleError, OutputError, reason_of
@@ -31,7 +29,10 @@ from ..formats.checkpoint import TokenizerFiles
 from ..ir.ops import Array
 from ..quant.base import FloatArray
 from ..quant.layout import rows_per_tile, stored_rows
-from .manifest import EXPORTS, FORMAT_VERSION, MANIFEST_FILE, Description, ExportManifest, FileEntry, Manifest, TokenizerEntry
+from .check import parse_manifest
+from .file_name import file_in
+from .manifest import MANIFEST_FILE, Description, ExportManifest, FileEntry, Manifest, TokenizerEntry
+from .signature import TrustedKey, verify_signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,10 @@ class Folder:
     path: Path
     manifest: Description
 
+    def file(self, name: str) -> Path:
+        """The path of a file that the manifest names. Raises BundleError for one that leads out of the folder."""
+        return file_in(self.path, name)
+
     def hashes(self) -> list[tuple[str, str]]:
         """Of every file beside the manifest: its place in the bundle, and its SHA-256."""
         return [(entry.file, entry.sha256) for entry in self.manifest.files]
@@ -48,7 +53,7 @@ class Folder:
     def tokenizer_files(self) -> TokenizerFiles:
         entry = self.manifest.tokenizer
         special = entry.model_dump(exclude={"file"})
-        return TokenizerFiles(tokenizer_json=self.path / entry.file, **special)
+        return TokenizerFiles(tokenizer_json=self.file(entry.file), **special)
 
     def size_bytes(self) -> int:
         """Of all files together."""
@@ -57,7 +62,7 @@ class Folder:
     def verify(self) -> None:
         """Compare every file's hash with the manifest's. Raises BundleError for the first that differs."""
         for file, expected in self.hashes():
-            path = self.path / file
+            path = self.file(file)
             if not path.is_file():
                 raise BundleError(f"{path}: is missing; compile the bundle again", file=file)
             found = sha256_of(path)
@@ -78,11 +83,23 @@ class Bundle(Folder):
         kernels = [(entry.file, entry.sha256) for entry in self.manifest.kernels.values()]
         return kernels + [(entry.file, entry.sha256) for entry in (*self.manifest.shards, *self.manifest.files)]
 
+    def kernel_file(self, name: str) -> bytes:
+        """A file with kernels, its hash compared. Raises BundleError."""
+        path = self.file(name)
+        expected = next(kernel.sha256 for kernel in self.manifest.kernels.values() if kernel.file == name)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BundleError(f"{path}: cannot be read: {reason_of(error)}; copy or compile the bundle again", file=name) from error
+        if hashlib.sha256(data).hexdigest() != expected:
+            raise BundleError(f"{path}: is not the file of the manifest; copy or compile the bundle again", file=name)
+        return data
+
     def plane(self, weight: str, plane: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows [start, stop) of one plane of a weight, in its stored dtype, whatever their layout."""
         whole = self.manifest.weights[weight]
         entry = next(entry for entry in whole.planes if entry.name == plane)
-        file = self.path / self.manifest.shards[entry.shard].file
+        file = self.file(self.manifest.shards[entry.shard].file)
         stop = whole.shape[0] if stop is None else stop
         tile = rows_per_tile(whole.layout)
         first, last = start // tile, -(-stop // tile)
@@ -115,30 +132,24 @@ def open_bundle(path: Path) -> Bundle:
     return bundle
 
 
-def open_any(path: Path) -> Bundle | ExportBundle:
-    """Read and check a bundle's manifest and the presence and sizes of its large files. Raises BundleError."""
+def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBundle:
+    """Read and check a bundle's manifest and the presence and sizes of its large files. Raises BundleError.
+
+    ``trust``: one of these keys must have signed the manifest, which is checked before anything in it is read; none takes any bundle.
+    """
     file = path / MANIFEST_FILE
     if not file.is_file():
         if (path / "config.json").is_file():
             raise BundleError(f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'")
         raise BundleError(f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'")
     try:
-        data = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        data = file.read_bytes()
+    except OSError as error:
         raise BundleError(f"{file}: cannot be read: {reason_of(error)}; compile the bundle again") from error
-    version = data.get("format_version") if isinstance(data, dict) else None
-    if version != FORMAT_VERSION:
-        raise BundleError(f"{file}: has format version {version}, this nearfar reads {FORMAT_VERSION}; compile the bundle again")
-    bundle: Bundle | ExportBundle
-    try:
-        if data.get("target") in EXPORTS:
-            bundle = ExportBundle(path, ExportManifest.model_validate(data))
-        else:
-            bundle = Bundle(path, Manifest.model_validate(data))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{file}: {where}: {first['msg']}; compile the bundle again") from error
+    if trust:
+        verify_signature(path, data, trust)
+    manifest = parse_manifest(data, file)
+    bundle: Bundle | ExportBundle = Bundle(path, manifest) if isinstance(manifest, Manifest) else ExportBundle(path, manifest)
     for entry in bundle.manifest.files if isinstance(bundle, ExportBundle) else bundle.manifest.shards:
         require_size(path, entry)
     return bundle
@@ -146,7 +157,7 @@ def open_any(path: Path) -> Bundle | ExportBundle:
 
 def require_size(folder: Path, entry: FileEntry) -> None:
     """Raises BundleError."""
-    path = folder / entry.file
+    path = file_in(folder, entry.file)
     size = path.stat().st_size if path.is_file() else None
     if size != entry.size:
         found = "is missing" if size is None else f"has {size:,} bytes, the manifest says {entry.size:,}"

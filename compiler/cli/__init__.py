@@ -1,4 +1,7 @@
-"""The command line: ``nearfar compile | inspect | run | score | quality | demo | serve | gateway | bench | router``. One file a command."""
+"""The command line: one file for each command.
+
+``nearfar compile | inspect | sign | run | score | quality | demo | serve | gateway | bench | router``
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from ..errors import NearfarError, OutputError
 
 # Found by name, as targets are: the compiler imports nothing of the layer above, and Ctrl-C while they load is no traceback.
 COMMANDS = (
-    *(f"nearfar.compiler.cli.{name}" for name in ("compile", "inspect", "run", "score", "quality", "demo")),
+    *(f"nearfar.compiler.cli.{name}" for name in ("compile", "inspect", "sign", "run", "score", "quality", "demo")),
     *(f"nearfar.server_fallback.cli.{name}" for name in ("serve", "gateway", "bench", "router")),
 )
 # The exit code for the user's mistakes; a bug of ours is a traceback and 1.

@@ -16,6 +16,11 @@ from ..errors import RequestError
 from ..measure.report import ExportReport, Report, make_export_report, make_report
 from ..runtime.variant import stored_dtype
 from .output import add_command, megabytes, print_json
+from .sign import add_trust, trusted_keys
+
+# What a loader runs in its process, or on the GPU, as it is.
+NATIVE_TARGETS = ("cpu", "cuda")
+NATIVE_CODE = "native: it runs with your rights, so load it only if you trust its maker; see nearfar sign"
 
 
 def add_parser(commands: Any) -> None:
@@ -32,11 +37,12 @@ def add_parser(commands: Any) -> None:
         "--activation", choices=("float16", "bfloat16", "float32", "int8"), help="count for this dtype (default: the bundle's first choice)"
     )
     parser.add_argument("--verify", action="store_true", help="compare every file with its hash first")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
-    bundle = open_any(options.bundle)
+    bundle = open_any(options.bundle, trusted_keys(options))
     if options.verify:
         bundle.verify()
     if isinstance(bundle, ExportBundle):
@@ -64,6 +70,7 @@ def run(options: argparse.Namespace) -> None:
 def facts(report: Report) -> Table:
     table = Table(title=f"{report.model} for {report.target}", show_header=False, title_justify="left")
     rows = shared_facts(report) | {
+        **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         "dispatches": f"{report.dispatches_per_token} a decoded token, {report.dispatches_at_context} at {report.context:,} tokens",
     }
     for name, value in rows.items():

@@ -25,6 +25,7 @@ from ..runtime.generate import PREFILL_CHUNK
 from ..text.tokenizer import Tokenizer
 from .compile import progress_bars
 from .output import add_command, megabytes, print_json
+from .sign import add_trust, trusted_keys
 
 
 def add_parser(commands: Any) -> None:
@@ -47,11 +48,13 @@ def add_parser(commands: Any) -> None:
         help="count only what lies behind START up to END, such as a chat's answers: '<|im_start|>assistant' '<|im_end|>' (default: all)",
     )  # fmt: skip
     parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what each bundle was compiled for)")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
-    bundles = [open_any(path) for path in options.bundles]
+    trust = trusted_keys(options)
+    bundles = [open_any(path, trust) for path in options.bundles]
     checkpoint = load(options.reference)
     for bundle in bundles:
         require_same_tokens(bundle, checkpoint)

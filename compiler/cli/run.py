@@ -18,6 +18,7 @@ from ..runtime.batch import Limits
 from ..runtime.generate import Timings, generate
 from ..text.tokenizer import TextStream, Tokenizer
 from .output import add_command, print_json
+from .sign import add_trust, trusted_keys
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -40,11 +41,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--no-split-special-tokens", action="store_true", help="with --raw: control tokens that the prompt spells out become single tokens"
     )
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
 
 
 def run(options: argparse.Namespace) -> None:
-    bundle = open_any(options.bundle)
+    bundle = open_any(options.bundle, trusted_keys(options))
     tokenizer = Tokenizer(bundle.tokenizer_files())
     prompt = encode(tokenizer, options.prompt, raw=options.raw, split_special_tokens=not options.no_split_special_tokens)
     sampler = Sampler(options.temperature, options.seed)

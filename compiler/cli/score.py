@@ -17,6 +17,7 @@ from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK, score
 from .compile import progress_bars
 from .output import add_command, print_json
+from .sign import add_trust, trusted_keys
 
 
 def add_parser(commands: Any) -> None:
@@ -33,12 +34,13 @@ def add_parser(commands: Any) -> None:
         "-o", "--output", type=Path, required=True, metavar="FILE", help="a .npy file: float32 (n, V), row i predicts token i + 1"
     )
     parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
     token_ids = parse_tokens(options.tokens)
-    bundle = open_any(options.bundle)
+    bundle = open_any(options.bundle, trusted_keys(options))
     runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits(rows=PREFILL_CHUNK))
     blocks = []
     with progress_bars(quiet=options.json) as bars:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from ..bundle.folder import Bundle
 from ..bundle.manifest import EMBED, GENERATE, BufferEntry, InputEntry, KernelEntry, Manifest, StepEntry
+from ..errors import DeviceError
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
 from .base_runner import BaseRunner, Room
@@ -20,6 +22,8 @@ from .variant import stored_dtype
 
 # Logits are large: they leave the device only if somebody reads them.
 LOGITS = "logits"
+# Of one array: 4 TiB of float32.
+MAX_ELEMENTS = 2**40
 
 
 class PlanRunner(BaseRunner[Manifest]):
@@ -78,7 +82,11 @@ class PlanRunner(BaseRunner[Manifest]):
 
 def room_of(entry: BufferEntry, activation: str, dims: Mapping[str, int]) -> Room:
     dtype = stored_dtype(activation) if entry.dtype == "activation" else entry.dtype
-    return Room(tuple(evaluate(size, dims) for size in entry.shape), dtype)
+    room = Room(tuple(evaluate(size, dims) for size in entry.shape), dtype)
+    # In Python's integers, which do not wrap around: what follows counts with 64 bits.
+    if math.prod(room.shape) > MAX_ELEMENTS:
+        raise DeviceError(f"an array of shape {list(room.shape)} has more elements than any device holds; ask for fewer pages or rows")
+    return room
 
 
 def constant_tables(manifest: Manifest) -> dict[str, FloatArray]:

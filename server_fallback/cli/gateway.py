@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from nearfar.compiler.cli.output import add_command
+from nearfar.compiler.cli.sign import add_trust, trusted_keys
 from nearfar.compiler.errors import RequestError, Unavailable
 
 from .serve import add_access, api_config, require_libraries
@@ -33,6 +34,7 @@ def add_parser(commands: Any) -> None:
         example="nearfar gateway --near demo --far http://host:8000 --policy policy.json",
     )
     parser.add_argument("--near", required=True, metavar="MODEL", help="a bundle, a Hugging Face folder or name, or demo; on this machine")
+    add_trust(parser)
     parser.add_argument("--far", required=True, metavar="URL", help="the server of the other side")
     parser.add_argument("--policy", required=True, type=Path, metavar="FILE", help="who may and should answer, as JSON")
     parser.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the far server's API key")
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     traces = open_traces(os.environ)
     # Before anything that takes long.
     listener = bind(options.host, options.port)
-    registry = Registry(HybridOpener(LocalOpener(LocalOptions(), announcement.progress), far, policy))
+    registry = Registry(HybridOpener(LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress), far, policy))
     configure_logs(sys.stderr)
 
     async def started() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nearfar.compiler.cli.output import add_command
+from nearfar.compiler.cli.sign import add_trust, trusted_keys
 from nearfar.compiler.errors import RequestError, ToolError
 
 from .numbers import count
@@ -31,6 +32,7 @@ def add_parser(commands: Any) -> None:
     steps = router.add_subparsers(metavar="STEP", required=True)
     log = add_command(steps, "log", run_log, summary="ask both sides the same prompts", example=EXAMPLE)
     log.add_argument("--near", metavar="MODEL", required=True, help="a bundle; a Hugging Face folder or name; or demo")
+    add_trust(log)
     log.add_argument("--far", metavar="URL|MODEL", required=True, help="an OpenAI-compatible server, or a model as --near takes it")
     log.add_argument("--far-model", metavar="NAME", help="what the server calls its model (default: the only one that it serves)")
     log.add_argument("--far-api-key-env", metavar="NAME", help="the environment variable that holds the server's API key")
@@ -112,7 +114,7 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
     async with AsyncExitStack() as opened:
         # Before anything that takes long; but the pairs of an earlier run stay until both sides are there.
         require_writable(options.output)
-        near = await open_model(options.near)
+        near = await open_model(options.near, options)
         opened.push_async_callback(near.close)
         far, far_model = await open_far(options, environment)
         opened.push_async_callback(far.close)
@@ -148,13 +150,15 @@ def open_output(path: Path) -> TextIO:
         raise OutputError(f"-o {path}: cannot be written: {reason_of(error)}; give a file in a folder that is there") from error
 
 
-async def open_model(model: str) -> Executor:
+async def open_model(model: str, options: argparse.Namespace) -> Executor:
     from ..executors.local_opener import LocalOpener, LocalOptions
     from .announcement import Announcement
 
     announcement = Announcement()
     with announcement.loading():
-        return await (await LocalOpener(LocalOptions(), announcement.progress).prepare(model, None)).open()
+        return await (
+            await LocalOpener(LocalOptions(trust=tuple(trusted_keys(options))), announcement.progress).prepare(model, None)
+        ).open()
 
 
 async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[Executor, str]:
@@ -162,7 +166,7 @@ async def open_far(options: argparse.Namespace, environment: Mapping[str, str]) 
     from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 
     if not options.far.startswith(("http://", "https://")):
-        return await open_model(options.far), options.far
+        return await open_model(options.far, options), options.far
     variable = options.far_api_key_env
     if variable is not None and not environment.get(variable):
         raise RequestError(f"--far-api-key-env {variable}: this environment variable is not set")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.compiler.bundle.manifest import EXPORTS
 from nearfar.compiler.cli.output import add_command
+from nearfar.compiler.cli.sign import add_trust
 from nearfar.compiler.errors import ToolError, Unavailable
 
 from .numbers import count, count_or_none, network, origin, seconds, share, size_bytes
@@ -55,6 +56,7 @@ def add_parser(commands: Any) -> None:
     local.add_argument(
         "--memory", type=size_bytes, metavar="SIZE", help="for all models together; more are not loaded (default: 90%% of the device's)"
     )
+    add_trust(local)
     local.add_argument("--threads", type=count, metavar="N", help="of the cpu and onnx targets (default: one a core)")
     local.add_argument(
         "--draft", metavar="MODEL", help="guess tokens, checked several at once: ngram, or a smaller model with the same tokens"

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 
 from nearfar.compiler import quant
+from nearfar.compiler.cli.sign import trusted_keys
 from nearfar.compiler.errors import RequestError
 
 from ..executors.dialect import DIALECTS
@@ -43,6 +44,7 @@ def make_opener(options: argparse.Namespace, environment: Mapping[str, str], pro
             draft=options.draft,
             draft_tokens=options.draft_tokens,
             remote_drafts=options.remote_drafts,
+            trust=tuple(trusted_keys(options)),
         ),
         progress,
     )

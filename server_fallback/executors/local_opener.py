@@ -12,6 +12,7 @@ from typing import Literal
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE, Manifest
+from nearfar.compiler.bundle.signature import TrustedKey
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.errors import RequestError, reason_of
 from nearfar.compiler.pipeline.compile import CompileOptions
@@ -52,6 +53,7 @@ class LocalOptions:
     ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory. ``max_adapters``: places for LoRA
     adapters in a bundle that takes them. ``draft``: "ngram", or a smaller model with the same tokens, which guesses ``draft_tokens`` at
     once; None guesses nothing. ``remote_drafts``: guesses of clients (`schema/verify.py`) that a step checks, of all clients together.
+    ``trust``: bundles must be signed with one of these keys, unless there are none; what is compiled here needs no signature.
     """
 
     target: str | None = None
@@ -66,6 +68,7 @@ class LocalOptions:
     draft: str | None = None
     draft_tokens: int = 4
     remote_drafts: int = 16
+    trust: tuple[TrustedKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ class LocalOpener:
         return Planned(bundle, memory)
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:
+        options = self._options
         path = DEMOS.get(model) or Path(os.path.expanduser(model))
         try:
             is_bundle, is_folder = (path / MANIFEST_FILE).is_file(), path.is_dir()
@@ -175,8 +179,7 @@ class LocalOpener:
                 f"{model}: cannot be read: {reason_of(error)}; give a folder, or a name on the hub", param="model"
             ) from error
         if is_bundle:
-            return await asyncio.to_thread(open_any, path)
-        options = self._options
+            return await asyncio.to_thread(open_any, path, options.trust)
         target = options.target or default_target()
         wanted = CompileOptions(
             target=target,

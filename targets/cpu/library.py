@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.errors import BundleError, DeviceError
 
 # TVM FFI's argument: what it is, then 8 bytes of value; and `launch` of launch.c.
 ARGUMENT = np.dtype([("type", "<i4"), ("padding", "<u4"), ("value", "<i8")])
@@ -37,6 +40,12 @@ class Launches:
 
 class Library:
     """Raises DeviceError where TVM's runtime is not installed or the library cannot be loaded."""
+
+    @classmethod
+    def of_bundle(cls, bundle: Bundle, file: str) -> Library:
+        """The library that a bundle's manifest names, loaded from the very bytes whose hash was compared. Raises BundleError."""
+        with private_copy(bundle.kernel_file(file)) as copy:
+            return cls(copy)
 
     def __init__(self, path: Path) -> None:
         self._runtime = load_runtime()
@@ -74,8 +83,11 @@ class Library:
                     os.environ[name] = value
 
     def address(self, symbol: str) -> int:
-        """Where a kernel is."""
-        address = ctypes.cast(getattr(self._library, symbol), ctypes.c_void_p).value
+        """Where a kernel is. Raises BundleError for one that the library does not have."""
+        try:
+            address = ctypes.cast(getattr(self._library, symbol), ctypes.c_void_p).value
+        except AttributeError as error:
+            raise BundleError(f"the bundle's library has no kernel {symbol!r}; compile the bundle again") from error
         assert address is not None, symbol
         return address
 
@@ -102,7 +114,29 @@ class Library:
         if os.environ.get(NUM_THREADS) != self._threads:
             os.environ[NUM_THREADS] = self._threads
         failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
-        assert failed == 0, f"launch {failed - 1} of {len(launches.launches)} failed"
+        if failed:
+            raise BundleError(f"kernel {failed} of {len(launches.launches)} of a batch refuses its arguments; compile the bundle again")
+
+
+@contextmanager
+def private_copy(data: bytes) -> Iterator[Path]:
+    """A file of these bytes that nobody else can change. The one whose hash was compared may have been replaced since."""
+    with TemporaryDirectory(prefix="nearfar-") as folder:
+        # Loaders know a library by its path, so each copy has one of its own.
+        path = Path(folder) / "kernels.so"
+        if not hasattr(os, "memfd_create"):
+            path.write_bytes(data)
+            yield path
+            return
+        # In memory, because folders for temporary files are often mounted so that nothing in them can be run.
+        descriptor = os.memfd_create("nearfar-kernels")
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(data)
+            path.symlink_to(f"/proc/self/fd/{descriptor}")
+            yield path
+        finally:
+            os.close(descriptor)
 
 
 def load_runtime() -> ctypes.CDLL:

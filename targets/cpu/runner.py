@@ -6,6 +6,7 @@ can go on; a batch is one call into the library, which releases Python's lock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -52,7 +53,7 @@ class CpuRunner(PlanRunner):
         self._features = found if allowed is None else found & set(allowed)
         self.threads = threads or default_threads()
         (file,) = {kernel.file for kernel in self.manifest.kernels.values()}
-        self._library = Library(bundle.path / file)
+        self._library = Library.of_bundle(bundle, file)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._allocate(bundle)
         self._prepared: dict[tuple[str, tuple[tuple[str, ...], ...]], tuple[Launches, npt.NDArray[np.intp]]] = {}
@@ -76,7 +77,7 @@ class CpuRunner(PlanRunner):
 
     def _allocate(self, bundle: Bundle) -> None:
         manifest = self.manifest
-        shards = [np.memmap(bundle.path / shard.file, np.uint8, "r") for shard in manifest.shards]
+        shards = [np.memmap(bundle.file(shard.file), np.uint8, "r") for shard in manifest.shards]
         for name, weight in manifest.weights.items():
             for plane in weight.planes:
                 self._arrays[f"{name}.{plane.name}"] = shards[plane.shard][plane.offset : plane.offset + plane.size]
@@ -84,7 +85,7 @@ class CpuRunner(PlanRunner):
         entries = {**manifest.buffers, **manifest.states, **manifest.inputs, **scratch_entries(manifest)}
         for name, entry in entries.items():
             room = self.room(entry, self.largest)
-            elements = np.prod(room.shape, dtype=np.int64)
+            elements = math.prod(room.shape)
             if elements >= 2**31:
                 raise DeviceError(f"{bundle.path}: {name} would have {elements:,} elements; ask for fewer pages or rows")
             self._arrays[name] = zeros(room.shape, room.dtype)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.plan_runner import bound_arrays
 from nearfar.compiler.runtime.variant import choose_kernels
@@ -28,11 +27,12 @@ class Sized(NamedTuple):
 class Launches:
     """``addresses`` as `memory.DeviceMemory` names them."""
 
-    def __init__(self, driver: Driver, manifest: Manifest, folder: Path, activation: str, addresses: Mapping[str, int]) -> None:
+    def __init__(self, driver: Driver, bundle: Bundle, activation: str, addresses: Mapping[str, int]) -> None:
+        manifest = bundle.manifest
         self._driver, self._manifest, self._activation = driver, manifest, activation
         self._addresses = addresses
         files = sorted({kernel.file for kernel in manifest.kernels.values()})
-        modules = {file: driver.load(folder / file) for file in files}
+        modules = {file: driver.load(bundle.file(file)) for file in files}
         self._functions = {name: driver.function(modules[kernel.file], kernel.entry) for name, kernel in manifest.kernels.items()}
         self._arguments: dict[tuple[str, int, str], Arguments] = {}
 

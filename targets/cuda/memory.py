@@ -6,6 +6,7 @@ takes one copy; the one of no fixed length that matters, the page lists, lies la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -79,7 +80,7 @@ class DeviceMemory:
 
     def _size_bytes(self, name: str, entry: BufferEntry, most: Mapping[str, int]) -> int:
         room = room_of(entry, self._activation, most)
-        elements = int(np.prod(room.shape, dtype=np.int64))
+        elements = math.prod(room.shape)
         # Kernels index vectors of at least 4 bytes with 32-bit integers.
         size = elements * ITEM_BYTES[room.dtype]
         if size >= 4 << 31:
@@ -90,7 +91,7 @@ class DeviceMemory:
         shards = [self._driver.allocate(shard.size) for shard in self._manifest.shards]
         stages = [self._driver.allocate_pinned(min(PIECE_BYTES, max(shard.size for shard in self._manifest.shards))) for _ in range(2)]
         for shard, address in zip(self._manifest.shards, shards, strict=True):
-            self._upload_file(bundle.path / shard.file, address, stages)
+            self._upload_file(bundle.file(shard.file), address, stages)
         for name, weight in self._manifest.weights.items():
             self.addresses |= {f"{name}.{plane.name}": shards[plane.shard] + plane.offset for plane in weight.planes}
 

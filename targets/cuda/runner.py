@@ -73,7 +73,7 @@ class CudaRunner(PlanRunner):
             # One page more than the pool's, for the sequences that fill a graph's batch up.
             held = {**self.largest, "P": self.num_pages + 1}
             self._memory = DeviceMemory(self._driver, bundle, self.activation, held)
-            self._launches = Launches(self._driver, self.manifest, bundle.path, self.activation, self._memory.addresses)
+            self._launches = Launches(self._driver, bundle, self.activation, self._memory.addresses)
             self._free: SimpleQueue[Staging] = SimpleQueue()
             output_bytes = max(sum(self._output_bytes(plan).values()) for plan in self.manifest.plans)
             for _ in range(IN_FLIGHT):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.errors import DeviceError
+from nearfar.compiler.errors import BundleError, DeviceError
 from nearfar.compiler.ir.graph import Parameter, Source
 
 from .framework import load_mlx
@@ -40,15 +40,16 @@ class Weight:
 def load_weights(bundle: ExportBundle, parameters: Mapping[str, Parameter], group: tuple[int, int] | None, dtype: Any) -> dict[str, Weight]:
     """All parameters, in memory, those that are not codes in ``dtype``. ``group``: weights in a group and bits of a weight.
 
-    Raises DeviceError.
+    Raises DeviceError, and BundleError for weights of other shapes than the model's.
     """
     mx = load_mlx()
     try:
         tensors: dict[str, Any] = {}
         for entry in bundle.manifest.files:
             if entry.file.endswith(".safetensors"):
-                tensors |= mx.load(str(bundle.path / entry.file))
+                tensors |= mx.load(str(bundle.file(entry.file)))
         weights = {name: read_weight(parameter, tensors, group, dtype) for name, parameter in parameters.items()}
+        require_shapes(bundle, weights, parameters, group)
         tensors.clear()
         mx.eval([array for weight in weights.values() for array in weight.arrays])
     except KeyError as error:
@@ -56,6 +57,21 @@ def load_weights(bundle: ExportBundle, parameters: Mapping[str, Parameter], grou
     except RuntimeError as error:
         raise DeviceError(f"{bundle.path}: MLX cannot load the weights: {error}; free memory, or take a smaller --quantization") from error
     return weights
+
+
+def require_shapes(
+    bundle: ExportBundle, weights: Mapping[str, Weight], parameters: Mapping[str, Parameter], group: tuple[int, int] | None
+) -> None:
+    """Raise BundleError for a weight of another shape: MLX reads a row by its number without looking how many there are."""
+    for name, parameter in parameters.items():
+        shapes = [parameter.shape]
+        if group is not None and parameter.columns is not None:
+            size, bits = group
+            scales = (parameter.rows, parameter.columns // size)
+            shapes = [(parameter.rows, parameter.columns * bits // 32), scales, scales]
+        found = [tuple(array.shape) for array in weights[name].arrays]
+        if found != shapes:
+            raise BundleError(f"{bundle.path}: weight {name} has the shapes {found}, the model {shapes}; compile the bundle again")
 
 
 def read_weight(parameter: Parameter, tensors: Mapping[str, Any], group: tuple[int, int] | None, dtype: Any) -> Weight:

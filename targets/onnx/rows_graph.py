@@ -26,12 +26,16 @@ from nearfar.compiler.errors import BundleError
 MASK, LENGTHS, TOTAL, ROWS = "attention_mask", "seqlens_k", "total_sequence_length", "sample_rows"
 
 
-def rows_graph(path: Path) -> bytes:
-    """The file of an export's graph, changed. Weights that lie in files of their own stay there. Raises BundleError."""
+def read_graph(path: Path) -> onnx.ModelProto:
+    """The file of an export's graph, without weights that lie in files of their own. Raises BundleError."""
     try:
-        model = onnx.load(path, load_external_data=False)
+        return onnx.load(path, load_external_data=False)
     except Exception as error:
         raise BundleError(f"{path}: cannot be read as a graph: {error}; compile the bundle again") from error
+
+
+def rows_graph(model: onnx.ModelProto) -> bytes:
+    """The graph of an export, changed in place, as a file's bytes. Weights that lie in files of their own stay there."""
     graph = model.graph
     derived = {LENGTHS, TOTAL, ROWS}
     needed = {output.name for output in graph.output}

@@ -26,10 +26,11 @@ def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
         import onnxruntime
         from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, RuntimeException
 
-        from .rows_graph import rows_graph
+        from .check_graph import check_graph
+        from .rows_graph import read_graph, rows_graph
     except ImportError as error:
         raise ToolError(f"running ONNX bundles needs {error.name}: pip install 'nearfar[onnx]'") from error
-    file = bundle.path / next(entry.file for entry in bundle.manifest.files if entry.file.endswith(".onnx"))
+    file = bundle.file(next(entry.file for entry in bundle.manifest.files if entry.file.endswith(".onnx")))
     device = bundle.manifest.device
     if device != "cpu":
         raise DeviceError(
@@ -37,7 +38,9 @@ def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
             "compile with --device cpu, or run the folder with onnxruntime-genai or Transformers.js",
             device=device,
         )
-    graph = rows_graph(file)
+    model = read_graph(file)
+    check_graph(model.graph, bundle)
+    graph = rows_graph(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

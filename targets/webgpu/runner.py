@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ class WebGPURunner(PlanRunner):
         self._adapter_name, self._device, chosen = open_device(bundle.manifest, activation, bundle.path)
         super().__init__(bundle, limits or Limits(), chosen)
         self._flags = wgpu.BufferUsage
-        self._path = bundle.path
+        self._bundle = bundle
         self._features = features_of(self._device.features)
         self._regions: dict[str, Region] = {}
         self._allocate(bundle)
@@ -167,7 +166,7 @@ class WebGPURunner(PlanRunner):
                 yield self._pipelines[name], self._groups[plan, index, name], grid
 
     def _pipeline(self, kernel: KernelEntry) -> Any:
-        code = for_naga(Path(self._path / kernel.file).read_text())
+        code = for_naga(self._bundle.file(kernel.file).read_text())
         module = self._device.create_shader_module(code=code)
         return self._device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": kernel.entry})
 

@@ -235,7 +235,7 @@ def kernel_times(bundle: Bundle, driver: Driver, activation: str, batches: Seque
         "A": sequences, "W": sequences,
     }  # fmt: skip
     memory = DeviceMemory(driver, bundle, activation, most)
-    launches = Launches(driver, manifest, bundle.path, activation, memory.addresses)
+    launches = Launches(driver, bundle, activation, memory.addresses)
     staging = driver.allocate_pinned(memory.arena_bytes)
     kinds: dict[str, list[int]] = {}
     for index, step in enumerate(plan.steps):

@@ -2,7 +2,7 @@
 
 import { readParams, shown } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
-import { BundleError, DeviceError, RequestError } from "./errors.js";
+import { DeviceError, RequestError } from "./errors.js";
 import type { OnnxOptions } from "./onnx/options.js";
 import { openOnnx } from "./onnx_backend.js";
 import { LOAD_OPTIONS } from "./options.js";
@@ -227,7 +227,7 @@ function nothing(): void {
 async function loadTokenizer({ manifest, source }: Bundle<AnyManifest>, signal: AbortSignal, onBytes: OnBytes): Promise<Pick<Loaded, "tokenizer" | "tokenizerJson">> {
   const { file } = manifest.tokenizer;
   const entry = manifest.files.find((candidate) => candidate.file === file);
-  if (entry === undefined) throw new BundleError(`manifest.json: tokenizer.file '${file}' is not in files; compile the bundle again`, { file });
+  if (entry === undefined) throw new Error(file);
   const tokenizerJson = new TextDecoder().decode(await readFile(source, entry, signal, onBytes));
   return { tokenizer: new Tokenizer(tokenizerJson, manifest.tokenizer), tokenizerJson };
 }

@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 from kernel_harness import Case, Run
 
+from nearfar.compiler.bundle.digest import digest
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.ops.kv_pages import append_kv as append_rows
 from nearfar.compiler.ir.rope import rope_table
@@ -27,7 +28,7 @@ from nearfar.compiler.kernels.heads import Heads, Preparation, Scores
 from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.rope_append import rope_append
 from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
-from nearfar.targets.variant import digest, plain
+from nearfar.targets.variant import plain
 
 EPS = 1e-6
 MAX_POSITIONS = 160

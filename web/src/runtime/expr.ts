@@ -26,6 +26,14 @@ const COMPARISONS: Readonly<Record<string, (a: number, b: number) => boolean>> =
   "==": (a, b) => a === b,
 };
 
+export function isOperator(name: unknown): boolean {
+  return Object.hasOwn(OPERATORS, name as string);
+}
+
+export function isComparison(name: unknown): boolean {
+  return Object.hasOwn(COMPARISONS, name as string);
+}
+
 /** The value of a size expression. Throws BundleError for an unknown dim or operator. */
 export function evaluate(expr: Expr, dims: Dims): number {
   if (typeof expr === "number") return expr;

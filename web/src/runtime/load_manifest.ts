@@ -32,6 +32,8 @@ import type {
   WeightEntry,
 } from "./manifest.js";
 import { FORMAT_VERSION } from "./manifest.js";
+import { disagreement } from "./check_agreement.js";
+import { isComparison, isOperator } from "./expr.js";
 import { readFile } from "./read_file.js";
 import type { Source } from "./source.js";
 
@@ -76,8 +78,11 @@ export function checkManifest(data: unknown): AnyManifest {
       found,
     });
   }
+  const manifest = data as unknown as AnyManifest;
   (data.target === "onnx" ? EXPORT_MANIFEST : MANIFEST)(data, "");
-  return data as unknown as AnyManifest;
+  const [path, value] = disagreement(manifest) ?? [];
+  if (path !== undefined) throw wrong(path, "what the rest of the manifest says", value);
+  return manifest;
 }
 
 type Check = (value: unknown, path: string) => void;
@@ -88,23 +93,41 @@ const text: Check = (value, path) => {
   if (typeof value !== "string") throw wrong(path, "a string", value);
 };
 const number: Check = (value, path) => {
-  if (typeof value !== "number") throw wrong(path, "a number", value);
+  if (!Number.isFinite(value)) throw wrong(path, "a number", value);
 };
 const int: Check = (value, path) => {
-  if (!Number.isSafeInteger(value)) throw wrong(path, "an integer", value);
+  if (!Number.isSafeInteger(value) || (value as number) < 0) throw wrong(path, "an integer", value);
 };
+const count: Check = (value, path) => {
+  int(value, path);
+  if ((value as number) < 1 || (value as number) >= 2 ** 31) throw wrong(path, "a count", value);
+};
+const matching =
+  (pattern: RegExp, what: string): Check =>
+  (value, path) => {
+    if (typeof value !== "string" || !pattern.test(value)) throw wrong(path, what, value);
+  };
+// As in compiler/bundle/file_name.py: no "..", scheme, drive, query or percent code.
+const fileName = matching(/^(?=.{1,255}$)\w[\w.-]*(?:\/\w[\w.-]*)*$/, "a plain name");
+const hash = matching(/^[0-9a-f]{64}$/, "a SHA-256");
+const dim = matching(/^[SBRTLPNMAWG]$/, "a dim");
 const flag: Check = (value, path) => {
   if (typeof value !== "boolean") throw wrong(path, "true or false", value);
 };
+// What nests deeper is cut, so that no manifest exhausts the stack.
+const MAX_PATH = 2000;
 const expr: Check = (value, path) => {
-  if (typeof value === "string" || Number.isSafeInteger(value)) return;
-  if (!Array.isArray(value) || value.length !== 3 || typeof value[0] !== "string") throw wrong(path, "a size expression", value);
+  if (!Array.isArray(value)) {
+    (typeof value === "string" ? dim : int)(value, path);
+    return;
+  }
+  if (value.length !== 3 || !isOperator(value[0]) || path.length > MAX_PATH) throw wrong(path, "a size expression", value);
   expr(value[1], `${path}[1]`);
-  expr(value[2], `${path}[2]`);
+  (value[0] === "ceildiv" ? count : expr)(value[2], `${path}[2]`);
 };
 const condition: Check = (value, path) => {
   if (value === null) return;
-  if (!Array.isArray(value) || value.length !== 3 || typeof value[0] !== "string") throw wrong(path, "a condition", value);
+  if (!Array.isArray(value) || value.length !== 3 || (value[0] !== "and" && !isComparison(value[0])) || path.length > MAX_PATH) throw wrong(path, "a condition", value);
   const operand = value[0] === "and" ? condition : expr;
   operand(value[1], `${path}[1]`);
   operand(value[2], `${path}[2]`);
@@ -151,7 +174,7 @@ const entry =
     for (const [key, check] of Object.entries<Check>(checks)) check(value[key], here + key);
   };
 
-const FILE = entry<FileEntry>({ file: text, size: int, sha256: text });
+const FILE = entry<FileEntry>({ file: fileName, size: int, sha256: hash });
 const BUFFER = entry<BufferEntry>({ shape: list(expr), dtype: oneOf("float32", "int32", "uint32", "activation") });
 const ROPE = entry<RopeSpec>({
   theta: number,
@@ -164,14 +187,14 @@ const ROPE = entry<RopeSpec>({
 });
 const SPEC = entry<ModelSpec>({
   model_type: text,
-  vocab_size: int,
-  hidden_size: int,
-  num_layers: int,
-  num_heads: int,
-  num_kv_heads: int,
-  head_dim: int,
-  intermediate_size: int,
-  max_position_embeddings: int,
+  vocab_size: count,
+  hidden_size: count,
+  num_layers: count,
+  num_heads: count,
+  num_kv_heads: count,
+  head_dim: count,
+  intermediate_size: count,
+  max_position_embeddings: count,
   rms_norm_eps: number,
   rope: ROPE,
   tie_word_embeddings: flag,
@@ -187,7 +210,7 @@ const SPEC = entry<ModelSpec>({
 const PLAN = entry<PlanEntry>({
   inputs: table(entry<InputEntry>({ shape: list(expr), dtype: oneOf("float32", "int32", "uint32") })),
   states: table(BUFFER),
-  constants: table(entry<ConstantEntry>({ kind: oneOf("rope"), shape: list(int), inverse_frequencies: list(number), scale: number })),
+  constants: table(entry<ConstantEntry>({ kind: oneOf("rope"), shape: list(count), inverse_frequencies: list(number), scale: number })),
   buffers: table(BUFFER),
   steps: list(entry<StepEntry>({ op: text, variants: text, inputs: table(text), outputs: table(text), attrs: table(anything) })),
   outputs: table(text),
@@ -201,8 +224,8 @@ const VARIANT = entry<VariantEntry>({
 const KERNEL = entry<KernelEntry>({
   template: text,
   facts: table(anything),
-  file: text,
-  sha256: text,
+  file: fileName,
+  sha256: hash,
   entry: text,
   bindings: list(entry<BindingEntry>({ role: text, plane: nullable(text), access: oneOf("read", "write") })),
   uniforms: list(expr),
@@ -210,12 +233,12 @@ const KERNEL = entry<KernelEntry>({
   workgroup_size: int,
 });
 const WEIGHT = entry<WeightEntry>({
-  shape: list(int),
+  shape: list(count),
   quantization: nullable(text),
   // WebGPU's kernels read no other.
   layout: oneOf("rows"),
   planes: list(
-    entry<PlaneEntry>({ name: text, dtype: oneOf("float32", "float16", "uint32"), shape: list(int), shard: int, offset: int, size: int }),
+    entry<PlaneEntry>({ name: text, dtype: oneOf("float32", "float16", "uint32"), shape: list(count), shard: int, offset: int, size: int }),
   ),
 });
 const SELF_TEST = entry<SelfTestEntry>({
@@ -237,11 +260,11 @@ const DESCRIPTION: Checks<Description> = {
   spec: SPEC,
   embedding: nullable(entry<EmbeddingSpec>({ pooling: oneOf("last_token"), normalize: flag })),
   quantization: text,
-  context: int,
-  page_size: int,
+  context: count,
+  page_size: count,
   kv: oneOf("activation", "q8"),
   tokenizer: entry<TokenizerEntry>({
-    file: text,
+    file: fileName,
     chat_template: nullable(text),
     bos_token: nullable(text),
     eos_token: nullable(text),
@@ -290,5 +313,10 @@ function wrong(path: string, expected: string, value: unknown): BundleError {
 }
 
 function describe(value: unknown): string {
-  return value === undefined ? "missing" : JSON.stringify(value).slice(0, 60);
+  try {
+    return value === undefined ? "missing" : JSON.stringify(value).slice(0, 60);
+  } catch {
+    // The stack ended before the levels of the value did.
+    return "so many levels";
+  }
 }

@@ -1,6 +1,5 @@
 // What a plan needs in memory. A manifest, the activation dtype and the largest batch flow in; buffers by the plan's names flow out.
 
-import { BundleError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
 import { computeConstant } from "./constants.js";
 import type { Dims } from "./expr.js";
@@ -46,8 +45,6 @@ export function allocateMemory(allocator: Allocator, manifest: Manifest, activat
   for (const [name, entry] of Object.entries(passingBuffers(manifest))) buffers.set(name, allocator.storage(name, sizeBytes(entry, activation, capacity)));
   for (const [name, entry] of Object.entries(constants)) {
     const array = computeConstant(entry);
-    const expected = entry.shape.reduce((product, size) => product * size, 1);
-    if (array.length !== expected) throw new BundleError(`manifest.json: constant ${name}: shape and values disagree; compile the bundle again`);
     const buffer = allocator.storage(name, array.byteLength);
     allocator.device.queue.writeBuffer(buffer, 0, array);
     buffers.set(name, buffer);

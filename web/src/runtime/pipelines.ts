@@ -1,6 +1,6 @@
 // Kernels, compiled. The manifest's kernels and their source flow in; pipelines, created without blocking the page, flow out.
 
-import { BundleError, DeviceError, messageOf } from "../errors.js";
+import { DeviceError, messageOf } from "../errors.js";
 import { SHADER_STAGE } from "./gpu_flags.js";
 import type { KernelEntry, Manifest } from "./manifest.js";
 import { inParallel, readFile } from "./read_file.js";
@@ -36,7 +36,7 @@ export async function compileKernels(
   const compiling: Promise<void>[] = [];
   await inParallel(names, FETCHES, async (name) => {
     const entry = manifest.kernels[name];
-    if (entry === undefined) throw new BundleError(`manifest.json: kernel '${name}' is not in kernels; compile the bundle again`, { kernel: name });
+    if (entry === undefined) throw new Error(name);
     const code = new TextDecoder().decode(await readFile(source, entry, signal));
     const done = compileKernel(device, name, entry, code)
       .then(

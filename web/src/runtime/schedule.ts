@@ -111,13 +111,8 @@ function bindGroup(
   const entries = kernel.entry.bindings.map(({ role, plane }, binding) => {
     const name = role === "scratch" ? `scratch.${plane ?? ""}` : (step.inputs[role] ?? step.outputs[role]);
     const resource = name === undefined ? undefined : find(name, plane);
-    if (resource === undefined) {
-      const what = `${name ?? `role '${role}'`}${plane === null ? "" : `, plane '${plane}'`}`;
-      throw new BundleError(`manifest.json: kernel '${kernel.name}' binds ${what}, which step '${step.op}' does not have; compile the bundle again`, {
-        kernel: kernel.name,
-        role,
-      });
-    }
+    // The manifest's check has found all names, of a vector with its only plane.
+    if (resource === undefined) throw new BundleError(`manifest.json: kernel '${kernel.name}' binds '${role}' without its plane; compile the bundle again`);
     return { binding, resource };
   });
   entries.push({ binding: entries.length, resource: uniform(kernel.name) });

@@ -1,9 +1,8 @@
 // Weights. A bundle's shards flow in, checked one by one; one GPU buffer for each plane of each weight flows out. A shard's bytes are let go once
 // they are on the device, so the host holds a few shards at a time and never the model.
 
-import { BundleError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
-import type { FileEntry, Manifest, PlaneEntry } from "./manifest.js";
+import type { Manifest, PlaneEntry } from "./manifest.js";
 import type { Bytes } from "./read_file.js";
 import { inParallel, readFile } from "./read_file.js";
 import type { OnBytes, Source } from "./source.js";
@@ -51,20 +50,10 @@ function planesByShard(manifest: Manifest): readonly (readonly [string, PlaneEnt
   const planes: [string, PlaneEntry][][] = manifest.shards.map(() => []);
   for (const [weight, { planes: own }] of Object.entries(manifest.weights)) {
     for (const plane of own) {
-      requireInside(manifest.shards[plane.shard], weight, plane);
       planes[plane.shard]?.push([planeKey(weight, plane.name), plane]);
     }
   }
   return planes;
-}
-
-function requireInside(shard: FileEntry | undefined, weight: string, plane: PlaneEntry): void {
-  if (shard === undefined || plane.offset + plane.size > shard.size) {
-    throw new BundleError(`manifest.json: weights.${weight}: plane '${plane.name}' lies outside of shard ${plane.shard}; compile the bundle again`, {
-      weight,
-      plane: plane.name,
-    });
-  }
 }
 
 function upload(device: GPUDevice, buffer: GPUBuffer, bytes: Bytes, plane: PlaneEntry): void {

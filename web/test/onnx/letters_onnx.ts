@@ -17,7 +17,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): { readonly m
   const letters = lettersBundle();
   const contents = { "onnx/model.onnx": bytesOf("graph"), "onnx/model.onnx_data": bytesOf("weights"), "config.json": bytesOf("{}") };
   const { format_version, generator, model, quantization, kv, tokenizer, files } = letters.manifest;
-  const spec = { ...letters.manifest.spec, num_layers: 1, num_kv_heads: HEADS, head_dim: HEAD_DIM, vocab_size: VOCAB };
+  const spec = { ...letters.manifest.spec, num_layers: 1, num_heads: HEADS, num_kv_heads: HEADS, head_dim: HEAD_DIM, vocab_size: VOCAB };
   const added = Object.entries(contents).map(([file, bytes]) => ({ file, size: bytes.length, sha256: createHash("sha256").update(bytes).digest("hex") }));
   const manifest: ExportManifest = {
     format_version, generator, target: "onnx", model, spec, embedding: null, quantization, context: CONTEXT, page_size: CONTEXT, kv, tokenizer,

@@ -1,0 +1,293 @@
+"""The check of a manifest: all numbers and names in it agree with each other, before anything is mapped or allocated.
+
+`manifest.py` says which keys there are and of which types; here stands what must hold between them. Steps and kernels are in
+`check_steps.py`. A kernel of a CPU or CUDA bundle is native code, and no check makes native code safe; see `signature.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from .. import quant
+from ..errors import BundleError, QuantizationError
+from ..ir.expr import COMPARISONS, OPERATORS, Condition, Expr
+from ..quant.layout import stored_shape
+from .check_steps import Fault, check_steps, require
+from .file_name import is_plain_name
+from .manifest import (
+    EXPORTS,
+    FORMAT_VERSION,
+    ITEM_BYTES,
+    Description,
+    ExportManifest,
+    FileEntry,
+    LoraEntry,
+    Manifest,
+    SelfTestEntry,
+    WeightEntry,
+)
+
+# What JavaScript counts exactly; the sizes of files and offsets in them.
+MAX_INTEGER = 2**53 - 1
+# Elements, tokens, heads, layers: what fits a kernel's 32-bit integers.
+MAX_COUNT = 2**31 - 1
+# Whoever walks all layers does so before any file is read.
+MAX_LAYERS = 10_000
+# Of expressions within each other. The largest that we write has one level for each kernel that shares a buffer.
+MAX_DEPTH = 100
+# Kernels load whole vectors, and some GPUs bind buffers at multiples of this only.
+PLANE_ALIGNMENT = 256
+# 32-bit integers of a kernel's uniform buffer: those of all kernels lie in one, 256 bytes apart.
+MAX_UNIFORMS = 64
+DIMS = frozenset("SBRTLPNMAWG")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:
+    """The manifest in the bytes of ``file``. Raises BundleError for anything that is wrong with it."""
+    try:
+        found = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise BundleError(f"{file}: cannot be read: {error}; compile the bundle again") from error
+    version = found.get("format_version") if isinstance(found, dict) else None
+    if version != FORMAT_VERSION:
+        raise BundleError(f"{file}: has format version {version}, this nearfar reads {FORMAT_VERSION}; compile the bundle again")
+    model = ExportManifest if found.get("target") in EXPORTS else Manifest
+    try:
+        # Of JSON, because a strict check of Python's values would want tuples where JSON has lists.
+        manifest = model.model_validate_json(data, strict=True)
+        check_manifest(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{file}: {where}: {first['msg']}; compile the bundle again") from error
+    except Fault as fault:
+        raise BundleError(f"{file}: {fault}; compile the bundle again") from fault
+    return manifest
+
+
+def check_manifest(manifest: Manifest | ExportManifest) -> None:
+    """Raises Fault."""
+    check_description(manifest)
+    if isinstance(manifest, ExportManifest):
+        require(manifest.page_size == manifest.context, "page_size", "must be the context")
+        quantization_of(manifest.quantization, manifest.group_size)
+        check_files(manifest.files)
+        ending = {"onnx": ".onnx", "mlx": ".safetensors"}[manifest.target]
+        require(any(entry.file.endswith(ending) for entry in manifest.files), "files", f"has no file {ending}")
+        return
+    require(manifest.target not in EXPORTS, "target", f"{manifest.target!r} has no plan")
+    check_files((*manifest.shards, *manifest.files), kernel_files(manifest))
+    quantization_of(manifest.quantization)
+    for name, weight in manifest.weights.items():
+        check_weight(f"weights.{name}", weight, manifest)
+    for plan_name, plan in manifest.plans.items():
+        for table in (plan.inputs, plan.states, plan.buffers):
+            for name, entry in table.items():
+                for size in entry.shape:
+                    check_size(f"plans.{plan_name}.{name}", size)
+        for name, constant in plan.constants.items():
+            check_counts(f"plans.{plan_name}.constants.{name}", constant.shape)
+            shape = [constant.shape[0] if constant.shape else 0, len(constant.inverse_frequencies), 2]
+            require(constant.shape == shape, f"constants.{name}", f"has shape {constant.shape}; its values make {shape}")
+            # A table of many positions and pairs would be computed before anything else refuses it.
+            require(shape[0] <= manifest.spec.max_position_embeddings, f"constants.{name}", "is longer than the model's positions")
+            require(2 * shape[1] <= manifest.spec.head_dim, f"constants.{name}", "rotates more than a head")
+    for name, entry in manifest.scratch.items():
+        for size in entry.shape:
+            check_size(f"scratch.{name}", size)
+    for name, kernel in manifest.kernels.items():
+        require(len(kernel.grid) == 2, f"kernels.{name}", "must have a grid of two sizes")
+        require(len(kernel.uniforms) <= MAX_UNIFORMS, f"kernels.{name}", f"takes {len(kernel.uniforms)} sizes")
+        require(1 <= kernel.workgroup_size <= 1024, f"kernels.{name}", f"has workgroups of {kernel.workgroup_size} threads")
+        for size in (*kernel.grid, *kernel.uniforms):
+            check_expr(f"kernels.{name}", size)
+    for name, rows in manifest.variants.items():
+        for variant in rows:
+            check_condition(f"variants.{name}", variant.when)
+    check_steps(manifest)
+    if manifest.lora is not None:
+        check_lora(manifest.lora, manifest)
+    if manifest.self_test is not None:
+        check_self_test(manifest.self_test, manifest)
+    check_tuning(manifest)
+
+
+def check_description(manifest: Description) -> None:
+    spec = manifest.spec
+    counts = {
+        "vocab_size": spec.vocab_size, "hidden_size": spec.hidden_size, "num_layers": spec.num_layers, "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads, "head_dim": spec.head_dim, "intermediate_size": spec.intermediate_size,
+        "max_position_embeddings": spec.max_position_embeddings, "context": manifest.context, "page_size": manifest.page_size,
+    }  # fmt: skip
+    for name, value in counts.items():
+        check_counts(name, [value])
+    require(spec.num_layers <= MAX_LAYERS, "spec.num_layers", f"is {spec.num_layers}; at most {MAX_LAYERS} are run")
+    require(
+        spec.num_heads % spec.num_kv_heads == 0, "spec.num_heads", f"{spec.num_heads} is not a multiple of {spec.num_kv_heads} kv heads"
+    )
+    require(manifest.context <= spec.max_position_embeddings, "context", "is longer than the model's positions")
+    require(len(spec.windows) in (0, spec.num_layers), "spec.windows", f"has {len(spec.windows)} entries for {spec.num_layers} layers")
+    check_counts("spec.windows", [window for window in spec.windows if window is not None])
+    rotated = spec.head_dim if spec.rope.rotary_dim is None else spec.rope.rotary_dim
+    require(0 <= rotated <= spec.head_dim and rotated % 2 == 0, "spec.rope.rotary_dim", f"is {rotated} of heads of {spec.head_dim}")
+    positive = spec.rope.theta > 0 and spec.rope.factor > 0 and spec.rms_norm_eps > 0
+    require(positive, "spec", "has a theta, factor or eps that is not positive")
+    require(0 <= spec.rope.original_max_position_embeddings <= MAX_COUNT, "spec.rope", "has a length out of range")
+    for token in (*spec.eos_token_ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])):
+        require(0 <= token < MAX_COUNT, "spec", f"has token id {token}")
+    require(is_in(manifest.tokenizer.file, manifest.files), "tokenizer.file", f"{manifest.tokenizer.file!r} is not in files")
+
+
+def is_in(file: str, files: Iterable[FileEntry]) -> bool:
+    return any(entry.file == file for entry in files)
+
+
+def check_files(files: Sequence[FileEntry], kernels: Mapping[str, str] | None = None) -> None:
+    """``kernels``: the hashes of files with kernels."""
+    hashes = {entry.file: entry.sha256 for entry in files} | dict(kernels or {})
+    require(len(hashes) == len(files) + len(kernels or {}), "files", "names one file twice")
+    for name, sha256 in hashes.items():
+        require(is_plain_name(name), "files", f"{name[:80]!r} is not a plain name of a file inside the folder")
+        require(SHA256.fullmatch(sha256) is not None, name, "has a SHA-256 that is not one")
+    for entry in files:
+        require(0 <= entry.size <= MAX_INTEGER, entry.file, f"has size {entry.size}")
+
+
+def kernel_files(manifest: Manifest) -> dict[str, str]:
+    files: dict[str, str] = {}
+    for name, kernel in manifest.kernels.items():
+        same = files.setdefault(kernel.file, kernel.sha256)
+        require(same == kernel.sha256, f"kernels.{name}", f"gives {kernel.file!r} another hash than other kernels")
+    require(manifest.target != "cpu" or len(files) == 1, "kernels", "of a CPU bundle are in one library")
+    return files
+
+
+def check_counts(where: str, values: Iterable[int]) -> None:
+    for value in values:
+        require(1 <= value <= MAX_COUNT, where, f"is {value}; it must be 1 to {MAX_COUNT}")
+
+
+def quantization_of(name: str, group: int | None = None) -> quant.Quantization:
+    try:
+        return quant.by_name(name, group)
+    except QuantizationError as error:
+        raise Fault("quantization", error.message) from error
+
+
+def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
+    """Its planes are those of its quantization, of its shape, and inside the shards."""
+    check_counts(where, weight.shape)
+    require(len(weight.shape) == (1 if weight.quantization is None else 2), where, f"has shape {weight.shape}")
+    if weight.quantization is None:
+        expected = {"w": ("float32", weight.shape)}
+        require(weight.layout == "rows", where, "is a vector, which has rows")
+    else:
+        rows, columns = weight.shape
+        planes = quantization_of(weight.quantization).planes(columns)
+        expected = {plane.name: (plane.dtype, stored_shape(weight.layout, rows, plane.columns)) for plane in planes}
+        require(weight.quantization == manifest.quantization, where, f"is {weight.quantization}, the bundle {manifest.quantization}")
+    require([plane.name for plane in weight.planes] == list(expected), where, f"must have the planes {', '.join(expected)}")
+    for plane in weight.planes:
+        dtype, shape = expected[plane.name]
+        here = f"{where}.{plane.name}"
+        require((plane.dtype, plane.shape) == (dtype, shape), here, f"is {plane.shape} of {plane.dtype}; it must be {shape} of {dtype}")
+        size = math.prod(shape) * ITEM_BYTES[dtype]
+        require(plane.size == size, here, f"has {plane.size} bytes; its shape has {size}")
+        require(0 <= plane.shard < len(manifest.shards), here, f"is in shard {plane.shard}; there are {len(manifest.shards)}")
+        fits = 0 <= plane.offset <= manifest.shards[plane.shard].size - size and plane.offset % PLANE_ALIGNMENT == 0
+        require(fits, here, f"lies at {plane.offset}, not inside of shard {plane.shard} at a multiple of {PLANE_ALIGNMENT}")
+
+
+def check_expr(where: str, expr: Expr, depth: int = 0) -> None:
+    """A size: known operators and dims, and numbers that every runtime counts exactly."""
+    if isinstance(expr, int):
+        require(0 <= expr <= MAX_INTEGER, where, f"has the number {expr}")
+    elif isinstance(expr, str):
+        require(expr in DIMS, where, f"has the dim {expr[:20]!r}; known: {', '.join(sorted(DIMS))}")
+    else:
+        require(
+            len(expr) == 3 and isinstance(expr[0], str) and expr[0] in OPERATORS and depth < MAX_DEPTH,
+            where,
+            f"has the expression {str(expr)[:60]}",
+        )
+        for operand in expr[1:]:
+            check_expr(where, operand, depth + 1)
+        if expr[0] == "ceildiv":
+            require(isinstance(expr[2], int) and expr[2] > 0, where, "divides by something else than a positive number")
+
+
+def check_size(where: str, expr: Expr) -> None:
+    """A size of an array: it grows with every dim, because arrays are allocated for the largest batch."""
+    check_expr(where, expr)
+    require(not subtracts(expr), where, "subtracts, so a smaller batch might need more")
+
+
+def subtracts(expr: Expr) -> bool:
+    return isinstance(expr, list) and (expr[0] == "sub" or any(subtracts(operand) for operand in expr[1:]))
+
+
+def check_condition(where: str, condition: Condition, depth: int = 0) -> None:
+    if condition is None:
+        return
+    require(len(condition) == 3 and depth < MAX_DEPTH, where, f"has the condition {str(condition)[:60]}")
+    comparison, *operands = condition
+    if comparison == "and":
+        for operand in operands:
+            require(isinstance(operand, list), where, f"has the condition {str(operand)[:60]}")
+            check_condition(where, operand, depth + 1)
+        return
+    require(isinstance(comparison, str) and comparison in COMPARISONS, where, f"has the comparison {str(comparison)[:20]!r}")
+    for operand in operands:
+        require(type(operand) in (int, str, list), where, f"compares {str(operand)[:20]!r}")
+        check_expr(where, operand, depth + 1)
+
+
+def check_lora(lora: LoraEntry, manifest: Manifest) -> None:
+    """Every module's rows lie inside its states."""
+    check_counts("lora.rank", [lora.rank])
+    states = manifest.states
+    for name, parts in lora.modules.items():
+        for part in parts:
+            where = f"lora.{name}"
+            for state in (part.a, part.b):
+                require(state in states and states[state].shape[:1] == ["M"], where, f"names {state!r}, which is not a state of adapters")
+                require(len(states[state].shape) == 3, where, f"names {state!r}, which is not a matrix for each adapter")
+            (_, ranks, _), (_, rows, rank) = states[part.a].shape, states[part.b].shape
+            # `check_steps` has seen that states have fixed sizes.
+            assert isinstance(ranks, int)
+            assert isinstance(rows, int)
+            require(rank == lora.rank, where, f"has rank {rank}, not {lora.rank}")
+            require(part.part >= 0 and (part.part + 1) * lora.rank <= ranks, where, f"has part {part.part} of {ranks} rows")
+            require(0 <= part.start < part.stop <= rows, where, f"has rows {part.start} to {part.stop} of {rows}")
+            require(0 <= part.first_row <= MAX_COUNT, where, f"begins at row {part.first_row}")
+
+
+def check_self_test(test: SelfTestEntry, manifest: Manifest) -> None:
+    """Every row of the prompt has expected logits of tokens in the vocabulary, and every dtype a tolerance."""
+    where, vocabulary = "self_test", range(manifest.spec.vocab_size)
+    require(2 <= len(test.prompt_ids) <= manifest.context, where, f"has {len(test.prompt_ids)} tokens")
+    require(all(token in vocabulary for token in test.prompt_ids), where, "has tokens beyond the vocabulary")
+    require([row.row for row in test.rows] == list(range(len(test.prompt_ids))), where, "must have one row for each token")
+    for row in test.rows:
+        known = bool(row.token_ids) and all(token in vocabulary for token in row.token_ids)
+        require(known and len(row.logits) == len(row.token_ids), where, f"row {row.row} must have a logit for each of its tokens")
+    require(any(logit for row in test.rows for logit in row.logits), where, "expects zeros alone")
+    tolerances = test.tolerances.values()
+    require(bool(tolerances) and all(0 < tolerance <= 1 for tolerance in tolerances), where, "has tolerances outside of 0 to 1")
+
+
+def check_tuning(manifest: Manifest) -> None:
+    """Records name lists and rows that there are."""
+    for record in manifest.tuning:
+        for name, rows in record.variants.items():
+            known = {"+".join(variant.kernels) for variant in manifest.variants.get(name, ())}
+            for row in rows:
+                require(row.variant in known, f"tuning.{name[:80]}", f"names {row.variant[:80]!r}, which is not in the list")
+                check_condition(f"tuning.{name}", row.when)

@@ -1,0 +1,277 @@
+"""The check of a manifest's steps: each is an op as `ir/ops` declares it, on arrays of its shapes, run by kernels made for these shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..ir.expr import Expr
+from ..ir.ops import OPS
+from ..ir.ops.kv_pages import head_dim_of
+from ..ir.sampling import ALTERNATIVES, Settings
+from .digest import digest
+from .manifest import EMBED, GENERATE, KernelEntry, Manifest, PlanEntry, StepEntry
+
+Shape = tuple[Expr, ...]
+SAMPLING_OPS = ("adjust_logits", "sample", "top_logprobs")
+TOKENS: Shape = ("S",)
+STARTS: Shape = (["add", "B", 1],)
+# The inputs of a batch that an engine makes: whatever indexes an array by their values relies on these shapes.
+INPUTS: Mapping[str, tuple[Shape, str]] = {
+    "token_ids": (TOKENS, "int32"),
+    "positions": (TOKENS, "int32"),
+    "slots": (TOKENS, "int32"),
+    "adapters": (TOKENS, "int32"),
+    "seq_starts": (STARTS, "int32"),
+    "page_indptr": (STARTS, "int32"),
+    "page_ids": (("L",), "int32"),
+    "sample_rows": (("R",), "int32"),
+    "sample_slots": (("R", 2), "int32"),
+    "sample_settings": (("R", len(Settings._fields)), "float32"),
+}
+# The only array that a role takes, because a kernel uses its values as indices or one row of it for each slot.
+NAMES = {name: name for name in ("token_ids", "positions", "slots", "adapters", "seq_starts", "page_indptr", "page_ids", "sampled")}
+NAMES |= {"rows": "sample_rows", "settings": "sample_settings", "counts": "token_counts"}
+SAMPLING_NAMES = {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask"}
+
+
+class Fault(Exception):
+    """What is wrong with a manifest, and where in it."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
+
+
+def require(condition: bool, where: str, what: str) -> None:
+    """Raises Fault."""
+    if not condition:
+        raise Fault(where, what)
+
+
+def check_steps(manifest: Manifest) -> None:
+    """Raises Fault."""
+    require(bool(manifest.plans), "plans", "has none")
+    offered = [entry.dtype for entry in manifest.activations]
+    require(bool(offered) and len(set(offered)) == len(offered), "activations", "must offer at least one dtype, each once")
+    require_distinct(manifest)
+    for name, kernel in manifest.kernels.items():
+        require(name == f"{kernel.template}_{digest(kernel.facts)}", f"kernels.{name[:80]}", "has a name that its facts do not make")
+        known = (name, f"{name}_kernel", f"__tvm_ffi_{name}")
+        require(kernel.entry in known, f"kernels.{name}", f"has the entry {kernel.entry[:80]!r}")
+    for name, plan in manifest.plans.items():
+        check_plan(f"plans.{name}", name, plan, manifest)
+
+
+def require_distinct(manifest: Manifest) -> None:
+    """Every array has a name of its own, whichever table it is in; runtimes hold them in one."""
+    names = [name for table in (manifest.inputs, manifest.states, manifest.constants, manifest.buffers) for name in table]
+    names += [f"scratch.{name}" for name in manifest.scratch]
+    names += [f"{name}.{plane.name}" for name, weight in manifest.weights.items() for plane in weight.planes]
+    names += manifest.weights
+    require(len(set(names)) == len(names), "plans", "has one name for two arrays")
+
+
+def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> None:
+    vocabulary = manifest.spec.vocab_size
+    for given, (shape, dtype) in INPUTS.items():
+        entry = plan.inputs.get(given)
+        fits = entry is None or (tuple(entry.shape), entry.dtype) == (shape, dtype)
+        require(fits, f"{where}.inputs.{given}", f"must be {list(shape)} of {dtype}")
+    for state, kept in plan.states.items():
+        first, *rest = kept.shape or [0]
+        fixed = first in ("P", "N", "M") and all(isinstance(size, int) for size in rest)
+        require(fixed, f"{where}.states.{state}", "must be kept by page, slot or adapter")
+    few = min(ALTERNATIVES, vocabulary)
+    expected: dict[str, dict[str, tuple[Shape, str]]] = {
+        GENERATE: {
+            "logits": (("R", vocabulary), "float32"),
+            "next_token_ids": (("R",), "int32"),
+            "token_logprobs": (("R",), "float32"),
+            "top_token_ids": (("W", few), "int32"),
+            "top_logprobs": (("W", few), "float32"),
+        },
+        EMBED: {"embeddings": (("R", manifest.spec.hidden_size), "float32")},
+    }
+    if name in expected:
+        require(plan.outputs.keys() == expected[name].keys(), f"{where}.outputs", f"must be {', '.join(expected[name])}")
+    for role, buffer in plan.outputs.items():
+        found = plan.buffers.get(buffer)
+        require(found is not None, f"{where}.outputs.{role}", f"names {buffer[:80]!r}, which is not a buffer")
+        if name in expected and found is not None:
+            shape, dtype = expected[name][role]
+            require((tuple(found.shape), found.dtype) == (shape, dtype), f"{where}.outputs.{role}", f"must be {list(shape)} of {dtype}")
+    for index, step in enumerate(plan.steps):
+        here = f"{where}.steps[{index}]"
+        try:
+            shapes = check_step(here, step, plan, manifest)
+            check_variants(here, step, shapes, plan, manifest)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # What the ops' own rules raise.
+            raise Fault(here, str(error)[:300]) from error
+
+
+def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest) -> dict[str, Shape]:
+    """The shapes of a step's inputs by role. Raises Fault, or what the op's rules raise."""
+    require(step.op in OPS, where, f"op {step.op[:40]!r} is not known")
+    op = OPS[step.op]
+    arrays = {role: array_of(where, name, plan, manifest) for role, name in step.inputs.items()}
+    op.check_inputs(step.op, {role: kind for role, (_, kind) in arrays.items()})  # type: ignore[misc]
+    op.canonical(step.op, step.attrs)
+    for name, value in step.attrs.items():
+        require(not isinstance(value, float) or math.isfinite(value), where, f"attribute {name} is not finite")
+    shapes = {role: shape for role, (shape, _) in arrays.items()}
+    require_roles(where, step, arrays, plan, manifest)
+    results = op.results(shapes, step.attrs)
+    require(results.keys() == step.outputs.keys(), where, f"outputs must be {', '.join(results) or 'none'}")
+    for role, (shape, dtype) in results.items():
+        buffer = plan.buffers.get(step.outputs[role])
+        require(buffer is not None, where, f"output {role} must be a buffer")
+        assert buffer is not None
+        made, found = f"{list(shape)} of {dtype}", f"{buffer.shape} of {buffer.dtype}"
+        require((shape, dtype) == (tuple(buffer.shape), buffer.dtype), where, f"output {role} is {made}, its buffer {found}")
+    if "into" in step.inputs:
+        require(step.inputs["into"] == step.outputs.get(op.result or ""), where, "output and 'into' must be the same buffer")
+    return shapes
+
+
+def array_of(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> tuple[Shape, str]:
+    """Shape and kind of what a step names."""
+    for table in (plan.buffers, plan.inputs, plan.states):
+        if name in table:
+            return tuple(table[name].shape), table[name].dtype
+    if name in plan.constants:
+        return tuple(plan.constants[name].shape), plan.constants[name].kind
+    require(name in manifest.weights, where, f"names {name[:80]!r}, which is not an array of the plan")
+    shape = manifest.weights[name].shape
+    return tuple(shape), "vector" if len(shape) == 1 else "matrix"
+
+
+def require_roles(where: str, step: StepEntry, arrays: Mapping[str, tuple[Shape, str]], plan: PlanEntry, manifest: Manifest) -> None:
+    """What the ops leave to whoever makes a plan: how long the arrays are through which kernels index."""
+    spec, shapes = manifest.spec, {role: shape for role, (shape, _) in arrays.items()}
+    samples = step.op in SAMPLING_OPS
+    names = {**NAMES, **SAMPLING_NAMES} if samples else NAMES
+    for role, name in step.inputs.items():
+        require(names.get(role, name) == name, where, f"input {role} is {name[:80]!r}; it must be {names.get(role)!r}")
+    expected: dict[str, tuple[Shape, str]] = {"sampled": (("N",), "int32")}
+    if samples:
+        by_slot: Shape = ("N", spec.vocab_size)
+        expected |= {"logits": (("R", spec.vocab_size), "float32"), "adjusted": (("A", spec.vocab_size), "float32")}
+        expected |= {"counts": (by_slot, "int32"), "bias": (by_slot, "float32"), "mask": (("N", -(-spec.vocab_size // 32)), "int32")}
+    for role in arrays.keys() & expected.keys():
+        (shape, dtype), (must_be, of) = arrays[role], expected[role]
+        require(arrays[role] == expected[role], where, f"input {role} is {list(shape)} of {dtype}; it must be {list(must_be)} of {of}")
+    states = {"kv", "sampled", "counts"} | ({"bias", "mask"} if samples else set()) | ({"a", "b"} if step.op == "add_lora" else set())
+    for role in step.inputs.keys() & states:
+        require(step.inputs[role] in plan.states, where, f"input {role} must be a state")
+    rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and step.op != "take_rows"]
+    wants_tokens = bool(shapes.keys() & {"positions", "adapters"}) or step.op == "append_kv"
+    require(all(each == "S" if wants_tokens else each in ("S", "R") for each in rows), where, "has rows that are no tokens")
+    for role in ("residual", "into"):
+        if role in shapes and "x" in shapes:
+            require(shapes[role][0] == shapes["x"][0], where, f"input {role} has other rows than x")
+    if step.op == "take_rows":
+        require(shapes["x"][0] == "S", where, "takes rows of something else than tokens")
+    if step.op == "embed":
+        table, first = shapes["table"], step.attrs.get("first_row")
+        require(table[0] == spec.vocab_size if first is None else first + table[0] <= spec.vocab_size, where, f"table has {table[0]} rows")
+        require("into" not in shapes or shapes["into"] == ("S", table[1]), where, "has another shape to go on from")
+    if "kv" in shapes:
+        head_dim = head_dim_of(shapes["kv"], {"kv": manifest.kv})
+        kv = ("P", 2, spec.num_kv_heads, manifest.page_size, head_dim // 4 + 1 if manifest.kv == "q8" else head_dim)
+        packed = arrays["kv"][1] == "uint32"
+        require(shapes["kv"] == kv and head_dim == spec.head_dim and packed == (manifest.kv == "q8"), where, f"pages must be {list(kv)}")
+        require(step.attrs.get("kv", "activation") == manifest.kv, where, f"pages are {manifest.kv}")
+    if "table" in shapes and step.op != "embed":
+        positions, half, _ = shapes["table"]
+        long_enough = isinstance(positions, int) and positions >= manifest.context and isinstance(half, int) and 2 * half <= spec.head_dim
+        require(long_enough, where, f"rotation table has {positions} positions of {half} pairs")
+    if "offset" in step.attrs or "columns" in step.attrs:
+        outputs = shapes["weight"][0] if step.op == "linear" else int(shapes["weight"][0]) // 2  # type: ignore[arg-type]
+        width = step.attrs.get("columns") or outputs
+        require(step.attrs.get("offset", 0) + outputs <= width, where, "puts columns beyond the last")
+
+
+def check_variants(where: str, step: StepEntry, shapes: Mapping[str, Shape], plan: PlanEntry, manifest: Manifest) -> None:
+    """The step's list has a row for every activation that runs anywhere, and its kernels take what the step has."""
+    rows = manifest.variants.get(step.variants, [])
+    require(step.variants.startswith(f"{step.op}_"), where, f"names {step.variants[:80]!r}, a list of another op")
+    for entry in manifest.activations:
+        plain = any(row.activation in (None, entry.dtype) and row.when is None and not row.needs for row in rows)
+        require(plain, where, f"list {step.variants[:80]!r} has no row that runs {entry.dtype} on any device")
+    for name in {name for row in rows for name in row.kernels}:
+        require(name in manifest.kernels, f"variants.{step.variants}", f"names {name[:80]!r}, which is not a kernel")
+        kernel = manifest.kernels[name]
+        check_bindings(f"kernels.{name}", step, kernel, plan, manifest)
+        check_facts(f"kernels.{name}", step, kernel, shapes, plan)
+        if manifest.target == "cpu":
+            require(all(isinstance(size, str) for size in kernel.uniforms), f"kernels.{name}", "takes sizes that are no dims")
+    require(all(row.kernels for row in rows), f"variants.{step.variants}", "has a row without kernels")
+
+
+def check_bindings(where: str, step: StepEntry, kernel: KernelEntry, plan: PlanEntry, manifest: Manifest) -> None:
+    names = {**step.inputs, **step.outputs}
+    for binding in kernel.bindings:
+        role, plane = binding.role, binding.plane
+        if role == "scratch":
+            require(plane in manifest.scratch, where, f"binds scratch {plane!r}, which there is not")
+            continue
+        require(role in names, where, f"binds {role[:40]!r}, which the step does not have")
+        name = names[role]
+        if name in manifest.weights:
+            planes = [each.name for each in manifest.weights[name].planes]
+            require((plane or "w") in planes, where, f"binds plane {plane!r} of {role}; there are {', '.join(planes)}")
+        else:
+            require(plane is None, where, f"binds a plane of {role}, which is not a weight")
+        writable = role in step.outputs or name in plan.states
+        require(binding.access == "read" or writable, where, f"writes to {role}")
+
+
+def check_facts(where: str, step: StepEntry, kernel: KernelEntry, shapes: Mapping[str, Shape], plan: PlanEntry) -> None:
+    """The sizes for which a kernel was made are those of the step: native code trusts them."""
+    facts, attrs = kernel.facts, step.attrs
+    outputs = [tuple(plan.buffers[name].shape) for name in step.outputs.values()]
+    pairs: list[tuple[Any, Any]] = []
+
+    def same(table: Any, **expected: Any) -> None:
+        if isinstance(table, dict):
+            pairs.extend((table[name], value) for name, value in expected.items() if name in table)
+
+    if step.op in ("linear", "gated_linear"):
+        rows, columns = shapes["weight"]
+        batch, gated = shapes["x"][0], step.op == "gated_linear"
+        out = int(rows) // (2 if gated else 1)  # type: ignore[arg-type]
+        width = attrs.get("columns") or 0
+        flags: dict[str, Any] = {"bias": "bias" in shapes, "residual": "residual" in shapes, "gated": gated, "width": width}
+        flags["offset"] = attrs.get("offset", 0)
+        same(facts.get("facts"), batch=batch, columns=columns, outputs=out, **flags)
+        same(facts.get("rows"), batch=batch, columns=columns)
+        same(facts, batch=batch, columns=columns)
+    elif step.op == "embed":
+        same(facts, rows=shapes["table"][0], columns=shapes["table"][1], first_row=attrs.get("first_row"))
+    elif step.op == "add_lora":
+        same(facts, columns=shapes["a"][2], rank=shapes["b"][2], widths=attrs["widths"])
+    elif step.op == "take_rows":
+        same(facts, columns=shapes["x"][1], batch="R", taken="R", rows="S")
+    elif step.op == "rms_norm":
+        same(facts, columns=shapes["weight"][0], batch=shapes["x"][0], rows=shapes["x"][0], width=shapes["x"][1])
+    elif step.op in ("gate", "gate_halves"):
+        same(facts, batch=outputs[0][0], columns=outputs[0][1])
+    elif step.op in ("add", "slice_columns", *SAMPLING_OPS):
+        first = shapes[{"add": "a", "slice_columns": "x"}.get(step.op, "logits")]
+        same(facts, batch=first[0], columns=first[1], start=attrs.get("start"), stop=attrs.get("stop"))
+    if "kv" in shapes:
+        _, _, heads, page_size, _ = shapes["kv"]
+        head_dim = head_dim_of(shapes["kv"], {"kv": attrs.get("kv", "activation")})
+        q = shapes.get("q") or (outputs[0] if outputs else (None, int(heads) * head_dim))  # type: ignore[arg-type]
+        table: dict[str, Any] = {"num_heads": int(q[1]) // head_dim, "num_kv_heads": heads, "head_dim": head_dim, "page_size": page_size}  # type: ignore[arg-type]
+        # A kernel that merges what others left in scratch reads no pages, whatever their format is.
+        if any(binding.role == "kv" for binding in kernel.bindings):
+            table["kv"] = attrs.get("kv", "activation")
+        same(facts.get("heads"), **table)
+    if "table" in shapes and step.op != "embed":
+        same(facts.get("preparation"), positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
+        same(facts, positions=shapes["table"][0], rotary_dim=2 * int(shapes["table"][1]))  # type: ignore[arg-type]
+    for found, expected in pairs:
+        require(found == expected, where, f"was made for {found!r} where {step.op} has {expected!r}")

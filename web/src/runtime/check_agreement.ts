@@ -1,0 +1,59 @@
+// The check that a manifest agrees with itself, before anything is fetched or allocated: names are defined, planes lie inside the shards, tokens in the
+// vocabulary. compiler/bundle/check.py checks the same, and the shapes of steps besides; here WebGPU keeps kernels inside their buffers.
+
+import type { AnyManifest } from "./load_manifest.js";
+import type { Manifest } from "./manifest.js";
+
+/** A walk over the layers ends before any file is read. */
+const MAX_LAYERS = 10_000;
+
+/** What disagrees, and its value, or null. The types of all values have been checked. */
+export function disagreement(manifest: AnyManifest): readonly [what: string, value: unknown] | null {
+  const { spec, files, tokenizer, context } = manifest;
+  if (spec.num_layers > MAX_LAYERS) return ["spec.num_layers", spec.num_layers];
+  if (spec.num_heads % spec.num_kv_heads > 0) return ["spec.num_heads", spec.num_heads];
+  if (context > spec.max_position_embeddings) return ["context", context];
+  if (!files.some(({ file }) => file === tokenizer.file)) return ["tokenizer.file", tokenizer.file];
+  return "plans" in manifest ? ofPlans(manifest) : null;
+}
+
+function ofPlans({ spec, weights, shards, plans, kernels, variants, scratch, self_test: test }: Manifest): readonly [string, unknown] | null {
+  // Arrays by name, and as bindings name them, with a plane.
+  const common = Object.keys(scratch).map((name) => key("scratch", name));
+  for (const [name, { planes }] of Object.entries(weights)) {
+    common.push(name);
+    for (const { name: plane, offset, size, shape, dtype, shard } of planes) {
+      common.push(key(name, plane));
+      if (size !== shape.reduce((bytes, length) => bytes * length, dtype === "float16" ? 2 : 4)) return [`weights.${name}`, size];
+      if (!(offset + size <= Number(shards[shard]?.size))) return [`weights.${name}`, offset];
+    }
+  }
+  const [lists, sources] = [new Map(Object.entries(variants)), new Map(Object.entries(kernels))];
+  for (const { inputs, states, constants, buffers, steps, outputs } of Object.values(plans)) {
+    for (const [name, { shape, inverse_frequencies: pairs }] of Object.entries(constants)) {
+      const positions = Math.min(Number(shape[0]), spec.max_position_embeddings);
+      if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim) return [`constants.${name}`, shape];
+    }
+    const arrays = new Set([...common, ...[inputs, states, constants, buffers].flatMap(Object.keys)]);
+    for (const name of Object.values(outputs)) if (!Object.hasOwn(buffers, name)) return ["outputs", name];
+    for (const step of steps) {
+      const roles = new Map([...Object.entries(step.inputs), ...Object.entries(step.outputs)]);
+      for (const name of roles.values()) if (!arrays.has(name)) return [step.op, name];
+      for (const name of lists.get(step.variants)?.flatMap((row) => row.kernels) ?? [""]) {
+        const kernel = sources.get(name);
+        if (kernel === undefined) return [step.variants, name];
+        for (const { role, plane } of kernel.bindings) {
+          const array = role === "scratch" ? role : roles.get(role);
+          if (array === undefined || !arrays.has(plane === null ? array : key(array, plane))) return [`kernels.${name}`, role];
+        }
+      }
+    }
+  }
+  const ids = test?.prompt_ids ?? [];
+  const sound = test?.rows.every(({ row, logits, token_ids: own }) => row < ids.length && logits.length === own.length && own.every((id) => id < spec.vocab_size));
+  return sound === false || ids.some((id) => id >= spec.vocab_size) ? ["self_test", ids] : null;
+}
+
+function key(array: string, plane: string): string {
+  return JSON.stringify([array, plane]);
+}

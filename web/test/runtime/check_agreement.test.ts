@@ -1,0 +1,130 @@
+// The check of a manifest: whatever is wrong with one is a BundleError before anything is fetched or allocated.
+
+import { readFileSync } from "node:fs";
+
+import { describe, expect, test } from "vitest";
+
+import { BundleError } from "../../src/errors.js";
+import { checkManifest } from "../../src/runtime/load_manifest.js";
+import type { Manifest, PlaneEntry } from "../../src/runtime/manifest.js";
+import { planOf } from "../../src/runtime/plan.js";
+import { lettersBundle } from "../letters_bundle.js";
+
+interface Names {
+  readonly accepted: readonly string[];
+  readonly refused: readonly string[];
+}
+
+const NAMES = JSON.parse(readFileSync(new URL("../../../tests/conformance/file_names.json", import.meta.url), "utf8")) as Names;
+/** NEARFAR_FUZZ_EXAMPLES asks for more. */
+const MUTATIONS = Number(process.env.NEARFAR_FUZZ_EXAMPLES ?? 500);
+const { manifest } = lettersBundle();
+const plan = planOf(manifest);
+
+function withFile(file: string): unknown {
+  return { ...manifest, shards: manifest.shards.map((shard) => ({ ...shard, file })) };
+}
+
+describe("names of files, as in Python", () => {
+  test.each(NAMES.accepted)("%j is accepted", (name) => {
+    expect(() => checkManifest(withFile(name))).not.toThrow();
+  });
+  test.each(NAMES.refused)("%j is refused", (name) => {
+    expect(() => checkManifest(withFile(name))).toThrow("shards[0].file must be a plain name");
+  });
+});
+
+function withPlane(change: Partial<PlaneEntry>): Partial<Manifest> {
+  const [name, weight] = Object.entries(manifest.weights)[0] ?? ["", undefined];
+  if (weight === undefined) throw new Error("no weight");
+  return { weights: { ...manifest.weights, [name]: { ...weight, planes: weight.planes.map((plane) => ({ ...plane, ...change })) } } };
+}
+
+function withPlan(change: Partial<typeof plan>): Partial<Manifest> {
+  return { plans: { generate: { ...plan, ...change } } };
+}
+
+test.each<readonly [string, unknown]>([
+  ["a hash that is a path", { files: manifest.files.map((file) => ({ ...file, sha256: "../x" })) }],
+  ["an offset beyond the shard", withPlane({ offset: 2 ** 40 })],
+  ["a negative offset", withPlane({ offset: -4 })],
+  ["a size that is not the shape's", withPlane({ size: 4 })],
+  ["a shard that there is not", withPlane({ shard: 9 })],
+  ["no layers", { spec: { ...manifest.spec, num_layers: 0 } }],
+  ["too many layers", { spec: { ...manifest.spec, num_layers: 2 ** 30 } }],
+  ["heads that no group divides", { spec: { ...manifest.spec, num_kv_heads: 3 } }],
+  ["a context beyond the positions", { context: manifest.spec.max_position_embeddings + 1 }],
+  ["a tokenizer that is not among the files", { tokenizer: { ...manifest.tokenizer, file: "other.json" } }],
+  ["an array that there is not", withPlan({ steps: plan.steps.map((step) => ({ ...step, inputs: { ...step.inputs, more: "nowhere" } })) })],
+  ["a name that every object has", withPlan({ steps: plan.steps.map((step) => ({ ...step, variants: "constructor" })) })],
+  ["an output that there is not", withPlan({ outputs: { ...plan.outputs, logits: "toString" } })],
+  ["kernels that there are not", { kernels: {} }],
+  ["a dim that there is not", withPlan({ buffers: { ...plan.buffers, more: { shape: ["Q"], dtype: "float32" } } })],
+  ["a division by nothing", withPlan({ buffers: { ...plan.buffers, more: { shape: [["ceildiv", "S", 0]], dtype: "float32" } } })],
+  ["a constant of another shape", withPlan({ constants: { more: { kind: "rope", shape: [2 ** 30, 1, 2], inverse_frequencies: [1], scale: 1 } } })],
+  ["a token beyond the vocabulary", { self_test: { prompt_ids: [99], rows: [], tolerances: {} } }],
+  ["a row beyond the prompt", { self_test: { prompt_ids: [1], rows: [{ row: 1, token_ids: [1], logits: [1], logsumexp: 1 }], tolerances: {} } }],
+])("%s is refused", (_, change) => {
+  expect(() => checkManifest({ ...manifest, ...(change as object) })).toThrow(BundleError);
+});
+
+test("an expression of many levels is refused without an end of the stack", () => {
+  let nested: unknown = "S";
+  for (let level = 0; level < 100_000; level++) nested = ["add", nested, 1];
+  const data = JSON.parse(JSON.stringify(manifest)) as { scratch: Record<string, unknown> };
+  data.scratch.more = { shape: [nested], dtype: "float32" };
+  expect(() => checkManifest(data)).toThrow(BundleError);
+});
+
+test(`of ${MUTATIONS} mutated manifests each is a BundleError or is accepted`, () => {
+  const text = JSON.stringify(manifest);
+  let state = 1;
+  const random = (below: number): number => {
+    // Numerical Recipes' generator.
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return Math.floor((state / 2 ** 32) * below);
+  };
+  let accepted = 0;
+  for (let round = 0; round < MUTATIONS; round++) {
+    const data: unknown = JSON.parse(text);
+    for (let change = 0; change <= random(3); change++) mutate(data, random);
+    try {
+      // As a file would say it: without holes in lists.
+      checkManifest(JSON.parse(JSON.stringify(data)));
+      accepted++;
+    } catch (error) {
+      expect(error).toBeInstanceOf(BundleError);
+    }
+  }
+  expect(accepted).toBeLessThan(MUTATIONS / 2);
+});
+
+const VALUES: readonly unknown[] = [null, true, 0, 1, -1, 2 ** 31, 2 ** 53, 0.5, "", "S", "Q", "../x", "__proto__", "constructor", [], {}, [0], "a".repeat(5000)];
+
+function mutate(data: unknown, random: (below: number) => number): void {
+  let holder = data as Record<string, unknown>;
+  for (;;) {
+    const inner = Object.values(holder).filter((value) => typeof value === "object" && value !== null && Object.keys(value).length > 0);
+    if (inner.length === 0 || random(7) === 0) break;
+    holder = inner[random(inner.length)] as Record<string, unknown>;
+  }
+  const keys = Object.keys(holder);
+  const [key = "", other = ""] = [keys[random(keys.length)], keys[random(keys.length)]];
+  const value = holder[key];
+  switch (random(5)) {
+    case 0:
+      Reflect.deleteProperty(holder, key);
+      break;
+    case 1:
+      holder[key] = VALUES[random(VALUES.length)];
+      break;
+    case 2:
+      [holder[key], holder[other]] = [holder[other], value];
+      break;
+    case 3:
+      holder[`${key}2`] = value;
+      break;
+    default:
+      holder[key] = typeof value === "number" ? ([value + 1, value - 1, -value, value * 2, 2 ** 40][random(5)] ?? 0) : VALUES[random(VALUES.length)];
+  }
+}
