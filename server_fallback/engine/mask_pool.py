@@ -1,35 +1,32 @@
 """The threads that compute the masks of constrained answers, so that a slow grammar delays no answer but its own.
 
 A constraint's calls cannot be interrupted, but xgrammar releases the GIL while it computes. An answer whose last mask was quick goes to a
-few quick threads, and the engine waits for these a little. Any other answer goes to slow threads of low priority, least used time first;
-nobody waits for them. A quick thread that meets a slow mask becomes a slow one, and another quick thread replaces it.
+quick thread, and the engine waits a little for that one. Any other answer goes to slow threads, least used time first; the engine never
+waits for these. A quick thread that meets a slow mask becomes a slow one, and another quick thread replaces it.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from threading import Condition, Lock, Thread, get_ident, get_native_id
+from threading import Condition, Lock, Thread, get_ident
 
 from .mask_task import MaskTask
 
 # An answer is quick if its last run took at most this much processor time.
 QUICK_SECONDS = 0.005
 # A quick thread that works on one task for longer than this becomes a slow one.
-STUCK_SECONDS = 0.02
+STUCK_SECONDS = 0.01
+# A second quick thread is no faster, because it contends for the GIL.
 NUM_QUICK, NUM_SLOW = 1, 2
 # Beyond this, stuck threads are not replaced until some of them end.
-MAX_THREADS = 32
+MAX_THREADS = 8
 # The processor time of a shorter task is taken to be its wall time.
 UNTIMED_SECONDS = 0.001
 # All steps together wait at most half of the time. What was not waited is saved, for up to this many steps that wait as long as they can.
 NUM_SAVED_WAITS = 5
-# Of 19, which is the lowest priority.
-SLOW_NICE = 15
 
 
 class MaskPool:
@@ -68,22 +65,19 @@ class MaskPool:
 
         By default it waits until all quick tasks are done, within the limits on waiting; otherwise ``wait_seconds`` for any task.
         """
-        now = time.perf_counter()
         with self._lock:
+            over_budget = self._check_running()
             if wait_seconds is None:
-                saved = self._saved_seconds + now - self._collected_at
-                self._saved_seconds = min(saved, NUM_SAVED_WAITS * self._max_wait_seconds)
-                self._returned.wait_for(lambda: not self._has_quick, min(self._saved_seconds, self._max_wait_seconds))
-                self._collected_at = time.perf_counter()
-                self._saved_seconds -= self._collected_at - now
+                self._wait_for_quick()
+                over_budget = self._check_running()
             else:
                 self._waits_for_any = True
                 self._returned.wait_for(lambda: self._done, wait_seconds)
                 self._waits_for_any = False
-            over_budget = self._check_running()
             done, self._done = self._done, []
         self.pending.difference_update(done)
-        return done, over_budget
+        # One of the latter may have ended since.
+        return done, [task for task in over_budget if task in self.pending]
 
     def cancel(self, task: MaskTask) -> None:
         """Drop a task. If it runs, its thread drops it in the end."""
@@ -112,8 +106,24 @@ class MaskPool:
         self.pending.clear()
 
     @property
+    def _num_slow(self) -> int:
+        """Slow threads, without those whose task nobody waits for any more."""
+        return sum(thread.is_slow and not thread.is_lost for thread in self._threads)
+
+    @property
     def _has_quick(self) -> bool:
         return bool(self._quick) or any(thread.task is not None and not thread.is_slow for thread in self._threads)
+
+    def _wait_for_quick(self) -> None:
+        now = time.perf_counter()
+        self._saved_seconds = min(self._saved_seconds + now - self._collected_at, NUM_SAVED_WAITS * self._max_wait_seconds)
+        until = now + min(self._saved_seconds, self._max_wait_seconds)
+        self._collected_at = now
+        while self._has_quick and self._collected_at < until:
+            self._returned.wait(min(STUCK_SECONDS, until - self._collected_at))
+            self._check_running()
+            self._collected_at = time.perf_counter()
+        self._saved_seconds -= self._collected_at - now
 
     def _check_running(self) -> list[MaskTask]:
         """Replace quick threads that are stuck. Returns the tasks over their budget."""
@@ -123,16 +133,16 @@ class MaskPool:
                 continue
             running = thread.running_seconds
             if running > STUCK_SECONDS and not thread.is_slow:
-                thread.make_slow()
+                thread.is_slow = True
             if thread.task.is_over_budget(running) and not thread.task.is_cancelled:
                 over_budget.append(thread.task)
         self._start_threads()
         return over_budget
 
     def _start_threads(self) -> None:
-        num_slow = sum(thread.is_slow for thread in self._threads)
-        num_quick = len(self._threads) - num_slow
-        for is_slow, count in ((False, min(NUM_QUICK - num_quick, len(self._quick))), (True, min(NUM_SLOW - num_slow, len(self._slow)))):
+        num_quick = sum(not thread.is_slow for thread in self._threads)
+        missing_quick, missing_slow = min(NUM_QUICK - num_quick, len(self._quick)), min(NUM_SLOW - self._num_slow, len(self._slow))
+        for is_slow, count in ((False, missing_quick), (True, missing_slow)):
             for _ in range(min(count, MAX_THREADS - len(self._threads))):
                 thread = _MaskThread(self._work, is_slow=is_slow)
                 self._threads.add(thread)
@@ -143,12 +153,10 @@ class MaskPool:
         while True:
             with self._lock:
                 self._return(thread)
-                task = self._next_task(thread)
-                if task is None:
+                if not self._assign(thread):
                     self._threads.remove(thread)
                     return
-                thread.begin(task)
-            task.run()
+            thread.run()
 
     def _return(self, thread: _MaskThread) -> None:
         task = thread.task
@@ -160,34 +168,35 @@ class MaskPool:
         if self._waits_for_any or not self._has_quick:
             self._returned.notify()
 
-    def _next_task(self, thread: _MaskThread) -> MaskTask | None:
-        """Wait for a task. None if the pool is closed, or if there are too many slow threads because quick ones became slow."""
+    def _assign(self, thread: _MaskThread) -> bool:
+        """Wait for a task for a thread. False if the pool is closed or has too many slow threads, because quick ones became slow."""
         while not self._closed:
             if not thread.is_slow:
                 if self._quick:
-                    return self._quick.popleft()
+                    thread.begin(self._quick.popleft())
+                    return True
                 self._quick_posted.wait()
                 thread.wake()
-            elif sum(other.is_slow for other in self._threads) > NUM_SLOW:
-                return None
+            elif self._num_slow > NUM_SLOW:
+                return False
             elif self._slow:
                 task = min(self._slow, key=lambda task: task.seconds)
                 self._slow.remove(task)
-                return task
+                thread.begin(task)
+                return True
             else:
                 self._slow_posted.wait()
                 thread.wake()
-        return None
+        return False
 
 
 class _MaskThread:
-    """A thread, and the ``task`` that it works on. All but `start` is called under the pool's lock."""
+    """A thread, and the ``task`` that it works on. All but `start` and `run` is called under the pool's lock."""
 
     def __init__(self, work: Callable[[_MaskThread], None], *, is_slow: bool) -> None:
         self.is_slow = is_slow
         self.task: MaskTask | None = None
         self._work = work
-        self._id = 0
         # When the task began in wall time; the thread's processor time then, or a little before.
         self._began = self._processor_began = 0.0
         self._read_processor: Callable[[], float] = time.perf_counter
@@ -195,6 +204,15 @@ class _MaskThread:
     def start(self) -> None:
         # A daemon, because the process must be able to end while a mask is computed.
         Thread(target=self._run, name="nearfar-masks", daemon=True).start()
+
+    @property
+    def is_lost(self) -> bool:
+        return self.task is not None and self.task.is_cancelled
+
+    def run(self) -> None:
+        """Outside the lock."""
+        assert self.task is not None
+        self.task.run()
 
     def wake(self) -> None:
         """It has waited for a task."""
@@ -218,17 +236,8 @@ class _MaskThread:
         """Processor time of the task so far; wall time if the system cannot read another thread's processor time."""
         return min(time.perf_counter() - self._began, self._read_processor() - self._processor_began)
 
-    def make_slow(self) -> None:
-        self.is_slow = True
-        # On Linux, a thread has a priority of its own.
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, self._id, SLOW_NICE)
-
     def _run(self) -> None:
-        self._id = get_native_id()
         if hasattr(time, "pthread_getcpuclockid"):
             self._read_processor = partial(time.clock_gettime, time.pthread_getcpuclockid(get_ident()))
         self.wake()
-        if self.is_slow:
-            self.make_slow()
         self._work(self)

@@ -456,7 +456,8 @@ def test_a_constraints_mask_holds_for_each_token_and_its_end_ends_the_answer() -
 def test_a_constrained_answer_beside_a_few_others_has_a_row_in_every_step() -> None:
     async def work() -> None:
         runner = HashRunner(LIMITS, threaded=True, step_seconds=0.003)
-        async with engine_on(runner) as engine:
+        # A busy machine must not make a mask late.
+        async with engine_on(runner, EngineConfig(max_mask_wait_seconds=5)) as engine:
             other = asyncio.ensure_future(ids(engine, OTHERS[0], max_tokens=12))
             await ids(engine, constraint=EvenTokens(), max_tokens=20)
             assert await other == answer_of(OTHERS[0], 12, 64)[0]
