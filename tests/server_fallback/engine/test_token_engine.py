@@ -20,6 +20,7 @@ from hash_runner import MODEL, HashRunner
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.compiler.ir.sampling import IN_PROMPT
 from nearfar.compiler.runtime.batch import Batch, Limits, Output
+from nearfar.server_fallback.engine.check_request import check_request
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
@@ -620,3 +621,21 @@ def test_the_stop_reason_of_a_closed_engine_is_the_one_given() -> None:
             await collect(engine)
 
     run(work())
+
+
+def test_a_request_that_names_the_whole_vocabulary_is_checked_quickly() -> None:
+    """The check runs on the event loop, once for each answer."""
+    size = 100_000
+    bias = dict.fromkeys(range(size), 1.0)
+    request = TokenRequest([1], sampling=Sampling(logit_bias=bias), stop_token_ids=frozenset(range(size)))
+    seconds = []
+    for _ in range(3):
+        started = time.thread_time()
+        check_request(request, replace(MODEL, vocab_size=size))
+        seconds.append(time.thread_time() - started)
+    assert min(seconds) < 0.04
+    wrongs: list[dict[Any, float]] = [{**bias, size: 1.0}, {**bias, 3: float("nan")}, {1: 1.0, 1.5: 1.0}, {True: 1.0}]
+    for wrong in wrongs:
+        with pytest.raises(RequestError) as raised:
+            check_request(replace(request, sampling=Sampling(logit_bias=wrong)), replace(MODEL, vocab_size=size))
+        assert raised.value.details["param"] == "logit_bias"
