@@ -103,7 +103,6 @@ class EngineLoop:
             messages = self._inbox.receive(wait=False)
             for answer in [*self._answers.values(), *(task.answer for task in self._masks.pending), *messages.arrivals]:
                 self._end(answer, reason)
-            self._masks.close()
             for job in [*self._embedder.drop(lambda _: True), *messages.jobs]:
                 self._end_job(job, reason)
             for call in messages.calls:
@@ -112,6 +111,7 @@ class EngineLoop:
             self._runner.close()
             if self._drafter is not None:
                 self._drafter.close()
+            self._masks.close()
 
     def stats(self) -> EngineStats:
         """Callable from any thread."""

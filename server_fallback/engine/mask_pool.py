@@ -27,6 +27,8 @@ MAX_THREADS = 8
 UNTIMED_SECONDS = 0.001
 # All steps together wait at most half of the time. What was not waited is saved, for up to this many steps that wait as long as they can.
 NUM_SAVED_WAITS = 5
+# A thread that returns to Python while the process ends would abort it. A mask that takes longer than this is unlikely to return just then.
+CLOSE_SECONDS = 2.0
 
 
 class MaskPool:
@@ -96,13 +98,14 @@ class MaskPool:
         return sum(task.is_first for task in self.pending.copy())
 
     def close(self) -> None:
-        """End the threads; one that works on a task ends after it, and is not waited for."""
+        """End the threads. One that works on a task ends after it, and is waited for a little."""
         with self._lock:
             self._closed = True
             self._quick.clear()
             self._slow.clear()
             self._quick_posted.notify_all()
             self._slow_posted.notify_all()
+            self._returned.wait_for(lambda: not self._threads, CLOSE_SECONDS)
         self.pending.clear()
 
     @property
@@ -155,6 +158,7 @@ class MaskPool:
                 self._return(thread)
                 if not self._assign(thread):
                     self._threads.remove(thread)
+                    self._returned.notify()
                     return
             thread.run()
 

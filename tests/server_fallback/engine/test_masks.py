@@ -163,7 +163,9 @@ def test_an_answer_that_ends_while_its_mask_is_computed_leaves_nothing(how: str)
     run(work())
 
 
-def test_the_engine_closes_while_a_mask_is_computed() -> None:
+def test_the_engine_closes_while_a_mask_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_pool, "CLOSE_SECONDS", 0.05)
+
     async def work() -> None:
         runner = HashRunner(LIMITS, threaded=True)
         engine = TokenEngine(runner, MODEL, IMPATIENT)
