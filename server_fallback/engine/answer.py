@@ -12,9 +12,10 @@ from threading import Lock
 from nearfar.compiler.runtime.batch import IntArray, Output
 
 from .adapters import Adapter
+from .mask_task import MaskTask
 from .request import Completion, GeneratedToken, PromptLogprobs, TokenLogprob, TokenRequest
 from .resolved_sampling import ResolvedSampling
-from .sequence import Sequence
+from .sequence import ContextShift, Sequence, SequenceParams
 from .step import Event
 
 # What an answer consists of: log-probabilities of the prompt if requested, the tokens, then the completion or the error that ended it.
@@ -33,6 +34,7 @@ class Answer:
         # Set by the engine's thread when it queues the request.
         self.sequence: Sequence | None = None
         self.adapter: Adapter | None = None
+        self.mask_task = None if request.constraint is None else MaskTask(self, request.constraint)
         # All tokens of the answer so far, and the log-probabilities of the prompt.
         self.token_ids: list[int] = []
         self.prompt_logprobs: list[float] = []
@@ -49,6 +51,21 @@ class Answer:
     def num_prompt_logprobs(self) -> int:
         """How many tokens of the prompt get a log-probability: the first token has none."""
         return min(self.request.prompt_logprobs, len(self.request.prompt_ids) - 1)
+
+    def sequence_params(self, end_token_ids: frozenset[int], *, speculates: bool) -> SequenceParams:
+        request = self.request
+        return SequenceParams(
+            max_tokens=request.max_tokens,
+            stop_token_ids=request.stop_token_ids if request.ignore_eos else end_token_ids | request.stop_token_ids,
+            last_token_ids=request.last_token_ids,
+            context_shift=None if request.when_full == "stop" else ContextShift(request.when_full),
+            lockstep=request.constraint is not None or request.drafts is not None or speculates,
+            verifies=request.drafts is not None,
+            partial_page=request.arrival is not None,
+            prompt_logprobs=request.prompt_logprobs,
+            adapter=self.adapter.key if self.adapter else None,
+            adapter_slot=self.adapter.slot if self.adapter else -1,
+        )
 
     def start(self) -> None:
         """Some of it goes to the device, for the first time or again."""

@@ -31,8 +31,10 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     if request.logprobs is not None:
         check("logprobs", request.logprobs, whole(0, ALTERNATIVES), f"an integer from 0 to {ALTERNATIVES}")
     check("priority", request.priority, math.isfinite, "a number")
-    for token in request.stop_token_ids | request.last_token_ids:
-        check("stop_token_ids", token, whole(0, model.vocab_size - 1), ids)
+    stop_token_ids = request.stop_token_ids | request.last_token_ids
+    if not are_ids(stop_token_ids, model.vocab_size):
+        for token in stop_token_ids:
+            check("stop_token_ids", token, whole(0, model.vocab_size - 1), ids)
     check("min_tokens", request.min_tokens, whole(0, math.inf if request.max_tokens is None else request.max_tokens), MIN_TOKENS)
     if request.ignore_eos and request.constraint is not None:
         raise RequestError("ignore_eos cannot be combined with a format, whose end is the model's end token", param="ignore_eos")
@@ -52,9 +54,10 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
     check("presence_penalty", sampling.presence_penalty, math.isfinite, "a number")
     if sampling.seed is not None:
         check("seed", sampling.seed, whole(0, WORD), f"an integer from 0 to {WORD}")
-    for token, bias in sampling.logit_bias.items():
-        check("logit_bias", token, whole(0, model.vocab_size - 1), f"for {ids}")
-        check("logit_bias", bias, math.isfinite, "of numbers")
+    if not (are_ids(sampling.logit_bias, model.vocab_size) and are_finite(sampling.logit_bias.values())):
+        for token, bias in sampling.logit_bias.items():
+            check("logit_bias", token, whole(0, model.vocab_size - 1), f"for {ids}")
+            check("logit_bias", bias, math.isfinite, "of numbers")
 
 
 def check_prompt(request: TokenRequest, model: TokenModel) -> None:
@@ -122,3 +125,13 @@ def check(option: str, value: float, holds: Holds, range_text: str) -> None:
 
 def whole(least: int, most: float = math.inf) -> Holds:
     return lambda value: isinstance(value, int | np.integer) and least <= value <= most
+
+
+def are_ids(tokens: Collection[int], vocab_size: int) -> bool:
+    """Whether all are token ids, found quickly for a whole vocabulary of them. May be False for those of numpy."""
+    return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
+
+
+def are_finite(values: Collection[float]) -> bool:
+    """Whether all are finite numbers, found quickly for many. May be False for those of numpy, or for huge ones."""
+    return set(map(type, values)) <= {int, float} and math.isfinite(sum(values))

@@ -21,15 +21,17 @@ from nearfar.compiler.runtime.batch import Array, Output
 
 from .adapters import Adapters
 from .answer import Answer, Deadlines, Item, Outbox, generated_token
-from .config import EngineConfig, SchedulerConfig
+from .config import EngineConfig, scheduler_config
 from .embedder import Embedder, EmbedJob, matrix
 from .inbox import Inbox
+from .mask_pool import MaskPool
+from .mask_task import MaskTask
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
 from .prompt_logprobs import prompt_logprob
 from .request import PromptLogprobs
 from .scheduler import Scheduler
-from .sequence import FINISHED, ContextShift, Sequence, SequenceParams
+from .sequence import FINISHED, Sequence
 from .slot_sampling import SlotSampling
 from .speculation import Drafter, Guess
 from .stats import Counts, EngineStats
@@ -42,6 +44,8 @@ T = TypeVar("T")
 MAX_FAILURES = 3
 # If more than one running sequence in this many is in lockstep, steps that hold all sequences give more tokens than early steps do.
 LOCKSTEP_SHARE = 8
+# With nothing to compute but slow masks, the loop looks this often for new requests.
+POLL_SECONDS = 0.005
 
 
 class EngineLoop:
@@ -52,22 +56,13 @@ class EngineLoop:
         self._embedder = Embedder(runner, model.page_size)
         self.adapters = Adapters(limits.adapters)
         self._drafter = drafter
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                page_size=model.page_size,
-                pages=runner.num_pages,
-                max_tokens=limits.tokens,
-                max_sequences=max_sequences,
-                context=model.context,
-                max_rows=limits.rows,
-                patience_steps=config.patience_steps,
-            )
-        )
+        self.scheduler = Scheduler(scheduler_config(limits, runner.num_pages, model, config.patience_steps))
         self._sampling = SlotSampling(max_sequences, model.vocab_size, self.write_state)
         self._answers: dict[Sequence, Answer] = {}
         # By adapter and prompt: the sequence whose pages later ones with the same prompt start from.
         self._leaders: dict[tuple[object, ...], Sequence] = {}
         self._deadlines = Deadlines()
+        self._masks = MaskPool(config.max_mask_wait_seconds)
         self._open: deque[tuple[Step, Future[Output]]] = deque()
         self._outbox = Outbox()
         self._failures = 0
@@ -82,7 +77,7 @@ class EngineLoop:
         reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
         try:
             while True:
-                is_idle = not self._answers and not self._embedder.busy and not self._open
+                is_idle = not self._answers and not self._embedder.busy and not self._open and not self._masks.pending
                 if is_idle:
                     self._send()
                 messages = self._inbox.receive(wait=is_idle)
@@ -107,7 +102,7 @@ class EngineLoop:
             self._inbox.refuse(reason)
             wait([future for _, future in self._open])
             messages = self._inbox.receive(wait=False)
-            for answer in [*self._answers.values(), *messages.arrivals]:
+            for answer in [*self._answers.values(), *(task.answer for task in self._masks.pending), *messages.arrivals]:
                 self._end(answer, reason)
             for job in [*self._embedder.drop(lambda _: True), *messages.jobs]:
                 self._end_job(job, reason)
@@ -117,6 +112,7 @@ class EngineLoop:
             self._runner.close()
             if self._drafter is not None:
                 self._drafter.close()
+            self._masks.close()
 
     def stats(self) -> EngineStats:
         """Callable from any thread."""
@@ -126,7 +122,7 @@ class EngineLoop:
         counts["overhead_seconds"] += self._outbox.delivery_seconds
         return EngineStats(
             running=self._inbox.num_unfinished if self._model.embeds else len(scheduler.running),
-            waiting=len(scheduler.waiting) + self._inbox.num_arrivals,
+            waiting=len(scheduler.waiting) + self._inbox.num_arrivals + self._masks.num_first,
             kv_usage=used / kv.pool.size,
             kv_waste=kv.unfilled(list(scheduler.running)) / (used * kv.page_size) if used > 0 else 0.0,
             preemptions=scheduler.preemptions,
@@ -138,7 +134,7 @@ class EngineLoop:
     # --- requests --------------------------------------------------------------------------------------------------------------
 
     def _begin(self, answer: Answer) -> None:
-        """Queue a request's sequence."""
+        """Start an answer. If it has a constraint, its sequence waits for the first mask before it is queued."""
         request = answer.request
         if request.adapter is not None:
             try:
@@ -146,18 +142,17 @@ class EngineLoop:
             except NearfarError as error:
                 self._end(answer, error)
                 return
-        params = SequenceParams(
-            max_tokens=request.max_tokens,
-            stop_token_ids=request.stop_token_ids if request.ignore_eos else self._model.end_token_ids | request.stop_token_ids,
-            last_token_ids=request.last_token_ids,
-            context_shift=None if request.when_full == "stop" else ContextShift(request.when_full),
-            lockstep=request.constraint is not None or request.drafts is not None or self._speculates(answer),
-            verifies=request.drafts is not None,
-            partial_page=request.arrival is not None,
-            prompt_logprobs=request.prompt_logprobs,
-            adapter=answer.adapter.key if answer.adapter else None,
-            adapter_slot=answer.adapter.slot if answer.adapter else -1,
-        )
+        if request.deadline is not None:
+            self._deadlines.add(request.deadline, answer, len(self._answers) + len(self._masks.pending) + 1)
+        if answer.mask_task is None:
+            self._queue(answer)
+        else:
+            self._masks.post([answer.mask_task])
+
+    def _queue(self, answer: Answer) -> None:
+        """Queue an answer's sequence."""
+        request = answer.request
+        params = answer.sequence_params(self._model.end_token_ids, speculates=self._speculates(answer))
         sequence = answer.sequence = Sequence(answer.id, request.prompt_ids, params, request.priority)
         sequence.drafts = list(request.drafts or ())
         self._answers[sequence] = answer
@@ -165,8 +160,6 @@ class EngineLoop:
             leader = self._leaders.setdefault((params.adapter, *request.prompt_ids), sequence)
             if leader is not sequence and leader.priority >= sequence.priority:
                 sequence.leader = leader
-        if request.deadline is not None:
-            self._deadlines.add(request.deadline, answer, len(self._answers))
         self.scheduler.add(sequence)
 
     def _speculates(self, answer: Answer) -> bool:
@@ -182,6 +175,8 @@ class EngineLoop:
         answer.ended = True
         if item is not None:
             self._outbox.add(answer, item)
+        if answer.mask_task is not None:
+            self._masks.cancel(answer.mask_task)
         sequence = answer.sequence
         if sequence is not None:
             del self._answers[sequence]
@@ -208,6 +203,8 @@ class EngineLoop:
         if self._embedder.busy:
             self._embed()
         self._expire()
+        if self._masks.pending:
+            self._collect_masks()
         while len(self._open) < self._depth() and (step := self._next()) is not None:
             self._open.append((step, self._submit(step)))
         self._send()
@@ -220,6 +217,8 @@ class EngineLoop:
             else:
                 self._failures = 0
                 self._publish(self.scheduler.commit(step, output.next_token_ids.tolist()), output)
+        elif self._masks.pending:
+            self._collect_masks(POLL_SECONDS)
         else:
             assert not self._answers, "sequences wait and none can run"
         self._counts.overhead_seconds += time.perf_counter() - started - self._other_seconds
@@ -228,7 +227,7 @@ class EngineLoop:
         """How many steps may be open. A second one has no rows for sequences in lockstep."""
         running = self.scheduler.running
         # A round of verification ends with its first sampled row and has no further one to wait for.
-        lockstep = sum(sequence.params.lockstep and not sequence.params.verifies for sequence in running)
+        lockstep = sum(sequence.params.lockstep and not sequence.params.verifies and not sequence.is_held for sequence in running)
         return 1 if lockstep * LOCKSTEP_SHARE > len(running) else self._config.lookahead
 
     def _next(self) -> Step | None:
@@ -277,7 +276,6 @@ class EngineLoop:
             if step.copies:
                 self._call(self._runner.copy_pages, step.copies)
             alternatives = logprobs = False
-            broken: list[tuple[Answer, Exception]] = []
             for row in step.rows:
                 answer = self._answers[row.sequence]
                 answer.start()
@@ -286,12 +284,9 @@ class EngineLoop:
                 if row.sample:
                     alternatives = alternatives or bool(answer.request.logprobs)
                     logprobs = logprobs or answer.request.logprobs is not None
-                    if answer.request.constraint is not None or answer.request.min_tokens > 0:
-                        self._set_mask(answer, row.sequence, broken)
+                    if answer.mask_task is not None or answer.request.min_tokens > 0:
+                        self._set_mask(answer, row.sequence)
             batch = step_batch(step, self._model.page_size, self._sampling, alternatives=alternatives, logprobs=logprobs)
-            # The rows of a broken constraint are computed with the step, but nobody reads them.
-            for answer, failure in broken:
-                self._end(answer, failure)
             self._counts.steps += 1
             self._counts.computed_tokens += len(batch.token_ids)
             if self._submit_waits:
@@ -304,13 +299,9 @@ class EngineLoop:
             failed.set_exception(error)
             return failed
 
-    def _set_mask(self, answer: Answer, sequence: Sequence, broken: list[tuple[Answer, Exception]]) -> None:
-        """Write the mask of a constraint and of ``min_tokens``. A constraint that fails ends its own answer, and no other."""
-        constraint, mask = answer.request.constraint, None
-        try:
-            mask = None if constraint is None else constraint.mask()
-        except Exception as error:
-            broken.append((answer, error))
+    def _set_mask(self, answer: Answer, sequence: Sequence) -> None:
+        """Write the mask of a constraint and of ``min_tokens``."""
+        mask = None if answer.mask_task is None else answer.mask_task.mask
         # The token that this step samples already counts as in flight.
         if sequence.generated + sequence.in_flight <= answer.request.min_tokens:
             if answer.no_end is None:
@@ -325,6 +316,7 @@ class EngineLoop:
     # --- reading a step --------------------------------------------------------------------------------------------------------
 
     def _publish(self, events: list[Event], output: Output) -> None:
+        tasks: list[MaskTask] = []
         for event in events:
             answer = self._answers.get(event.sequence)
             # A row with drafts may give more tokens than its answer, which a constraint or a failure has ended.
@@ -342,27 +334,39 @@ class EngineLoop:
                 answer.add(event.token_id)
                 self._counts.generated_tokens += 1
                 self._outbox.add(answer, generated_token(event, output, answer.request.logprobs))
-                if answer.request.constraint is not None:
-                    self._advance_constraint(answer, event)
+                if answer.mask_task is not None:
+                    answer.mask_task.advance(event.token_id, is_last=event.sequence.state == FINISHED)
+                    self.scheduler.hold(event.sequence)
+                    tasks.append(answer.mask_task)
             elif event.kind == "finished":
-                self._end(answer, answer.completion())
+                # If its last token is in this step too, it ends once its constraint has accepted that.
+                if not event.sequence.is_held:
+                    self._end(answer, answer.completion())
             else:
                 self._end(answer, DeviceError(f"{self._runner.device} computed logits that are not numbers; try another quantization"))
+        if tasks:
+            self._masks.post(tasks)
 
-    def _advance_constraint(self, answer: Answer, event: Event) -> None:
-        constraint = answer.request.constraint
-        assert constraint is not None
-        try:
-            constraint.accept(event.token_id)
-            finished = constraint.finished
-            if event.sequence.finish_reason == "length" and constraint.complete:
-                event.sequence.finish_reason = "stop"
-        except Exception as error:
-            self._end(answer, error)
-            return
-        if finished and event.sequence.state != FINISHED:
-            self.scheduler.finish(event.sequence, "stop")
-            self._end(answer, answer.completion())
+    def _collect_masks(self, wait_seconds: float | None = None) -> None:
+        """Let the answers continue whose masks are ready; see `MaskPool.collect`. A constraint that fails ends its own answer only."""
+        done, over_budget = self._masks.collect(wait_seconds)
+        for task in done:
+            answer, sequence = task.answer, task.answer.sequence
+            if task.error is not None:
+                self._end(answer, task.error)
+            elif sequence is not None and (task.finished or sequence.state == FINISHED):
+                if task.is_complete and sequence.finish_reason == "length":
+                    sequence.finish_reason = "stop"
+                self.scheduler.finish(sequence, "stop")
+                self._end(answer, answer.completion())
+            elif task.is_over_budget():
+                self._end(answer, task.over_budget())
+            elif sequence is None:
+                self._queue(answer)
+            else:
+                self.scheduler.release(sequence)
+        for task in over_budget:
+            self._end(task.answer, task.over_budget())
 
     def _send(self) -> None:
         """Deliver what was published. Waking an event loop lets it run, so the outbox measures this by processor time."""

@@ -102,6 +102,15 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.state, sequence.finish_reason = FINISHED, reason
 
+    def hold(self, sequence: Sequence) -> None:
+        """Give a sequence no rows until it is released, because the mask of its next token is not ready. The browser's masks always are."""
+        sequence.is_held = True
+
+    def release(self, sequence: Sequence) -> None:
+        sequence.is_held = False
+        # It did not wait for others, so it is not overdue.
+        sequence.arrival_step = self._step_number
+
     def reset(self) -> None:
         """The contents of all pages are lost: every sequence starts again from its known tokens. Open steps must not be committed."""
         for sequence in list(self.running):

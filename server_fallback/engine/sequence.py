@@ -90,6 +90,8 @@ class Sequence:
     # The step in which it arrived, and the last step that had rows of it (-1 for none).
     arrival_step: int = 0
     last_step: int = -1
+    # Between the scheduler's `hold` and `release`: it gets no rows.
+    is_held: bool = False
     # Guesses at its next tokens; the next step checks them and clears the list.
     drafts: list[int] = field(default_factory=list)
     prompt_logprobs: PromptLogprobRows = field(init=False)
@@ -115,14 +117,14 @@ class Sequence:
 
     def steps_waited(self, step_number: int) -> int:
         """How many steps ago it arrived, or had a row."""
-        return step_number - max(self.arrival_step, self.last_step)
+        return 0 if self.is_held else step_number - max(self.arrival_step, self.last_step)
 
     def is_ready(self, context: int) -> bool:
         """Whether more positions can be computed now."""
         params = self.params
         if params.max_tokens is not None and self.generated + self.in_flight >= params.max_tokens:
             return False
-        return self.computed < context and not (params.lockstep and self.in_flight > 0)
+        return self.computed < context and not self.is_held and not (params.lockstep and self.in_flight > 0)
 
     def is_complete(self, context: int) -> bool:
         """Whether all of its tokens are there, or no position is left at which to compute the last one."""

@@ -27,9 +27,9 @@ class EngineStats:
     ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers. ``drafted_tokens`` are guesses that
     were checked, ``accepted_tokens`` those that were right. ``recoveries``: device failures that the engine survived.
 
-    ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, without drafting, the runner's calls
-    and waits for the device; and for delivery, on that thread and on the event loops, processor time, because it runs while the device
-    works. What the callers do with their tokens is not included.
+    ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, including waits for the masks of
+    constrained answers, without drafting, the runner's calls and waits for the device; and for delivery, on that thread and on the event
+    loops, processor time, because it runs while the device works. What the callers do with their tokens is not included.
     """
 
     running: int

@@ -326,7 +326,7 @@ class LocalExecutor:
                 text = await _in_thread_if_long(texts, lambda: render_chat(tokenizer, marked))
             else:
                 text = await template.render(marked.messages, marked.options, client)
-            return await _in_thread_if_long(text, lambda: encode_rendered(tokenizer, marked, text, context))
+            return await _in_thread_if_long([text, chat.begun], lambda: encode_rendered(tokenizer, marked, text, context))
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 

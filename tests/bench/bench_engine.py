@@ -2,6 +2,7 @@
 
     .venv/bin/python tests/bench/bench_engine.py                       # 32, 64, 128 and 256 sequences, steps of 5 ms
     .venv/bin/python tests/bench/bench_engine.py --sequences 64 512
+    .venv/bin/python tests/bench/bench_engine.py --constrained 1 8     # all sequences have a grammar; one in eight
 
 The overhead is `EngineStats.overhead_seconds`: mostly wall time, so it includes what other processes take from this machine's cores. The
 processor time is that of the whole process: the engine, the event loop, and callers that do nothing with their tokens.
@@ -28,8 +29,13 @@ from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence as EngineSequence
 from nearfar.server_fallback.engine.sequence import SequenceParams
 from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.text.grammar.grammar_compiler import GrammarCompiler
+from nearfar.server_fallback.text.grammar.grammars import Grammars
+from nearfar.server_fallback.text.grammar.source import EbnfSource
+from nearfar.server_fallback.text.vocabulary import Vocabulary
 
 VOCAB_SIZE, PAGE_SIZE = 151_936, 16
+SAMPLED = 7
 WINDOWS = 9
 
 
@@ -49,7 +55,7 @@ class IdleRunner:
         time.sleep(self._step_seconds)
         nothing = np.zeros((0, 0), np.int32)
         return Output(
-            np.full(rows, 7, np.int32),
+            np.full(rows, SAMPLED, np.int32),
             np.zeros(rows, np.float32),
             nothing,
             nothing.astype(np.float32),
@@ -75,14 +81,27 @@ class Window:
     processor_ms: float
 
 
-async def measure(sequences: int, context: int, step_seconds: float) -> list[Window]:
-    """Windows of 40 steps, while this many sampled sequences decode at about ``context`` tokens."""
+def words() -> Vocabulary:
+    """A vocabulary in which the token that the device samples can always continue the text."""
+    letters, tokens = random.Random(0), [bytes([byte]) for byte in range(256)]
+    tokens += [bytes(letters.choices(b'abcdefghijklmnopqrstuvwxyz 0123456789"{}[],:', k=letters.randint(2, 9))) for _ in range(VOCAB_SIZE)]
+    tokens[SAMPLED] = b"word"
+    return Vocabulary((*tokens[: VOCAB_SIZE - 1], b""), frozenset(), (VOCAB_SIZE - 1,), None)
+
+
+async def measure(sequences: int, context: int, step_seconds: float, constrained: int | None = None) -> list[Window]:
+    """Windows of 40 steps, while this many sampled sequences decode at about ``context`` tokens. One in ``constrained`` has a grammar."""
+    grammars = Grammars(GrammarCompiler(), words)
+    count = 0 if constrained is None else sequences // constrained
+    source = EbnfSource('root ::= text "\\"" [0-9]+\ntext ::= [^"\\\\]*')
+    constraints = await grammars.constraints(source, count, "response_format", 500) if count > 0 else []
     limits = Limits(tokens=2048, sequences=sequences, rows=sequences, pages=sequences * (context + 512) // PAGE_SIZE)
     engine = TokenEngine(IdleRunner(limits, step_seconds), TokenModel(VOCAB_SIZE, frozenset(), context + 512, PAGE_SIZE))
 
     async def call(index: int) -> None:
         prompt = random.Random(index).choices(range(VOCAB_SIZE), k=context)
-        async for _ in engine.generate(TokenRequest(prompt, 500, Sampling(temperature=0.7, top_p=0.9, seed=index))):
+        constraint = constraints[index // constrained] if constrained is not None and index % constrained == 0 else None
+        async for _ in engine.generate(TokenRequest(prompt, 500, Sampling(temperature=0.7, top_p=0.9, seed=index), constraint=constraint)):
             pass
 
     tasks = [asyncio.ensure_future(call(index)) for index in range(sequences)]
@@ -100,6 +119,7 @@ async def measure(sequences: int, context: int, step_seconds: float) -> list[Win
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await engine.close()
+    grammars.close()
     return found
 
 
@@ -119,11 +139,12 @@ def kv_waste(count: int) -> float:
     return statistics.mean(shares)
 
 
-def line(sequences: int, context: int, windows: list[Window]) -> str:
+def line(sequences: int, context: int, constrained: int | None, windows: list[Window]) -> str:
     overhead = sorted(window.overhead_ms for window in windows)
     processor = statistics.median(window.processor_ms for window in windows)
+    grammars = "" if constrained is None else f", 1 in {constrained} with a grammar"
     return (
-        f"{sequences:4d} sampled sequences at {context:4d} tokens: overhead {statistics.median(overhead):.2f} ms a step "
+        f"{sequences:4d} sampled sequences at {context:4d} tokens{grammars}: overhead {statistics.median(overhead):.2f} ms a step "
         f"({overhead[0]:.2f} to {overhead[-1]:.2f}), processor time of the process {processor:.2f} ms"
     )
 
@@ -132,10 +153,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument("--constrained", type=int, nargs="+", default=[])
     options = parser.parse_args()
     for sequences in options.sequences:
         for context in (128, 1024):
-            print(line(sequences, context, asyncio.run(measure(sequences, context, options.step_ms / 1000))), flush=True)
+            for constrained in [None, *options.constrained]:
+                windows = asyncio.run(measure(sequences, context, options.step_ms / 1000, constrained))
+                print(line(sequences, context, constrained, windows), flush=True)
     print(f"positions of pages without a token, 256 requests of 100-1,024 tokens in and out: {kv_waste(256):.1%}")
 
 

@@ -75,7 +75,7 @@ class BoundedConstraint:
         """A new array each time the state changes. Raises RequestError where no token of the vocabulary continues the text."""
         if self._mask is None:
             every = self._inner.mask()
-            self._mask = self._in_time(lambda: self._allowed(every), every)
+            self._mask = every if self._has_room else self._in_time(lambda: self._allowed(every), every)
         return self._mask
 
     def accept(self, token_id: int) -> None:
@@ -95,6 +95,12 @@ class BoundedConstraint:
         """Whether the answer so far is a whole text of the grammar."""
         return self._inner.complete
 
+    @property
+    def _has_room(self) -> bool:
+        """Whether the completion surely fits after any next token: no text has more tokens than it has bytes."""
+        completion = self._completion
+        return completion is None or self._left - 1 >= len(completion.head) + _MOST_BYTES * len(completion.text) + self._bound.reserve
+
     def _in_time(self, find: Callable[[], Found], otherwise: Found) -> Found:
         if self.gave_up:
             return otherwise
@@ -107,10 +113,8 @@ class BoundedConstraint:
 
     def _allowed(self, every: Mask) -> Mask:
         completion, matcher = self._completion, self.matcher
+        assert completion is not None
         afterwards = self._left - 1
-        # No text has more tokens than it has bytes.
-        if completion is None or afterwards >= len(completion.head) + _MOST_BYTES * len(completion.text) + self._bound.reserve:
-            return every
         needed = self._shortener.needed(completion)
         if needed is None or afterwards >= needed.count + self._bound.reserve:
             return every

@@ -39,9 +39,12 @@ class GrammarConstraint:
     def mask(self) -> Mask:
         """A new array each time the state changes. Raises RequestError where no token of the vocabulary continues the text."""
         if self._mask is None:
-            self._mask = self.matcher.mask()
-        if not self._mask.any():
-            raise RequestError("no token of this model's vocabulary continues the answer; give another grammar", param="response_format")
+            mask = self.matcher.mask()
+            if not mask.any():
+                raise RequestError(
+                    "no token of this model's vocabulary continues the answer; give another grammar", param="response_format"
+                )
+            self._mask = mask
         return self._mask
 
     def accept(self, token_id: int) -> None:
@@ -52,7 +55,7 @@ class GrammarConstraint:
 
     @property
     def finished(self) -> bool:
-        return not (self.mask() & self._ends).any()
+        return self.complete and not (self.mask() & self._ends).any()
 
     @property
     def complete(self) -> bool:

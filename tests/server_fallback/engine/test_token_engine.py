@@ -20,6 +20,7 @@ from hash_runner import MODEL, HashRunner
 from nearfar.compiler.errors import DeadlineExceeded, DeviceError, NearfarError, QueueFull, RequestError, Unavailable
 from nearfar.compiler.ir.sampling import IN_PROMPT
 from nearfar.compiler.runtime.batch import Batch, Limits, Output
+from nearfar.server_fallback.engine.check_request import check_request
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import Completion, GeneratedToken, Sampling, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
@@ -514,7 +515,8 @@ def test_a_constraints_mask_holds_for_each_token_and_its_end_ends_the_answer() -
 def test_a_constrained_answer_beside_a_few_others_has_a_row_in_every_step() -> None:
     async def work() -> None:
         runner = HashRunner(LIMITS, threaded=True, step_seconds=0.003)
-        async with engine_on(runner) as engine:
+        # A busy machine must not make a mask late.
+        async with engine_on(runner, EngineConfig(max_mask_wait_seconds=5)) as engine:
             other = asyncio.ensure_future(ids(engine, OTHERS[0], max_tokens=12))
             await ids(engine, constraint=EvenTokens(), max_tokens=20)
             assert await other == answer_of(OTHERS[0], 12, 64)[0]
@@ -680,3 +682,21 @@ def test_the_stop_reason_of_a_closed_engine_is_the_one_given() -> None:
             await collect(engine)
 
     run(work())
+
+
+def test_a_request_that_names_the_whole_vocabulary_is_checked_quickly() -> None:
+    """The check runs on the event loop, once for each answer."""
+    size = 100_000
+    bias = dict.fromkeys(range(size), 1.0)
+    request = TokenRequest([1], sampling=Sampling(logit_bias=bias), stop_token_ids=frozenset(range(size)))
+    seconds = []
+    for _ in range(3):
+        started = time.thread_time()
+        check_request(request, replace(MODEL, vocab_size=size))
+        seconds.append(time.thread_time() - started)
+    assert min(seconds) < 0.04
+    wrongs: list[dict[Any, float]] = [{**bias, size: 1.0}, {**bias, 3: float("nan")}, {1: 1.0, 1.5: 1.0}, {True: 1.0}]
+    for wrong in wrongs:
+        with pytest.raises(RequestError) as raised:
+            check_request(replace(request, sampling=Sampling(logit_bias=wrong)), replace(MODEL, vocab_size=size))
+        assert raised.value.details["param"] == "logit_bias"

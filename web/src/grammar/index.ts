@@ -11,6 +11,7 @@ import { RuleBook, STRING_LITERAL, alternatives, literal, literalBytes, utf8Leng
 import { parseSchema, schemaExpression } from "./json_schema.js";
 import { parseRegex } from "./regex.js";
 import type { GrammarSource } from "./source.js";
+import { TimedConstraint } from "./timed.js";
 import type { Vocabulary } from "./vocabulary.js";
 import { GrammarWasm } from "./wasm.js";
 import type { Handle } from "./xgrammar.js";
@@ -56,11 +57,11 @@ export class GrammarCompiler {
   async constraint(source: GrammarSource, maxTokens?: number): Promise<GrammarConstraint> {
     const { wasm, grammar, endings, reserve } = await this.compiled(source);
     const inner = new MatcherConstraint(wasm.matcher(grammar));
-    if (maxTokens === undefined) return inner;
+    if (maxTokens === undefined) return new TimedConstraint(inner);
     this.#shortener ??= new Shortener(this.vocabulary);
     this.#shapes ??= tokenShapes(this.vocabulary);
     try {
-      return new BoundedConstraint(inner, { maxTokens, reserve, endings }, this.#shortener, this.#shapes);
+      return new TimedConstraint(new BoundedConstraint(inner, { maxTokens, reserve, endings }, this.#shortener, this.#shapes));
     } catch (error) {
       inner.dispose();
       throw error;

@@ -1,0 +1,247 @@
+"""The threads that compute the masks of constrained answers, so that a slow grammar delays no answer but its own.
+
+A constraint's calls cannot be interrupted, but xgrammar releases the GIL while it computes. An answer whose last mask was quick goes to a
+quick thread, and the engine waits a little for that one. Any other answer goes to slow threads, least used time first; the engine never
+waits for these. A quick thread that meets a slow mask becomes a slow one, and another quick thread replaces it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from threading import Condition, Lock, Thread, get_ident
+
+from .mask_task import MaskTask
+
+# An answer is quick if its last run took at most this much processor time.
+QUICK_SECONDS = 0.005
+# A quick thread that works on one task for longer than this becomes a slow one.
+STUCK_SECONDS = 0.01
+# A second quick thread is no faster, because it contends for the GIL.
+NUM_QUICK, NUM_SLOW = 1, 2
+# Beyond this, stuck threads are not replaced until some of them end.
+MAX_THREADS = 8
+# The processor time of a shorter task is taken to be its wall time.
+UNTIMED_SECONDS = 0.001
+# All steps together wait at most half of the time. What was not waited is saved, for up to this many steps that wait as long as they can.
+NUM_SAVED_WAITS = 5
+# A thread that returns to Python while the process ends would abort it. A mask that takes longer than this is unlikely to return just then.
+CLOSE_SECONDS = 2.0
+
+
+class MaskPool:
+    """`post`, `collect`, `cancel` and `close` are called by the engine's thread. Threads start when they are first needed."""
+
+    def __init__(self, max_wait_seconds: float) -> None:
+        # Tasks that were posted and neither returned nor cancelled.
+        self.pending: set[MaskTask] = set()
+        self._max_wait_seconds = max_wait_seconds
+        self._saved_seconds = NUM_SAVED_WAITS * max_wait_seconds
+        self._collected_at = time.perf_counter()
+        # The lock guards everything below.
+        self._lock = Lock()
+        self._quick_posted, self._slow_posted, self._returned = (Condition(self._lock) for _ in range(3))
+        self._quick: deque[MaskTask] = deque()
+        self._slow: list[MaskTask] = []
+        self._done: list[MaskTask] = []
+        self._threads: set[_MaskThread] = set()
+        self._waits_for_any = self._closed = False
+
+    def post(self, tasks: Iterable[MaskTask]) -> None:
+        """Run each task once."""
+        with self._lock:
+            for task in tasks:
+                self.pending.add(task)
+                if task.last_seconds <= QUICK_SECONDS:
+                    self._quick.append(task)
+                    self._quick_posted.notify()
+                else:
+                    self._slow.append(task)
+                    self._slow_posted.notify()
+            self._start_threads()
+
+    def collect(self, wait_seconds: float | None = None) -> tuple[list[MaskTask], list[MaskTask]]:
+        """The tasks that are done, and those that run and are over their budget.
+
+        By default it waits until all quick tasks are done, within the limits on waiting; otherwise ``wait_seconds`` for any task.
+        """
+        with self._lock:
+            over_budget = self._check_running()
+            if wait_seconds is None:
+                self._wait_for_quick()
+                over_budget = self._check_running()
+            else:
+                self._waits_for_any = True
+                self._returned.wait_for(lambda: self._done, wait_seconds)
+                self._waits_for_any = False
+            done, self._done = self._done, []
+        self.pending.difference_update(done)
+        # One of the latter may have ended since.
+        return done, [task for task in over_budget if task in self.pending]
+
+    def cancel(self, task: MaskTask) -> None:
+        """Drop a task. If it runs, its thread drops it in the end."""
+        if task not in self.pending:
+            return
+        self.pending.remove(task)
+        with self._lock:
+            task.is_cancelled = True
+            for tasks in (self._quick, self._slow, self._done):
+                if task in tasks:
+                    tasks.remove(task)
+
+    @property
+    def num_first(self) -> int:
+        """How many answers wait for their first mask. Callable from any thread."""
+        return sum(task.is_first for task in self.pending.copy())
+
+    def close(self) -> None:
+        """End the threads. One that works on a task ends after it, and is waited for a little."""
+        with self._lock:
+            self._closed = True
+            self._quick.clear()
+            self._slow.clear()
+            self._quick_posted.notify_all()
+            self._slow_posted.notify_all()
+            self._returned.wait_for(lambda: not self._threads, CLOSE_SECONDS)
+        self.pending.clear()
+
+    @property
+    def _num_slow(self) -> int:
+        """Slow threads, without those whose task nobody waits for any more."""
+        return sum(thread.is_slow and not thread.is_lost for thread in self._threads)
+
+    @property
+    def _has_quick(self) -> bool:
+        return bool(self._quick) or any(thread.task is not None and not thread.is_slow for thread in self._threads)
+
+    def _wait_for_quick(self) -> None:
+        now = time.perf_counter()
+        self._saved_seconds = min(self._saved_seconds + now - self._collected_at, NUM_SAVED_WAITS * self._max_wait_seconds)
+        until = now + min(self._saved_seconds, self._max_wait_seconds)
+        self._collected_at = now
+        while self._has_quick and self._collected_at < until:
+            self._returned.wait(min(STUCK_SECONDS, until - self._collected_at))
+            self._check_running()
+            self._collected_at = time.perf_counter()
+        self._saved_seconds -= self._collected_at - now
+
+    def _check_running(self) -> list[MaskTask]:
+        """Replace quick threads that are stuck. Returns the tasks over their budget."""
+        over_budget = []
+        for thread in self._threads:
+            if thread.task is None:
+                continue
+            running = thread.running_seconds
+            if running > STUCK_SECONDS and not thread.is_slow:
+                thread.is_slow = True
+            if thread.task.is_over_budget(running) and not thread.task.is_cancelled:
+                over_budget.append(thread.task)
+        self._start_threads()
+        return over_budget
+
+    def _start_threads(self) -> None:
+        num_quick = sum(not thread.is_slow for thread in self._threads)
+        missing_quick, missing_slow = min(NUM_QUICK - num_quick, len(self._quick)), min(NUM_SLOW - self._num_slow, len(self._slow))
+        for is_slow, count in ((False, missing_quick), (True, missing_slow)):
+            for _ in range(min(count, MAX_THREADS - len(self._threads))):
+                thread = _MaskThread(self._work, is_slow=is_slow)
+                self._threads.add(thread)
+                thread.start()
+
+    def _work(self, thread: _MaskThread) -> None:
+        """What a thread does until it is not needed any more."""
+        while True:
+            with self._lock:
+                self._return(thread)
+                if not self._assign(thread):
+                    self._threads.remove(thread)
+                    self._returned.notify()
+                    return
+            thread.run()
+
+    def _return(self, thread: _MaskThread) -> None:
+        task = thread.task
+        if task is None:
+            return
+        thread.end(task)
+        if not task.is_cancelled:
+            self._done.append(task)
+        if self._waits_for_any or not self._has_quick:
+            self._returned.notify()
+
+    def _assign(self, thread: _MaskThread) -> bool:
+        """Wait for a task for a thread. False if the pool is closed or has too many slow threads, because quick ones became slow."""
+        while not self._closed:
+            if not thread.is_slow:
+                if self._quick:
+                    thread.begin(self._quick.popleft())
+                    return True
+                self._quick_posted.wait()
+                thread.wake()
+            elif self._num_slow > NUM_SLOW:
+                return False
+            elif self._slow:
+                task = min(self._slow, key=lambda task: task.seconds)
+                self._slow.remove(task)
+                thread.begin(task)
+                return True
+            else:
+                self._slow_posted.wait()
+                thread.wake()
+        return False
+
+
+class _MaskThread:
+    """A thread, and the ``task`` that it works on. All but `start` and `run` is called under the pool's lock."""
+
+    def __init__(self, work: Callable[[_MaskThread], None], *, is_slow: bool) -> None:
+        self.is_slow = is_slow
+        self.task: MaskTask | None = None
+        self._work = work
+        # When the task began in wall time; the thread's processor time then, or a little before.
+        self._began = self._processor_began = 0.0
+        self._read_processor: Callable[[], float] = time.perf_counter
+
+    def start(self) -> None:
+        # A daemon, because the process must be able to end while a mask is computed.
+        Thread(target=self._run, name="nearfar-masks", daemon=True).start()
+
+    @property
+    def is_lost(self) -> bool:
+        return self.task is not None and self.task.is_cancelled
+
+    def run(self) -> None:
+        """Outside the lock."""
+        assert self.task is not None
+        self.task.run()
+
+    def wake(self) -> None:
+        """It has waited for a task."""
+        self._processor_began = self._read_processor()
+
+    def begin(self, task: MaskTask) -> None:
+        self.task, self._began = task, time.perf_counter()
+
+    def end(self, task: MaskTask) -> None:
+        seconds = time.perf_counter() - self._began
+        # Reading the processor's time takes as long as a good part of a mask.
+        if seconds > UNTIMED_SECONDS:
+            seconds = self.running_seconds
+            self.wake()
+        task.last_seconds = seconds
+        task.seconds += seconds
+        self.task = None
+
+    @property
+    def running_seconds(self) -> float:
+        """Processor time of the task so far; wall time if the system cannot read another thread's processor time."""
+        return min(time.perf_counter() - self._began, self._read_processor() - self._processor_began)
+
+    def _run(self) -> None:
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._read_processor = partial(time.clock_gettime, time.pthread_getcpuclockid(get_ident()))
+        self.wake()
+        self._work(self)

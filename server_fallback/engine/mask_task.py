@@ -1,0 +1,74 @@
+"""One answer's constraint, with the processor time that it has used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.batch import IntArray
+
+from .request import Constraint
+
+if TYPE_CHECKING:
+    from .answer import Answer
+
+# An answer may use this much processor time for its constraint, and this much more for each token.
+BUDGET_SECONDS = 5.0
+BUDGET_SECONDS_PER_TOKEN = 0.01
+
+
+class MaskTask:
+    """Work that is posted to a `MaskPool` once for each token. Until the pool returns the task, only the pool's thread uses it.
+
+    ``mask`` allows the next token, None allows all; ``finished``: nothing but the end may come; ``is_complete``: the answer was whole
+    after its last token; ``error`` is what the constraint raised.
+    ``seconds`` is the processor time of all runs, ``last_seconds`` that of the last one; the pool measures them.
+    """
+
+    def __init__(self, answer: Answer, constraint: Constraint) -> None:
+        self.answer = answer
+        self.mask: IntArray | None = None
+        self.finished = self.is_complete = False
+        self.error: Exception | None = None
+        self.seconds = self.last_seconds = 0.0
+        self.is_cancelled = False
+        self._constraint = constraint
+        self._token_id: int | None = None
+        self._is_last = False
+        self._tokens = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it computes the answer's first mask."""
+        return self._tokens == 0
+
+    def advance(self, token_id: int, *, is_last: bool) -> None:
+        """Let the next run accept a sampled token. After the last one, no mask is needed."""
+        self._token_id, self._is_last = token_id, is_last
+        self._tokens += 1
+
+    def run(self) -> None:
+        """Accept the token, if there is one, and compute the next mask."""
+        try:
+            if self._token_id is not None:
+                self._constraint.accept(self._token_id)
+                self.finished = not self._is_last and self._constraint.finished
+                self.is_complete = self._is_last and self._constraint.complete
+            if not self.finished and not self._is_last:
+                self.mask = self._constraint.mask()
+        except Exception as error:
+            self.error = error
+
+    def is_over_budget(self, running_seconds: float = 0.0) -> bool:
+        """``running_seconds`` is the processor time of a run that has not ended."""
+        return self.seconds + running_seconds > BUDGET_SECONDS + BUDGET_SECONDS_PER_TOKEN * self._tokens
+
+    def over_budget(self) -> RequestError:
+        """The error of an answer that is over its budget."""
+        return RequestError(
+            f"the grammar is too slow: after {self._tokens} tokens it has used all of its processor time "
+            f"({BUDGET_SECONDS:g} seconds and {1000 * BUDGET_SECONDS_PER_TOKEN:g} ms for each token); write it with less ambiguity",
+            param="response_format",
+            code="grammar_too_slow",
+            tokens=self._tokens,
+        )

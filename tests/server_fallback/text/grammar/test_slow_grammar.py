@@ -1,0 +1,86 @@
+"""A grammar that is quick for 40 tokens and slow soon after: what its calls do to other threads, and to other answers of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hash_model import answer_of
+from hash_runner import HashRunner
+from picking import Grammar
+from test_token_engine import OTHERS, engine_on, ids, run
+
+from nearfar.compiler.errors import RequestError
+from nearfar.compiler.runtime.batch import Limits
+from nearfar.server_fallback.engine import mask_task
+from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
+from nearfar.server_fallback.text.grammar.source import EbnfSource
+
+# Accepting the token of number n takes time that grows with the fourth power of n: 10 ms for the 50th.
+SLOW = EbnfSource('root ::= "a" root root root | "a" root root | "a" root | "a"')
+
+
+@pytest.fixture(scope="module")
+def grammar() -> Grammar:
+    return Grammar()
+
+
+class OnlyA:
+    """The slow grammar over the hash model, each of whose tokens writes an "a"."""
+
+    finished = False
+
+    def __init__(self, inner: GrammarConstraint) -> None:
+        self._inner = inner
+
+    def mask(self) -> npt.NDArray[np.int32]:
+        self._inner.mask()
+        return np.array([0b1111_1111_1111_1110], np.int32)
+
+    def accept(self, token_id: int) -> None:  # noqa: ARG002
+        self._inner.accept(ord("a"))
+
+
+def test_xgrammar_lets_other_threads_run_while_it_computes(grammar: Grammar) -> None:
+    matcher = grammar.constraint(SLOW).matcher
+    stop, ticks, pace = threading.Event(), 0, 0.001
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.wait(pace):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    started = time.perf_counter()
+    # One call.
+    assert matcher.accept_text("a" * 55)
+    seconds = time.perf_counter() - started
+    stop.set()
+    thread.join()
+    assert seconds > 0.02
+    assert ticks >= 5
+
+
+def test_a_grammar_that_grows_slow_ends_its_answer_and_no_other(grammar: Grammar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_task, "BUDGET_SECONDS", 0.3)
+    monkeypatch.setattr(mask_task, "BUDGET_SECONDS_PER_TOKEN", 0.001)
+
+    async def work() -> None:
+        runner = HashRunner(Limits(tokens=8, sequences=4, rows=4, pages=400), threaded=True)
+        async with engine_on(runner, context=400) as engine:
+            slow = asyncio.ensure_future(ids(engine, constraint=OnlyA(grammar.constraint(SLOW)), max_tokens=300))
+            while not slow.done():
+                assert await ids(engine, OTHERS[0], max_tokens=20) == answer_of(OTHERS[0], 20, 400)[0]
+            with pytest.raises(RequestError, match="the grammar is too slow") as raised:
+                await slow
+            # A check of the first 48 tokens does not find it.
+            tokens = raised.value.details["tokens"]
+            assert isinstance(tokens, int)
+            assert tokens > 48
+
+    run(work())
