@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx
 
 START_SECONDS = 120.0
+NEARFAR = str(Path(sys.executable).with_name("nearfar"))
 # llama-cpp-python's server needs these beside itself.
 LLAMA_SERVER_MODULES = ("llama_cpp", "sse_starlette", "starlette_context", "pydantic_settings")
 
@@ -33,9 +35,17 @@ class Process:
 
 
 @contextmanager
-def nearfar_serve(arguments: Sequence[str], log: Path, headers: Mapping[str, str] | None = None) -> Iterator[Process]:
+def nearfar_serve(
+    arguments: Sequence[str], log: Path, headers: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Process]:
     """``headers``: with the key, if the server has keys."""
-    with started([str(Path(sys.executable).with_name("nearfar")), "serve", *arguments], log, headers) as process:
+    with started([NEARFAR, "serve", *arguments], log, headers, environment) as process:
+        yield process
+
+
+@contextmanager
+def gateway(arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+    with started([NEARFAR, "gateway", *arguments], log, environment=environment) as process:
         yield process
 
 
@@ -52,13 +62,17 @@ def llama_server(gguf: Path, name: str, context: int, threads: int, log: Path) -
 
 
 @contextmanager
-def started(command: Sequence[str], log: Path, headers: Mapping[str, str] | None = None) -> Iterator[Process]:
-    """A server that lists its models. Raises RuntimeError if it ends or takes too long."""
+def started(
+    command: Sequence[str], log: Path, headers: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Process]:
+    """A server that lists its models; ``environment`` is added to this process's. Raises RuntimeError if it ends or takes too long."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with log.open("wb") as file:
-        child = subprocess.Popen([*command, "--port", str(port)], stdout=file, stderr=subprocess.STDOUT)
+        child = subprocess.Popen(
+            [*command, "--port", str(port)], stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        )
     process = Process(f"http://127.0.0.1:{port}", child)
     try:
         wait_until_ready(process, log, headers)
