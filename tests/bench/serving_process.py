@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 
 START_SECONDS = 120.0
-NEARFAR = str(Path(sys.executable).with_name("nearfar"))
+# Works where nearfar is on the path but not installed.
+NEARFAR = (sys.executable, "-m", "nearfar.compiler.cli")
 # llama-cpp-python's server needs these beside itself.
 LLAMA_SERVER_MODULES = ("llama_cpp", "sse_starlette", "starlette_context", "pydantic_settings")
 
@@ -39,13 +40,13 @@ def nearfar_serve(
     arguments: Sequence[str], log: Path, headers: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Iterator[Process]:
     """``headers``: with the key, if the server has keys."""
-    with started([NEARFAR, "serve", *arguments], log, headers, environment) as process:
+    with started([*NEARFAR, "serve", *arguments], log, headers, environment) as process:
         yield process
 
 
 @contextmanager
 def gateway(arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
-    with started([NEARFAR, "gateway", *arguments], log, environment=environment) as process:
+    with started([*NEARFAR, "gateway", *arguments], log, environment=environment) as process:
         yield process
 
 
