@@ -46,7 +46,8 @@ class Emulated:
 
 def emulate(cases: Sequence[Case], folder: Path) -> Emulated:
     kernels, source = lower_cases(cases, "sm_90")
-    return Emulated(kernels, Library(source, folder))
+    # Compiling them takes longer than running them.
+    return Emulated(kernels, Library(source, folder, "-O0"))
 
 
 def lower_cases(cases: Sequence[Case], arch: str) -> tuple[dict[str, list[CudaKernel]], str]:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from emulated import EMULATOR, compile_library, library_of
+from emulated import libcuda, library_of
 from serving_process import Process, nearfar_serve
 from tiny_adapters import SELF_ATTENTION, make_adapter
 from tolerances import F32
@@ -74,12 +74,11 @@ def lora_bundle(compile_tiny: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
 @pytest.fixture(scope="module")
 def served(lora_bundle: Path, cuda_bundle: Path, emulated_cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    compile_library(EMULATOR / "libcuda.cpp", folder / "libcuda.so.1")
     sources = sorted(file for bundle in (lora_bundle, cuda_bundle) for file in (bundle / "kernels").glob("*.cu"))
     libraries = [library_of(file.read_text(), emulated_cuda) for file in sources]
     (folder / "base").symlink_to(lora_bundle)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LD_LIBRARY_PATH", f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}")
+        patch.setenv("LD_LIBRARY_PATH", f"{libcuda(emulated_cuda)}:{os.environ.get('LD_LIBRARY_PATH', '')}")
         patch.setenv("NEARFAR_EMULATED", ":".join(map(str, libraries)))
         patch.setenv("NEARFAR_FAULT", str(folder / "fault"))
         patch.setenv("NEARFAR_API_KEYS", "admin=a-secret-key")
