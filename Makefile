@@ -9,6 +9,7 @@
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      what the Python engine itself costs a step
 # make bench-serving     the server under load on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
+# make soak              24 clients beside attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... for some of them
 # make bench-wire        speculation across the wire: what guesses of a near model save the server, FAR=folder for another far checkpoint
 # make bench-cpu         tokens a second on this machine's CPU, against llama.cpp where llama-cpp-python and gguf are installed
 # make bench-onnx        the same for the onnx target, and GenAI and transformers beside
@@ -17,6 +18,8 @@
 # make bench-web-gpu     tokens a second against the memory's speed, on a GPU through Dawn
 # make bench-decode-context  a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
+# make gpu-check   everything that only an NVIDIA GPU can check, logs and a summary in OUT=build/gpu-check; exits with 2 without a GPU
+# make gpu-prepare what gpu-check needs from TVM, into build/gpu-prepared, for a GPU machine without a network; ARCH=sm_90
 # make quality          what each weight format costs the demo model on each target
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
@@ -40,7 +43,7 @@ PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wil
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs)
 
-.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda bench-decode-context bench-engine bench-cpu bench-serving bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality
+.PHONY: demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-engine bench-cpu bench-serving soak bench-wire router-eval demo-model chromium vulkan clean serve bench-onnx quality
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png
@@ -104,6 +107,9 @@ bench-engine: .venv/.dev
 bench-serving: .venv/.dev
 	$(BIN)/python tests/bench/bench_serving.py
 
+soak: .venv/.dev
+	PYTHONPATH=tests:tests/bench $(BIN)/python -m soak --minutes $(or $(MINUTES),10) $(if $(filter undefined,$(origin ATTACKS)),,--attacks '$(ATTACKS)')
+
 bench-wire: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_wire.py $(if $(FAR),--far '$(FAR)' --tasks far)
 
@@ -129,6 +135,13 @@ bench-decode-context: .venv/.dev | vulkan
 
 bench-cuda: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
+
+# No prerequisites: a GPU machine may have no network. It takes .venv where there is one.
+gpu-check:
+	PYTHONPATH=tests/bench $(firstword $(wildcard $(BIN)/python) python3) -m gpu_check $(if $(OUT),--out '$(OUT)')
+
+gpu-prepare: .venv/.dev
+	PYTHONPATH=tests:tests/bench:tests/targets:tests/targets/webgpu:tests/targets/cuda $(BIN)/python -m gpu_check.prepare build/gpu-prepared $(if $(ARCH),--arch '$(ARCH)')
 
 quality: .venv/.dev | vulkan
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_quality.py

@@ -73,7 +73,30 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def shaders_once() -> Iterator[None]:
+    """Lowers each kernel to WGSL once in this process, because most bundles share most kernels: equal names mean equal kernels.
+
+    A test that compiles twice to compare the results must set ``shader_of`` back.
+    """
+    from nearfar.targets.variant import KernelCall
+    from nearfar.targets.webgpu import lower
+
+    shader_of = lower.shader_of
+    shaders: dict[tuple[object, str], lower.WgslKernel] = {}
+
+    def shader_once(call: KernelCall) -> lower.WgslKernel:
+        key = call.template, call.name
+        if key not in shaders:
+            shaders[key] = shader_of(call)
+        return shaders[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lower, "shader_of", shader_once)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Mapping[str, Path]:  # noqa: ARG001
     """The folders of all checkpoints of `tiny_models.py`, by name, and that of the model that embeds, "embedding"."""
 
     names = (*CHECKPOINTS, *WIDE_CHECKPOINTS)
@@ -180,7 +203,7 @@ def tiny_bundle(compile_tiny: CompileTiny) -> Path:
 
 
 @pytest.fixture(scope="session")
-def light_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def light_demo(tmp_path_factory: pytest.TempPathFactory, shaders_once: object) -> Path:  # noqa: ARG001
     """The demo model, q4f32, with few kernels, for tests in a browser. Tests must not change it."""
     from nearfar.compiler.demo import CHECKPOINT
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model

@@ -71,6 +71,8 @@ class EngineLoop:
         # Time of this turn that is not the engine's own: in the runner and the drafter, and in waking event loops.
         self._other_seconds = 0.0
         self._counts = Counts()
+        # What ended the loop before anybody closed it.
+        self._failure: NearfarError | None = None
 
     def run(self) -> None:
         """Until the inbox stops it, or the device is given up. Unfinished answers then fail."""
@@ -94,9 +96,9 @@ class EngineLoop:
                     break
                 self._turn()
         except NearfarError as error:
-            reason = error
+            reason = self._failure = error
         except BaseException as error:
-            reason = Unavailable(f"the engine stopped for a fault of its own: {error!r}")
+            reason = self._failure = Unavailable(f"the engine stopped for a fault of its own: {error!r}")
             raise
         finally:
             self._inbox.refuse(reason)
@@ -128,6 +130,7 @@ class EngineLoop:
             preemptions=scheduler.preemptions,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
+            failure=self._failure,
             **counts,
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nearfar.compiler.errors import NearfarError
+
 
 @dataclass(slots=True)
 class Counts:
@@ -25,7 +27,8 @@ class EngineStats:
 
     All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those that were in a cache.
     ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers. ``drafted_tokens`` are guesses that
-    were checked, ``accepted_tokens`` those that were right. ``recoveries``: device failures that the engine survived.
+    were checked, ``accepted_tokens`` those that were right. ``recoveries``: device failures that the engine survived; ``failure``: the one
+    that ended it, after which every request fails.
 
     ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, including waits for the masks of
     constrained answers, without drafting, the runner's calls and waits for the device; and for delivery, on that thread and on the event
@@ -46,6 +49,7 @@ class EngineStats:
     drafted_tokens: int
     accepted_tokens: int
     recoveries: int
+    failure: NearfarError | None = None
 
     @property
     def overhead_seconds_per_step(self) -> float:

@@ -290,9 +290,10 @@ class LocalExecutor:
 
     def state(self) -> ExecutorState:
         stats = self._engine.stats()
+        failure = stats.failure.message if stats.failure is not None else None
         return ExecutorState(
-            ready=not self._closed,
-            detail="closed" if self._closed else self._device or "serving",
+            ready=not self._closed and failure is None,
+            detail="closed" if self._closed else failure or self._device or "serving",
             running=stats.running,
             waiting=stats.waiting,
             kv_usage=stats.kv_usage,

@@ -1,11 +1,14 @@
-"""NVIDIA's driver as the runner uses it: one GPU, one stream, and what happens on it in order. A test may put another in its place.
+"""NVIDIA's driver as the runner uses it: one GPU and one stream, which runs its work in order. A test may use another in its place.
 
-All addresses are ints. What copies, clears or launches returns at once and happens behind all that was asked for before.
+All addresses are ints. Copies, clears and launches return at once; the stream runs them after everything that was submitted before.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +19,23 @@ import numpy.typing as npt
 from nearfar.compiler.errors import DeviceError
 
 Bytes = npt.NDArray[np.uint8]
+
+# cuda.h says of these: "This leaves the process in an inconsistent state and any further CUDA work will return the same error. To continue
+# using CUDA, the process must be terminated and relaunched."
+FATAL = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ASSERT", "CONTAINED", "CONTEXT_IS_DESTROYED", "ECC_UNCORRECTABLE", "EXTERNAL_DEVICE", "HARDWARE_STACK_ERROR", "ILLEGAL_ADDRESS",
+        "ILLEGAL_INSTRUCTION", "INVALID_ADDRESS_SPACE", "INVALID_PC", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "MISALIGNED_ADDRESS",
+        "TENSOR_MEMORY_LEAK",
+    )
+)  # fmt: skip
+ADVICE = {
+    "CUDA_ERROR_OUT_OF_MEMORY": "; give it fewer pages, or close what else uses the GPU",
+    "CUDA_ERROR_INVALID_IMAGE": "; update NVIDIA's driver, or compile with the NVRTC of the driver's CUDA version",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "; update NVIDIA's driver, or compile with the NVRTC of the driver's CUDA version",
+    **dict.fromkeys(FATAL, "; this process cannot use the GPU any more, for any model: restart it"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +50,16 @@ class Arguments:
         object.__setattr__(self, "pointers", pointers)
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``uploaded``: the arrays that the stream reads before the event. They must live until it has happened."""
+
+    handle: Any
+    uploaded: tuple[npt.NDArray[Any], ...]
+
+
 class Driver(Protocol):
-    """Every call may raise DeviceError, also for what went wrong on the device since the last."""
+    """Callable from any thread. Every call may raise DeviceError, also for an earlier failure on the device."""
 
     @property
     def name(self) -> str: ...
@@ -39,9 +67,6 @@ class Driver(Protocol):
     @property
     def arch(self) -> str:
         """What the GPU is, as "sm_90"."""
-
-    def enter_thread(self) -> None:
-        """Called once by each further thread before its other calls."""
 
     def load(self, cubin: Path) -> Any:
         """A module."""
@@ -54,13 +79,13 @@ class Driver(Protocol):
     def free(self, address: int) -> None: ...
 
     def allocate_pinned(self, size: int) -> Bytes:
-        """Host memory from and to which copies run beside the host's work. Until `close`."""
+        """Host memory from and to which copies run while the host works. It lives until `close`."""
 
     def upload(self, address: int, data: npt.NDArray[Any]) -> None:
-        """Copy an array to the device. A pinned one must stay as it is until an event behind the call has been waited for."""
+        """Copy an array to the device. It must not change before a later event has been waited for; the driver keeps it alive."""
 
     def download(self, data: npt.NDArray[Any], address: int) -> None:
-        """Fill an array from the device; it is filled once an event behind the call has been waited for."""
+        """Fill an array from the device. It is filled once a later event has been waited for."""
 
     def copy(self, destination: int, source: int, size: int) -> None: ...
 
@@ -69,25 +94,26 @@ class Driver(Protocol):
 
     def launch(self, function: Any, grid: tuple[int, int], threads: int, arguments: Arguments) -> None: ...
 
-    def begin_capture(self) -> None:
-        """From here on launches are only written down."""
-
-    def end_capture(self) -> Any:
-        """A graph of the launches since `begin_capture`, with the arguments that they had."""
+    def capture(self, submit: Callable[[], None]) -> Any:
+        """A graph of the launches that ``submit`` makes, with their arguments. They do not run yet."""
 
     def replay(self, graph: Any) -> None: ...
 
     def record(self) -> Any:
-        """An event that happens when all before it is done; to be waited for once."""
+        """An event that happens when all work before it is done. Wait for it once."""
 
     def wait(self, event: Any) -> None: ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything. A second call does nothing; any other call raises DeviceError from now on."""
 
 
 class NvidiaDriver:
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError where there is none."""
+    """The first GPU that CUDA_VISIBLE_DEVICES leaves. Raises DeviceError if there is none.
+
+    The context is the device's primary one, which all drivers of a process share. CUDA has a current context per thread, so every call
+    goes through `_api`, which sets it on the calling thread first.
+    """
 
     def __init__(self) -> None:
         try:
@@ -101,8 +127,6 @@ class NvidiaDriver:
                 "or use --runner numpy"
             ) from error
         self._device = self._check(driver.cuDeviceGet(0))
-        self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))
-        self.enter_thread()
         name = self._check(driver.cuDeviceGetName(100, self._device))
         self.name = name.split(b"\0")[0].decode()
         attributes = driver.CUdevice_attribute
@@ -114,97 +138,140 @@ class NvidiaDriver:
             )
         )
         self.arch = f"sm_{major}{minor}"
-        self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._closed = False
+        self._thread = threading.local()
         self._modules: list[Any] = []
         self._graphs: list[Any] = []
         self._allocated: set[int] = set()
         self._pinned: list[int] = []
-
-    def enter_thread(self) -> None:
-        self._check(self._cuda.cuCtxSetCurrent(self._context))
+        self._uploaded: list[npt.NDArray[Any]] = []
+        self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))
+        try:
+            self._stream = self._check(self._api.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        except DeviceError:
+            driver.cuDevicePrimaryCtxRelease(self._device)
+            raise
 
     def load(self, cubin: Path) -> Any:
-        self._modules.append(self._check(self._cuda.cuModuleLoadData(cubin.read_bytes())))
+        self._modules.append(self._check(self._api.cuModuleLoadData(cubin.read_bytes())))
         return self._modules[-1]
 
     def function(self, module: Any, entry: str) -> Any:
-        return self._check(self._cuda.cuModuleGetFunction(module, entry.encode()))
+        return self._check(self._api.cuModuleGetFunction(module, entry.encode()))
 
     def allocate(self, size: int) -> int:
-        address = int(self._check(self._cuda.cuMemAlloc(max(size, 1))))
+        address = int(self._check(self._api.cuMemAlloc(max(size, 1))))
         self._allocated.add(address)
         return address
 
     def free(self, address: int) -> None:
         self._allocated.remove(address)
-        self._check(self._cuda.cuMemFree(address))
+        self._check(self._api.cuMemFree(address))
 
     def allocate_pinned(self, size: int) -> Bytes:
-        address = int(self._check(self._cuda.cuMemAllocHost(max(size, 1))))
+        address = int(self._check(self._api.cuMemAllocHost(max(size, 1))))
         self._pinned.append(address)
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def upload(self, address: int, data: npt.NDArray[Any]) -> None:
         if data.nbytes:
-            self._check(self._cuda.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
+            # A driver that shares the host's page tables reads unpinned memory as late as pinned memory.
+            self._uploaded.append(data)
+            self._check(self._api.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._stream))
 
     def download(self, data: npt.NDArray[Any], address: int) -> None:
         if data.nbytes:
-            self._check(self._cuda.cuMemcpyDtoHAsync(data.ctypes.data, address, data.nbytes, self._stream))
+            self._check(self._api.cuMemcpyDtoHAsync(data.ctypes.data, address, data.nbytes, self._stream))
 
     def copy(self, destination: int, source: int, size: int) -> None:
-        self._check(self._cuda.cuMemcpyDtoDAsync(destination, source, size, self._stream))
+        self._check(self._api.cuMemcpyDtoDAsync(destination, source, size, self._stream))
 
     def clear(self, address: int, size: int) -> None:
-        self._check(self._cuda.cuMemsetD8Async(address, 0, size, self._stream))
+        self._check(self._api.cuMemsetD8Async(address, 0, size, self._stream))
 
     def launch(self, function: Any, grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
         self._check(
             self._cuda.cuLaunchKernel(function, grid[0], grid[1], 1, threads, 1, 1, 0, self._stream, arguments.pointers.ctypes.data, 0)
         )
 
-    def begin_capture(self) -> None:
-        # Relaxed, for another thread may be waiting for an event.
-        self._check(self._cuda.cuStreamBeginCapture(self._stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
-
-    def end_capture(self) -> Any:
-        graph = self._check(self._cuda.cuStreamEndCapture(self._stream))
-        self._graphs.append(self._check(self._cuda.cuGraphInstantiate(graph, 0)))
-        self._check(self._cuda.cuGraphDestroy(graph))
+    def capture(self, submit: Callable[[], None]) -> Any:
+        # Relaxed, because the other modes make calls fail meanwhile, such as cuMemAlloc on a thread that opens another model.
+        self._check(self._api.cuStreamBeginCapture(self._stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        try:
+            submit()
+        except BaseException:
+            # A stream that still captures would refuse everything else.
+            _, graph = self._cuda.cuStreamEndCapture(self._stream)
+            if graph is not None:
+                self._cuda.cuGraphDestroy(graph)
+            raise
+        graph = self._check(self._api.cuStreamEndCapture(self._stream))
+        try:
+            self._graphs.append(self._check(self._api.cuGraphInstantiate(graph, 0)))
+        finally:
+            self._cuda.cuGraphDestroy(graph)
         return self._graphs[-1]
 
     def replay(self, graph: Any) -> None:
-        self._check(self._cuda.cuGraphLaunch(graph, self._stream))
+        self._check(self._api.cuGraphLaunch(graph, self._stream))
 
-    def record(self) -> Any:
+    def record(self) -> Event:
         flags = self._cuda.CUevent_flags
-        event = self._check(self._cuda.cuEventCreate(flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC))
-        self._check(self._cuda.cuEventRecord(event, self._stream))
-        return event
+        event = self._check(self._api.cuEventCreate(flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC))
+        self._check(self._api.cuEventRecord(event, self._stream))
+        uploaded, self._uploaded = self._uploaded, []
+        return Event(event, tuple(uploaded))
 
-    def wait(self, event: Any) -> None:
-        self._check(self._cuda.cuEventSynchronize(event))
-        self._check(self._cuda.cuEventDestroy(event))
+    def wait(self, event: Event) -> None:
+        self._check(self._api.cuEventSynchronize(event.handle))
+        self._check(self._api.cuEventDestroy(event.handle))
 
     def close(self) -> None:
-        self._check(self._cuda.cuStreamSynchronize(self._stream))
+        if self._closed:
+            return
+        failures: list[DeviceError] = []
+
+        def free(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> None:
+            try:
+                self._check(call(*arguments))
+            except DeviceError as error:
+                failures.append(error)
+
+        # Its failure shows in the calls below.
+        with suppress(DeviceError):
+            _ = self._api
+        cuda = self._cuda
+        free(cuda.cuStreamSynchronize, self._stream)
         for graph in self._graphs:
-            self._check(self._cuda.cuGraphExecDestroy(graph))
+            free(cuda.cuGraphExecDestroy, graph)
         for module in self._modules:
-            self._check(self._cuda.cuModuleUnload(module))
+            free(cuda.cuModuleUnload, module)
         for address in self._allocated:
-            self._check(self._cuda.cuMemFree(address))
+            free(cuda.cuMemFree, address)
         for address in self._pinned:
-            self._check(self._cuda.cuMemFreeHost(address))
-        self._check(self._cuda.cuStreamDestroy(self._stream))
-        self._check(self._cuda.cuDevicePrimaryCtxRelease(self._device))
+            free(cuda.cuMemFreeHost, address)
+        free(cuda.cuStreamDestroy, self._stream)
+        free(cuda.cuDevicePrimaryCtxRelease, self._device)
+        self._closed = True
+        # After a fatal failure, which its own call has raised, nothing can be freed before the process ends.
+        if failures and failures[0].details["status"] not in FATAL:
+            raise failures[0]
+
+    @property
+    def _api(self) -> Any:
+        """NVIDIA's bindings, ready to be called by this thread."""
+        if self._closed:
+            raise DeviceError("CUDA: the model was closed, and its memory on the GPU was freed; load it again")
+        if not hasattr(self._thread, "entered"):
+            self._check(self._cuda.cuCtxSetCurrent(self._context))
+            self._thread.entered = True
+        return self._cuda
 
     def _check(self, answer: tuple[Any, ...]) -> Any:
-        """What a call gave beside its status. Raises DeviceError for a status other than success."""
+        """The value that a call returned beside its status. Raises DeviceError for a status other than success."""
         status, *values = answer
         if status != self._cuda.CUresult.CUDA_SUCCESS:
             _, text = self._cuda.cuGetErrorString(status)
             reason = text.decode() if isinstance(text, bytes) else str(text)
-            advice = "; give it fewer pages, or close what else uses the GPU" if "OUT_OF_MEMORY" in status.name else ""
-            raise DeviceError(f"CUDA: {status.name}: {reason}{advice}", status=status.name)
+            raise DeviceError(f"CUDA: {status.name}: {reason}{ADVICE.get(status.name, '')}", status=status.name)
         return values[0] if values else None

@@ -79,7 +79,7 @@ class CudaRunner(PlanRunner):
             for _ in range(IN_FLIGHT):
                 inputs, outputs = self._driver.allocate_pinned(self._memory.arena_bytes), self._driver.allocate_pinned(output_bytes)
                 self._free.put(Staging(inputs, outputs))
-        except DeviceError:
+        except BaseException:
             self._driver.close()
             raise
         self._sizes = bucket_sizes(min(self.limits.tokens, self.limits.sequences, self.limits.rows))
@@ -139,14 +139,11 @@ class CudaRunner(PlanRunner):
 
     def _graph(self, plan: str, bucket: Bucket, dims: Mapping[str, int]) -> Any:
         if (plan, bucket) not in self._graphs:
-            self._driver.begin_capture()
-            self._launches.launch(plan, bucket.dims(dims))
-            self._graphs[plan, bucket] = self._driver.end_capture()
+            self._graphs[plan, bucket] = self._driver.capture(lambda: self._launches.launch(plan, bucket.dims(dims)))
         return self._graphs[plan, bucket]
 
     def _wait_for_batches(self) -> None:
         """The waiter's work: in order, wait for a batch and set the result of its future."""
-        self._driver.enter_thread()
         while (sent := self._sent.get()) is not None:
             try:
                 self._driver.wait(sent.event)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 import httpx
 
 START_SECONDS = 120.0
+# Works where nearfar is on the path but not installed.
+NEARFAR = (sys.executable, "-m", "nearfar.compiler.cli")
 # llama-cpp-python's server needs these beside itself.
 LLAMA_SERVER_MODULES = ("llama_cpp", "sse_starlette", "starlette_context", "pydantic_settings")
 
@@ -33,8 +36,17 @@ class Process:
 
 
 @contextmanager
-def nearfar_serve(arguments: Sequence[str], log: Path) -> Iterator[Process]:
-    with started([str(Path(sys.executable).with_name("nearfar")), "serve", *arguments], log) as process:
+def nearfar_serve(
+    arguments: Sequence[str], log: Path, headers: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Process]:
+    """``headers``: with the key, if the server has keys."""
+    with started([*NEARFAR, "serve", *arguments], log, headers, environment) as process:
+        yield process
+
+
+@contextmanager
+def gateway(arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[Process]:
+    with started([*NEARFAR, "gateway", *arguments], log, environment=environment) as process:
         yield process
 
 
@@ -51,29 +63,33 @@ def llama_server(gguf: Path, name: str, context: int, threads: int, log: Path) -
 
 
 @contextmanager
-def started(command: Sequence[str], log: Path) -> Iterator[Process]:
-    """Until it lists its models. Raises RuntimeError where it ends or takes too long."""
+def started(
+    command: Sequence[str], log: Path, headers: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Process]:
+    """A server that lists its models; ``environment`` is added to this process's. Raises RuntimeError if it ends or takes too long."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with log.open("wb") as file:
-        child = subprocess.Popen([*command, "--port", str(port)], stdout=file, stderr=subprocess.STDOUT)
+        child = subprocess.Popen(
+            [*command, "--port", str(port)], stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        )
     process = Process(f"http://127.0.0.1:{port}", child)
     try:
-        wait_until_ready(process, log)
+        wait_until_ready(process, log, headers)
         yield process
     finally:
         process.stop()
 
 
-def wait_until_ready(process: Process, log: Path) -> None:
+def wait_until_ready(process: Process, log: Path, headers: Mapping[str, str] | None = None) -> None:
     give_up = time.monotonic() + START_SECONDS
     while time.monotonic() < give_up and process.process.poll() is None:
         try:
-            response = httpx.get(f"{process.url}/v1/models")
+            response = httpx.get(f"{process.url}/v1/models", headers=headers)
             if response.is_success and response.json()["data"]:
                 return
         except httpx.TransportError:
             pass
-        time.sleep(0.2)
+        time.sleep(0.1)
     raise RuntimeError(f"no server came up; it said:\n{log.read_text(errors='replace')[-2000:]}")

@@ -45,17 +45,24 @@ class Emulated:
 
 
 def emulate(cases: Sequence[Case], folder: Path) -> Emulated:
+    kernels, source = lower_cases(cases, "sm_90")
+    # Compiling them takes longer than running them.
+    return Emulated(kernels, Library(source, folder, "-O0"))
+
+
+def lower_cases(cases: Sequence[Case], arch: str) -> tuple[dict[str, list[CudaKernel]], str]:
+    """The kernels of each case by its name, and one source file with all of them."""
     lowered: dict[str, CudaKernel] = {}
     names: dict[str, str] = {}
     kernels = {}
     for number, case in enumerate(cases):
-        kernels[case.name] = [cuda(kernel, "sm_90") for kernel in case.kernels()]
+        kernels[case.name] = [cuda(kernel, arch) for kernel in case.kernels()]
         for index, kernel in enumerate(kernels[case.name]):
             # Cases name their kernels as they like; a file has each function once.
             entry = names.setdefault(kernel.text, f"{kernel.entry}_{number}")
             renamed = CudaKernel(kernel.kernel, kernel.text.replace(f"{kernel.entry}(", f"{entry}("), entry, kernel.buffers, kernel.scalars)
             lowered[entry] = kernels[case.name][index] = renamed
-    return Emulated(kernels, Library(source_file(lowered.values()), folder))
+    return kernels, source_file(lowered.values())
 
 
 def aligned(array: Array) -> Array:

@@ -34,8 +34,8 @@ def find_compiler() -> list[str] | None:
 class Library:
     """Kernels of a file such as `source.source_file` writes. Each distinct text is compiled once in a folder."""
 
-    def __init__(self, source: str, folder: Path) -> None:
-        self.path = library_of(source, folder)
+    def __init__(self, source: str, folder: Path, optimization: str = "-Og") -> None:
+        self.path = library_of(source, folder, optimization)
         self._library = ctypes.CDLL(str(self.path))
 
     def launch(self, entry: str, grid: tuple[int, int], threads: int, parameters: Sequence[int] | npt.NDArray[np.uint64]) -> None:
@@ -47,7 +47,7 @@ class Library:
         launch(ctypes.c_void_p(pointers.ctypes.data), ctypes.c_void_p(sizes.ctypes.data), ctypes.c_uint(threads))
 
 
-def library_of(source: str, folder: Path) -> Path:
+def library_of(source: str, folder: Path, optimization: str = "-Og") -> Path:
     """The shared library of a file of kernels, with functions "launch_NAME" and numbers "parameters_NAME"."""
     head, *kernels = re.split(r'(?=^extern "C" __global__)', source, flags=re.MULTILINE)
     parts = [f'#include "{PRELUDE}"', head]
@@ -60,15 +60,21 @@ def library_of(source: str, folder: Path) -> Path:
 
     def make(library: Path) -> None:
         file.write_text(text)
-        compile_library(file, library)
+        compile_library(file, library, optimization)
 
     return made_once(file.with_suffix(".so"), make)
 
 
-def compile_library(source: Path, library: Path) -> None:
+def libcuda(folder: Path) -> Path:
+    """The folder, with a libcuda.so.1 in it for LD_LIBRARY_PATH."""
+    made_once(folder / "libcuda.so.1", lambda library: compile_library(EMULATOR / "libcuda.cpp", library))
+    return folder
+
+
+def compile_library(source: Path, library: Path, optimization: str = "-Og") -> None:
     """Compile C++ with the compiler that there is. Warnings about generated code mean nothing."""
     compiler = find_compiler()
     assert compiler is not None
-    command = [*compiler, "-std=c++17", "-Og", "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
+    command = [*compiler, "-std=c++17", optimization, "-march=native", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,6 @@ class EmulatedDriver:
         self._folder = folder
         self._memory: dict[int, Bytes] = {}
         self._capture: list[Launch] | None = None
-
-    def enter_thread(self) -> None:
-        pass
 
     def load(self, cubin: Path) -> Library:
         assert cubin.read_bytes().startswith(b"\x7fELF")
@@ -70,12 +68,12 @@ class EmulatedDriver:
         else:
             self._run(launch)
 
-    def begin_capture(self) -> None:
-        self._capture = []
-
-    def end_capture(self) -> list[Launch]:
-        assert self._capture is not None
-        graph, self._capture = self._capture, None
+    def capture(self, submit: Callable[[], None]) -> list[Launch]:
+        graph = self._capture = []
+        try:
+            submit()
+        finally:
+            self._capture = None
         self.captured += 1
         return graph
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated import EMULATOR, compile_library, library_of
+from emulated import libcuda, library_of
 from emulated_driver import EmulatedDriver
 
 from nearfar.compiler.bundle.folder import open_bundle
@@ -50,9 +50,8 @@ print(json.dumps({"device": device, "refused": refused, "tokens": tokens, "logit
 
 @pytest.fixture(scope="module")
 def environment(cuda_bundle: Path, emulated_cuda: Path) -> dict[str, str]:
-    compile_library(EMULATOR / "libcuda.cpp", emulated_cuda / "libcuda.so.1")
     libraries = [library_of(file.read_text(), emulated_cuda) for file in sorted((cuda_bundle / "kernels").glob("*.cu"))]
-    return {**os.environ, "LD_LIBRARY_PATH": str(emulated_cuda), "NEARFAR_EMULATED": ":".join(map(str, libraries))}
+    return {**os.environ, "LD_LIBRARY_PATH": str(libcuda(emulated_cuda)), "NEARFAR_EMULATED": ":".join(map(str, libraries))}
 
 
 def test_a_bundle_runs_through_nvidias_bindings_and_without_a_compiler(

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tolerances import OF_KERNEL, Q8_KERNEL, Q8_ROUNDED, Q8_ROUNDING, relative_error
+from case_check import check_outputs
 
 from nearfar.compiler.ir.expr import Expr, evaluate
 from nearfar.compiler.ir.ops import Array
-from nearfar.compiler.ir.ops.kv_pages import dequantize_pages, page_rows
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.targets.webgpu.device import DEFAULT_LIMITS, for_naga
 from nearfar.targets.webgpu.lower import WgslKernel, wgsl
@@ -103,21 +102,7 @@ class LoweredCase:
 
     def check(self, run: Run, outputs: Mapping[str, bytes]) -> None:
         """Compare what the kernels left in their outputs with what the op says."""
-        quantized = any(expected.dtype.kind == "u" for expected in run.expected.values())
-        for role, expected in run.expected.items():
-            found = np.frombuffer(outputs[role], expected.dtype, expected.size).reshape(expected.shape)
-            if expected.dtype.kind == "i":
-                np.testing.assert_array_equal(found, expected)
-                continue
-            dtypes = (str(expected.dtype), self.dtype)
-            limit = Q8_KERNEL if quantized else max(OF_KERNEL.get(dtype, 0) for dtype in dtypes if dtype is not None)
-            if expected.dtype.kind == "u":
-                assert (page_rows(found)[0] != page_rows(expected)[0]).sum() <= Q8_ROUNDED * expected.size, (self.name, role, run.dims)
-                found, expected, limit = dequantize_pages(found), dequantize_pages(expected), Q8_ROUNDING
-            # Unused places of pages hold NaN before and after.
-            assert (np.isnan(found) == np.isnan(expected)).all(), (self.name, role, run.dims)
-            error = relative_error(np.nan_to_num(found.astype(np.float64)), np.nan_to_num(expected.astype(np.float64)))
-            assert error < limit, (self.name, role, run.dims, error)
+        check_outputs((self.name, run.dims), self.dtype, run.expected, outputs)
 
 
 class Gpu:

@@ -1,0 +1,17 @@
+"""`bench_cuda.py` on the prepared bundle with the shapes of Qwen3-0.6B; its weights are written first if they did not travel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import bench_cuda
+
+from .bundles import with_random_weights
+from .prepared import LARGE
+
+if __name__ == "__main__":
+    bundle = Path(sys.argv[1]) / LARGE
+    with_random_weights(bundle)
+    sys.argv = ["bench_cuda.py", "--bundle", str(bundle), "--folder", sys.argv[2]]
+    bench_cuda.main()
