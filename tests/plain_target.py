@@ -32,7 +32,8 @@ class PlainTarget:
         progress: Callable[[int, int], None],  # noqa: ARG002
     ) -> LoweredPlan:
         float32 = ActivationEntry(dtype="float32", needs=[])
-        return LoweredPlan(None, {}, (float32,), {}, {"none": ()}, {}, ("none",) * len(plan.steps))
+        lists = tuple(f"{step.op}_none" for step in plan.steps)
+        return LoweredPlan(None, {}, (float32,), {}, dict.fromkeys(lists, ()), {}, lists)
 
 
 def compile_plain(model: Path, output: Path, quantization: str, context: int, *, self_test: bool = False) -> Bundle:
