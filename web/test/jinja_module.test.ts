@@ -1,8 +1,3 @@
-import { writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
-import { pathToFileURL } from "node:url";
-
 import * as whole from "@huggingface/jinja";
 import { build } from "esbuild";
 import { expect, test } from "vitest";
@@ -35,9 +30,9 @@ test("the smaller jinja has the results and the errors of the package", async ()
   const stdin = { contents: 'export { Template } from "@huggingface/jinja"', resolveDir: import.meta.dirname };
   const { outputFiles } = await build({ stdin, bundle: true, format: "esm", minify: true, write: false, plugins: [jinjaEsbuild] });
   const [text = ""] = outputFiles.map((file) => file.text);
+  // The minifier keeps the name of a variable that is not declared.
   expect(text).not.toContain("TOKEN_TYPES");
-  const file = join(tmpdir(), `jinja-${crypto.randomUUID()}.mjs`);
-  await writeFile(file, text);
-  const smaller = (await import(/* @vite-ignore */ pathToFileURL(file).href)) as typeof whole;
+  const url = `data:text/javascript;base64,${Buffer.from(text).toString("base64")}`;
+  const smaller = (await import(/* @vite-ignore */ url)) as typeof whole;
   for (const source of SOURCES) expect(answer(smaller, source), source).toBe(answer(whole, source));
 });
