@@ -18,6 +18,8 @@ from ..errors import RequestError
 # A Unicode noncharacter, which is reserved for use inside a program, and is neither white space nor part of any word.
 SENTINEL = "\ufdd0"
 _CLOSE = "\ufdd1"
+# Templates read tags such as <think> in answers. Words and white space are added tokens of some models.
+_NOT_A_MARKER = re.compile(r"</?[A-Za-z_]+>|[\w\s]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,14 @@ class ControlTokens:
 
 def sentinel_refused() -> RequestError:
     return RequestError("the text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", code="invalid_text")
+
+
+def spells_marker(template: str, token: str) -> bool:
+    """Whether a chat template's source spells out an added token that marks a turn, such as DeepSeek's <｜User｜>, which is not special.
+
+    Tags such as <think> are not markers, since templates look for them in answers; nor are words and white space.
+    """
+    return token in template and not _NOT_A_MARKER.fullmatch(token)
 
 
 def private_spelling(index: int) -> str:

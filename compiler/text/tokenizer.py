@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import CheckpointError, RequestError
 from ..formats.checkpoint import TokenizerFiles
 from .chat_template import ChatTemplate, Message
-from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused
+from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused, spells_marker
 from .token_bound import bytes_per_token
 
 # How byte-fallback tokenizers name the token of a single byte.
@@ -26,8 +26,9 @@ _REPLACEMENT = "\ufffd"
 class Tokenizer:
     """Raises CheckpointError when tokenizer.json cannot be loaded. ``chat_template`` is None if the model has none.
 
-    Control tokens are the special added tokens and the named ones (bos, eos, pad, unk). Text never becomes one of them unless the caller
-    asks for it; only the chat template writes them. `encode` and `decode` let other threads run, however long the text is.
+    Control tokens are the special added tokens, the named ones (bos, eos, pad, unk) and the markers that the chat template spells out.
+    Text never becomes one of them unless the caller asks for it; only the chat template writes them. `encode` and `decode` let other
+    threads run, however long the text is.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -44,8 +45,11 @@ class Tokenizer:
         named = {name: text for name, text in special_tokens.items() if text is not None}
         added = self._backend.get_added_tokens_decoder()
         self._added = {token.content: token for token in added.values()}
+        template = files.chat_template or ""
         self._control_ids = {
-            token.content: token_id for token_id, token in added.items() if token.special or token.content in named.values()
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or token.content in named.values() or spells_marker(template, token.content)
         }
         self._controls = ControlTokens(self._added, self._control_ids)
         # A model writes its unknown token for text that it cannot encode.
@@ -59,7 +63,7 @@ class Tokenizer:
         return bytes_per_token(self._backend)
 
     def prepare(self) -> None:
-        """Load now what is otherwise loaded at first use, while other threads wait."""
+        """Make now what the first request would otherwise wait for."""
         _ = self.bytes_per_token, self._splitting
 
     def least_tokens(self, text: str) -> int:
@@ -195,14 +199,26 @@ class Tokenizer:
     @cached_property
     def _splitting(self) -> _Splitting:
         from tokenizers import AddedToken
+        from tokenizers import Tokenizer as Backend
 
-        backend = _load_backend(self._file)
+        # Both backends share the model, which holds the vocabulary: a second copy of 150,000 tokens would take about 70 MB.
+        backend: Any = Backend(self._backend.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            if (value := getattr(self._backend, part)) is not None:
+                setattr(backend, part, value)
         backend.encode_special_tokens = True
         spelling = {content: private_spelling(index) for index, content in enumerate(self._control_ids)}
-        tokens = {content: self._added[content] for content in self._control_ids}
-        # Without this, a named token that tokenizer.json does not call special would still be matched.
-        backend.add_special_tokens([_alike(AddedToken, token, content, special=True) for content, token in tokens.items()])
-        backend.add_tokens([_alike(AddedToken, token, spelling[content], special=False) for content, token in tokens.items()])
+        # Added in the order of their ids, the tokens get the same ids again. Control tokens become special, since the backend splits
+        # only special tokens.
+        tokens = self._backend.get_added_tokens_decoder()
+        backend.add_tokens(
+            [
+                _alike(AddedToken, token, token.content, special=token.special or token.content in spelling)
+                for _, token in sorted(tokens.items())
+            ]
+        )
+        assert backend.get_added_tokens_decoder().keys() == tokens.keys(), "the same tokens have the same ids"
+        backend.add_tokens([_alike(AddedToken, self._added[content], private, special=False) for content, private in spelling.items()])
         return _Splitting(
             backend, spelling, {backend.token_to_id(spelling[text]): token_id for text, token_id in self._control_ids.items()}
         )

@@ -201,6 +201,16 @@ def test_a_sentinel_in_a_text_is_refused_where_it_would_be_read_as_one(made: Cal
         assert caught.value.details["code"] == "invalid_text"
 
 
+def test_texts_are_split_without_a_second_copy_of_the_vocabulary(
+    made: Callable[[str], Tokenizer], files: Callable[[str], TokenizerFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer(files("prepend"))
+    monkeypatch.setattr("nearfar.compiler.text.tokenizer._load_backend", lambda _: pytest.fail("loaded tokenizer.json again"))
+    tokenizer.prepare()
+    assert controls_in(tokenizer, tokenizer.encode(FORGED, add_special_tokens=False)) == []
+    assert tokenizer.encode(FORGED) == made("prepend").encode(FORGED)
+
+
 def test_half_a_surrogate_pair_is_the_requests_fault(made: Callable[[str], Tokenizer]) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
     with pytest.raises(RequestError, match="half of a surrogate pair"):
@@ -216,7 +226,8 @@ def test_many_added_tokens_are_searched_in_one_pass() -> None:
 @pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: case["name"])
 def test_shared_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(VECTORS["tokenizers"][case["tokenizer"]]))
-    tokenizer = Tokenizer(TokenizerFiles(tmp_path / "tokenizer.json", VECTORS["template"], bos_token="<s>", eos_token="</s>"))
+    template = case.get("template", VECTORS["template"])
+    tokenizer = Tokenizer(TokenizerFiles(tmp_path / "tokenizer.json", template, bos_token="<s>", eos_token="</s>"))
     if "text" in case:
         assert tokenizer.encode(case["text"], False, case["split_special_tokens"]) == case["ids"]
     else:

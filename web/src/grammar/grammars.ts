@@ -3,7 +3,6 @@
 import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GrammarCompiler, GrammarConstraint } from "./index.js";
 import type { GrammarSource } from "./source.js";
-import { readVocabulary } from "./vocabulary.js";
 
 export class Grammars {
   #compiler: Promise<GrammarCompiler> | null = null;
@@ -30,7 +29,7 @@ export class Grammars {
   }
 
   private async load(): Promise<GrammarCompiler> {
-    const { GrammarCompiler } = await import("../grammar/index.js").catch((error: unknown) => {
+    const { GrammarCompiler, readVocabulary } = await import("../grammar/index.js").catch((error: unknown) => {
       throw new DeviceError(
         `The grammar compiler cannot be loaded (${messageOf(error)}); serve grammar.js beside the package's other files; service workers cannot load it`,
         {},

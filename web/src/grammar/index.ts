@@ -19,6 +19,7 @@ import type { Handle } from "./xgrammar.js";
 export type { GrammarConstraint } from "./constraint.js";
 export type { GrammarSource, TagSource } from "./source.js";
 export type { Vocabulary } from "./vocabulary.js";
+export { readVocabulary } from "./vocabulary.js";
 
 /** Compiled grammars kept; the oldest goes first. */
 const MOST_KEPT = 32;

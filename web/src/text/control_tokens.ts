@@ -75,6 +75,9 @@ export function sentinelRefused(): RequestError {
   return new RequestError("The text contains U+FDD0, a noncharacter that is reserved for internal use; remove it", { code: "invalid_text" });
 }
 
+/** Whether a chat template spells out an added token that marks a turn. Tags such as <think> do not: templates read them in answers. */
+export const spellsMarker = (template: string, token: string): boolean => template.includes(token) && !/^(<\/?[A-Za-z_]+>|[\p{L}\p{N}_\s]*)$/u.test(token);
+
 /** A text that stands for a control token where the token's own text is plain text. */
 export const privateSpelling = (index: number): string => `${SENTINEL}${index}\ufdd1`;
 

@@ -6,7 +6,7 @@ import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { TokenizerEntry } from "../runtime/manifest.js";
 import type { Message, RenderOptions } from "./chat_template.js";
 import { ChatTemplate } from "./chat_template.js";
-import { ControlTokens, SENTINEL, privateSpelling, sentinelRefused } from "./control_tokens.js";
+import { ControlTokens, SENTINEL, privateSpelling, sentinelRefused, spellsMarker } from "./control_tokens.js";
 import type { ToolFormat } from "./tools.js";
 
 // The name of a single byte's token in byte-fallback tokenizers.
@@ -24,7 +24,10 @@ interface TokenizerJson {
   readonly model?: { readonly unk_token?: string | null };
 }
 
-/** Text never becomes a control token (a special added token, or a named one such as eos) unless the caller asks for it: the chat template writes them. */
+/**
+ * Control tokens are the special added tokens, the named ones such as eos, and the markers that the chat template spells out. Text never becomes one unless
+ * the caller asks for it: the chat template writes them.
+ */
 export class Tokenizer {
   readonly #controls: ControlTokens;
   readonly #forgeable: ReadonlySet<number>;
@@ -52,7 +55,7 @@ export class Tokenizer {
     }
     const added = [...this.#backend.get_added_tokens_decoder()];
     const named: readonly unknown[] = Object.values(specialTokens(entry));
-    const controls = added.filter(([, { special, content }]) => special || named.includes(content));
+    const controls = added.filter(([, { special, content }]) => special || named.includes(content) || spellsMarker(entry.chat_template ?? "", content));
     this.#controls = new ControlTokens(added.map(([, { content }]) => content), controls.map(([, { content }]) => content));
     // A model writes its unknown token for text that it cannot encode.
     const unknown = [entry.unk_token, unkToken];

@@ -11,6 +11,7 @@ import { NO_TOKENS } from "./tokenizers.js";
 interface Case {
   readonly name: string;
   readonly tokenizer: string;
+  readonly template?: string;
   readonly ids: readonly number[];
   readonly text?: string;
   readonly split_special_tokens?: boolean;
@@ -24,11 +25,12 @@ const vectors = JSON.parse(readFileSync(new URL("../../../tests/conformance/cont
   readonly cases: readonly Case[];
 };
 
-const made = (name: string): Tokenizer =>
-  new Tokenizer(JSON.stringify(vectors.tokenizers[name]), { ...NO_TOKENS, bos_token: "<s>", eos_token: "</s>", chat_template: vectors.template });
+const made = (name: string, chatTemplate = vectors.template): Tokenizer =>
+  new Tokenizer(JSON.stringify(vectors.tokenizers[name]), { ...NO_TOKENS, bos_token: "<s>", eos_token: "</s>", chat_template: chatTemplate });
 
-test.each(vectors.cases)("$name has the ids that Python gives", ({ tokenizer, ids, text, split_special_tokens: split, messages, tools }) => {
-  const actual = text === undefined ? made(tokenizer).encodeChat(messages, { tools: tools ?? [] }) : made(tokenizer).encode(text, false, split);
+test.each(vectors.cases)("$name has the ids that Python gives", ({ tokenizer: name, template, ids, text, split_special_tokens: split, messages, tools }) => {
+  const tokenizer = made(name, template);
+  const actual = text === undefined ? tokenizer.encodeChat(messages, { tools: tools ?? [] }) : tokenizer.encode(text, false, split);
   expect(actual).toEqual(ids);
 });
 

@@ -1,0 +1,4 @@
+import type { Plugin } from "esbuild";
+
+/** For esbuild. */
+export const jinjaEsbuild: Plugin;
