@@ -1,14 +1,16 @@
 """The grammar compiler: processes of their own that compile the grammars of all models and adapters of a server.
 
-There are two lanes. A grammar begins in the quick one, where each has little time, so that small schemas never wait for long. What takes
-longer begins again in the slow one, whose process runs only while it is needed.
+There are two lanes. A grammar begins in the quick one, where each has little time, so that small schemas never wait for long. A grammar
+that takes longer begins again in the slow one, whose process runs only while it is needed. A client that has just sent a costly grammar
+begins in the slow one too.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 
 from nearfar.compiler.errors import RequestError, Unavailable
 
@@ -22,10 +24,14 @@ from .source import GrammarSource
 class CompileLimits:
     """A grammar may take ``quick_seconds`` and then ``slow_seconds``, with the search for its shortest answer, and ``memory_bytes``, which
     limits all that the process has allocated. In each lane ``waiting`` grammars may wait, ``waiting_of_one`` of one client.
+
+    After a grammar that took ``costly_seconds``, the grammars of its client begin in the slow lane for ``slow_lane_seconds``.
     """
 
     quick_seconds: float = 3.0
     slow_seconds: float = 20.0
+    costly_seconds: float = 0.5
+    slow_lane_seconds: float = 60.0
     memory_bytes: int = 1024 * 2**20
     waiting: int = 256
     waiting_of_one: int = 64
@@ -36,10 +42,17 @@ class GrammarCompiler:
 
     def __init__(self, limits: CompileLimits = CompileLimits()) -> None:
         self.lanes: Sequence[CompileLane] = (
-            CompileLane(limits, limits.quick_seconds, stays=True),
-            CompileLane(limits, limits.slow_seconds, stays=False),
+            CompileLane(limits, limits.quick_seconds, self._note, stays=True),
+            CompileLane(limits, limits.slow_seconds, self._note, stays=False),
         )
+        self._limits = limits
         self._users = 0
+        # Until when the grammars of a client begin in the slow lane.
+        self._costly_until: dict[str, float] = {}
+
+    def lanes_of(self, client: str) -> Sequence[CompileLane]:
+        """The lanes in which a client's next grammar is tried, one after the other."""
+        return self.lanes[1:] if self._costly_until.get(client, 0.0) > monotonic() else self.lanes
 
     def join(self) -> None:
         """Each model joins once and leaves once."""
@@ -51,12 +64,22 @@ class GrammarCompiler:
             for lane in self.lanes:
                 lane.close()
 
+    def _note(self, client: str, seconds: float) -> None:
+        if seconds > self._limits.costly_seconds:
+            now = monotonic()
+            self._costly_until = {other: until for other, until in self._costly_until.items() if until > now}
+            self._costly_until[client] = now + self._limits.slow_lane_seconds
+
 
 class CompileLane:
-    """A process and the turns of its clients. If it does not stay, it ends when nobody waits for it."""
+    """A process and the turns of its clients. If it does not stay, it ends when nobody waits for it.
 
-    def __init__(self, limits: CompileLimits, seconds: float, *, stays: bool) -> None:
+    ``note`` is called with a client and the seconds that its grammar has taken.
+    """
+
+    def __init__(self, limits: CompileLimits, seconds: float, note: Callable[[str, float], None], *, stays: bool) -> None:
         self.seconds = seconds
+        self._note = note
         self._limits, self._stays = limits, stays
         self._turns = FairTurns("the grammar compiler", limits.waiting, limits.waiting_of_one)
         self._process: WorkerProcess | None = None
@@ -76,7 +99,7 @@ class CompileLane:
                 if not self._stays and not self._turns.waiting:
                     self.close()
 
-    async def compile(self, setup: Setup, source: GrammarSource) -> Compiled | None:
+    async def compile(self, setup: Setup, source: GrammarSource, client: str) -> Compiled | None:
         """Compile a source for a vocabulary; None if it takes longer than this lane allows. Cancelled, it gives the process half a second.
 
         Raises RequestError for a grammar that is wrong or takes more than its memory, Unavailable if the process was ended from outside.
@@ -85,11 +108,12 @@ class CompileLane:
             self._process = WorkerProcess(f"{__package__}.worker", self._limits.memory_bytes, int(self.seconds) + 10)
         process, job = self._process, Job(setup.key, source)
         try:
-            reply = await process.ask(job, self.seconds)
+            await process.start()
+            reply = await self._timed(process, job, client)
             if reply == UNKNOWN_VOCABULARY:
                 if await process.ask(setup, START_SECONDS) != READY:
                     raise WorkerEnded
-                reply = await process.ask(job, self.seconds)
+                reply = await self._timed(process, job, client)
         except WorkerEnded as ended:
             if ended.timed_out:
                 return None
@@ -100,6 +124,13 @@ class CompileLane:
             raise RequestError(reply.message)
         assert isinstance(reply, Compiled)
         return reply
+
+    async def _timed(self, process: WorkerProcess, job: Job, client: str) -> object:
+        started = monotonic()
+        try:
+            return await process.ask(job, self.seconds)
+        finally:
+            self._note(client, monotonic() - started)
 
     def close(self) -> None:
         """End the process; the next grammar starts another."""

@@ -90,14 +90,17 @@ class Grammars:
                     del self._pending[key]
 
     async def _compile(self, source: GrammarSource, client: str) -> _Grammar:
-        for lane in self._compiler.lanes:
+        for lane in self._compiler.lanes_of(client):
             async with lane.turn(client):
                 # Another client may have had it compiled meanwhile.
                 kept = self._use_kept(source)
                 if kept is not None:
                     return kept
+                if lane not in self._compiler.lanes_of(client):
+                    # Its last grammar was costly, while this one waited.
+                    continue
                 tables = await self._loaded()
-                reply = await lane.compile(tables.setup, source)
+                reply = await lane.compile(tables.setup, source, client)
                 if reply is not None:
                     grammar = await asyncio.to_thread(tables.grammar, source, reply)
                     self._keep(source, grammar)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import os
 import signal
 from collections.abc import Coroutine, Iterator
@@ -195,7 +196,7 @@ def test_a_wrong_grammar_is_refused_and_names_the_parameter(grammars: Grammars, 
 
 
 def test_a_grammar_that_takes_too_long_for_the_quick_lane_has_more_time_in_the_slow_one() -> None:
-    compiler = GrammarCompiler(CompileLimits(quick_seconds=0.2, slow_seconds=0.4))
+    compiler = GrammarCompiler(CompileLimits(quick_seconds=0.2, slow_seconds=0.4, costly_seconds=math.inf))
     grammars, quick, slow = Grammars(compiler, lambda: VOCABULARY), *compiler.lanes
     assert one(grammars, NULL) == "null"
     first = quick.pid
@@ -258,6 +259,28 @@ def test_a_new_client_waits_for_one_quick_grammar_only() -> None:
     run(ask())
 
 
+def test_after_a_costly_grammar_its_client_leaves_the_quick_lane_to_others() -> None:
+    async def ask() -> None:
+        limits = CompileLimits(quick_seconds=0.2, slow_seconds=0.4, costly_seconds=0.1, slow_lane_seconds=1.0)
+        compiler = GrammarCompiler(limits)
+        grammars, quick = Grammars(compiler, lambda: VOCABULARY), compiler.lanes[0]
+        waiting = [asyncio.create_task(grammars.constraints(source, 1, "x", client="c")) for source in (SLOW, RegexSource("later"))]
+        with pytest.raises(RequestError, match="cannot be compiled"):
+            await waiting[0]
+        await waiting[1]
+        ended = quick.pid
+        await grammars.constraints(RegexSource("costly"), 1, "x", client="c")
+        assert quick.pid == ended, "no process of the quick lane was needed"
+        await grammars.constraints(RegexSource("other"), 1, "x", client="other")
+        assert quick.pid != ended
+        assert compiler.lanes_of("c") == compiler.lanes[1:]
+        await asyncio.sleep(limits.slow_lane_seconds)
+        assert compiler.lanes_of("c") == compiler.lanes
+        grammars.close()
+
+    run(ask())
+
+
 def test_a_client_with_too_many_waiting_grammars_is_refused_and_whoever_leaves_frees_the_place() -> None:
     async def ask() -> None:
         compiler = GrammarCompiler(CompileLimits(waiting_of_one=1))
@@ -293,7 +316,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_ended() -> None:
         await asyncio.sleep(0.1)
         leaving.cancel()
         async with asyncio.timeout(4):
-            assert len(await grammars.constraints(RegexSource("next"), 1, "x")) == 1
+            assert len(await grammars.constraints(RegexSource("next"), 1, "x", client="next")) == 1
         assert compiler.lanes[0].pid != first
         grammars.close()
 
