@@ -1,4 +1,5 @@
-"""What is refused in a client's EBNF before it is compiled: left recursion, which takes xgrammar memory without end, and huge repetition.
+"""What is refused in a client's EBNF before it is compiled: left recursion, which takes xgrammar memory without end, huge repetition, and
+escapes that are not Unicode characters.
 
 A rule is left-recursive if it can begin with itself: `root ::= root "a" | "a"`, directly, through other rules, or behind items that may be
 empty. It can be rewritten without left recursion, mostly with repetition. Syntax that is not understood here is left to xgrammar.
@@ -23,8 +24,8 @@ _TOKEN = re.compile(
     | (?P<name>[A-Za-z_][\w.-]*) | (?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\}) | (?P<mark>[()|]) | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-# Built-in functions of xgrammar's EBNF: their arguments are texts and tokens that come first.
 _ESCAPE = re.compile(r"\\(?:u\{(?P<braced>[0-9A-Fa-f]+)\}|u(?P<four>[0-9A-Fa-f]{4})|U(?P<eight>[0-9A-Fa-f]{8})|.)", re.DOTALL)
+# Built-in functions of xgrammar's EBNF: their arguments are texts and tokens that come first.
 _FUNCTION = re.compile(r"TagDispatch|TokenTagDispatch|Token|ExcludeToken")
 
 
@@ -41,7 +42,10 @@ class _Rule:
 
 
 def check_ebnf(grammar: str) -> None:
-    """Raises RequestError for a grammar that is too large, repeats too much, or is left-recursive, and names the rules of the cycle."""
+    """Raises RequestError for a grammar that is too large, repeats too much, has an escape that is not a character, or is left-recursive.
+
+    The message names the rules of the cycle.
+    """
     if len(grammar) > MAX_EBNF_SIZE:
         raise RequestError(f"the grammar has {len(grammar):,} characters; at most {MAX_EBNF_SIZE:,} can be compiled")
     _check_characters(grammar)

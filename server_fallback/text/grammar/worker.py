@@ -75,11 +75,13 @@ class _Vocabulary:
 def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
     try:
         compiled, rules = compile_source(compiler, source)
-        # Beside calls, the form is looked at by itself as well, and its shortest answer counts: there must be room for either.
-        form, form_rules = compile_source(compiler, source.form) if isinstance(source, CallsOrForm) else (compiled, rules)
+        form, form_rules, tried = compiled, rules, [compiled]
         if isinstance(source, CallsOrForm):
+            # The trial's random answer may be a call, and the shortest one as well: without room for the form, a model would have to call.
+            form, form_rules = compile_source(compiler, source.form)
             _check_apart(form, shapes, source)
-        if not all(_is_fast(GrammarConstraint.of(each, shapes)) for each in {id(each): each for each in (form, compiled)}.values()):
+            tried = [form, compiled]
+        if not all(_is_fast(GrammarConstraint.of(each, shapes)) for each in tried):
             return Refused("the grammar is too ambiguous: what may come next takes too long to find; make it simpler")
         first, timed = _first_completion(form, shapes, form_rules)
     except RequestError as error:

@@ -104,8 +104,8 @@ def test_parse_with_tools_gives_calls_and_then_the_answer(client: openai.OpenAI,
     assert called.message.parsed is None
     [made] = called.message.tool_calls or []
     assert made.function.parsed_arguments == Weather(degrees=7)
-    result = {"role": "tool", "tool_call_id": made.id, "content": "warm"}
-    second = client.chat.completions.parse(messages=[*MESSAGES, called.message.model_dump(exclude={"parsed"}), result], **asked).choices[0]
+    turn: Any = [called.message.model_dump(exclude={"parsed"}), {"role": "tool", "tool_call_id": made.id, "content": "warm"}]
+    second = client.chat.completions.parse(messages=[*MESSAGES, *turn], **asked).choices[0]
     assert (second.finish_reason, second.message.tool_calls) == ("stop", None)
     assert second.message.parsed == Answer(text="7 degrees")
     asyncio.run(local.close())

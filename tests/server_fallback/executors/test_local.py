@@ -27,7 +27,8 @@ from nearfar.server_fallback.schema.tokenize import DetokenizeRequest, TokenizeR
 CALL = Call("1")
 HI = [{"role": "user", "content": "hi"}]
 IMAGE = {"type": "image_url", "image_url": {"url": "http://here/a.png"}}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+TOOL = {"type": "function", "function": FUNCTION}
 Result = TypeVar("Result")
 
 
@@ -291,7 +292,7 @@ def test_without_parallel_tool_calls_only_the_first_call_is_told(tmp_path: Path)
 
 SAID = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"], "additionalProperties": False}
 ANSWER = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SAID}}
-STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+STRICT = {"type": "function", "function": {**FUNCTION, "strict": True}}
 ONE_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -306,13 +307,13 @@ def grammar_executor(folder: Path, *answers: str) -> Iterator[tuple[LocalExecuto
 
 
 def test_beside_tools_a_form_holds_messages_and_its_text_is_never_read_as_a_call(tmp_path: Path) -> None:
-    for said in ("no call", ONE_CALL):
-        message = json.dumps({"said": said})
+    unlike_json = {"type": "regex", "pattern": "x: [^]*"}
+    for form, message in ((ANSWER, json.dumps({"said": ONE_CALL})), (unlike_json, f"x: {ONE_CALL}")):
         with grammar_executor(tmp_path, message) as (local, source):
-            [choice] = chat(local, tools=[TOOL], response_format=ANSWER).choices
+            [choice] = chat(local, tools=[TOOL], response_format=form).choices
             assert '"name": "f"' in prompt_text(source)
             assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (message, None, "stop")
-            texts = [chunk.choices[0].delta.content for chunk in chunks(local, tools=[TOOL], response_format=ANSWER) if chunk.choices]
+            texts = [chunk.choices[0].delta.content for chunk in chunks(local, tools=[TOOL], response_format=form) if chunk.choices]
             assert "".join(text or "" for text in texts) == message
             assert len(texts) > len(message), "the form's text is streamed as it comes"
 

@@ -6,23 +6,26 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import jsonschema_rs
 import pytest
-from picking import END, TOKENS, pick
+from picking import END, SHAPES, TOKENS, Grammar, pick
 
 from nearfar.compiler.errors import RequestError
 from nearfar.server_fallback.schema.chat import Function, Tool
+from nearfar.server_fallback.text.grammar import worker
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.grammar_compiler import GrammarCompiler
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.grammar.matcher import allowed_ids
+from nearfar.server_fallback.text.grammar.messages import Refused
 from nearfar.server_fallback.text.grammar.source import CallsOrForm, EbnfSource, FormSource, JsonSource, RegexSource
 from nearfar.server_fallback.text.tools import ToolFormat, tool_grammar
 from nearfar.server_fallback.text.vocabulary import Vocabulary
 
-STRICT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+STRICT: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 ANSWER = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
 FORM = JsonSource(json.dumps(ANSWER))
 STRICT_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 2}}\n</tool_call>'
@@ -70,7 +73,7 @@ def check(text: str) -> str:
     for call in text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>").split("\n</tool_call>\n<tool_call>\n"):
         called = json.loads(call)
         assert list(called) == ["name", "arguments"]
-        assert jsonschema_rs.is_valid({"f": STRICT, "g": {"type": "object"}}[called["name"]], called["arguments"]), text
+        assert jsonschema_rs.is_valid(STRICT if called["name"] == "f" else {"type": "object"}, called["arguments"]), text
     return "calls"
 
 
@@ -117,7 +120,8 @@ def test_both_are_whole_within_max_tokens_and_a_call_begins_only_if_its_end_fits
     kinds: dict[str, list[int]] = {}
     with pytest.raises(RequestError, match="and there is room for 1") as error:
         constraint(grammars, source, 1)
-    needed = int(error.value.details["needed"])
+    needed = error.value.details["needed"]
+    assert isinstance(needed, int)
     assert 0 < needed <= len('{"ok": true}')
     for seed, more in enumerate((0, 1, 5, 60, 62, 70, 100)):
         for first in (TOKENS.index(b'{"'), TOKENS.index(b"<tool_call>")):
@@ -170,16 +174,17 @@ def test_a_wrong_schema_of_a_tool_is_not_taken_for_the_form_s(grammars: Grammars
         constraint(grammars, source)
 
 
-def test_a_form_too_slow_to_follow_is_refused_beside_calls_too(grammars: Grammars) -> None:
-    # 2^n readings of n letters: refused whichever of both the trial's random answer is.
-    ambiguous = EbnfSource('root ::= a "."\na ::= "" | "x" a | "x" a "x" a | "x" a "x" a "x" a')
-    alone, beside = (asyncio.run(_refusal(grammars, source)) for source in (ambiguous, either(form=ambiguous)))
-    assert alone == beside
+def test_a_form_too_slow_to_follow_is_refused_beside_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of both the trial's random answer is."""
+    grammar, slow = Grammar(), RegexSource("[a-z]{9}")
+    trials: list[bool] = []
 
+    def is_slow(trial: GrammarConstraint | BoundedConstraint) -> bool:
+        trials.append(trial.matcher.accept_text("<tool_call>"))
+        return trials[-1]
 
-async def _refusal(grammars: Grammars, source: EbnfSource | CallsOrForm) -> str:
-    try:
-        await grammars.constraints(source, 1, "response_format")
-    except RequestError as error:
-        return error.message
-    return "none"
+    monkeypatch.setattr(worker, "_is_fast", is_slow)
+    refused = worker._answer(grammar.compiler, SHAPES, either(form=slow))
+    assert isinstance(refused, Refused)
+    assert "too ambiguous" in refused.message
+    assert trials == [False], "the form alone comes first"
