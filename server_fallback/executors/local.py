@@ -169,7 +169,7 @@ class LocalExecutor:
         requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
         choices = self._choices(source, requests, request, call)
         vocabulary = await self._vocabulary(bool(request.logprobs))
-        chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary)
+        chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary, form.call_begins)
         async with aclosing(chat_chunks(choices, requests, chat_form)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -20,14 +20,15 @@ from .vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """How answers are told. ``calls`` is how tool calls are written, None where there are none. ``one_call``: what follows the first call
-    is left out. ``vocabulary`` is given where log-probabilities are wanted.
+    """How answers are streamed. ``calls`` is how tool calls are written, None if there are none; ``call_begins``: see `AnswerFormat`.
+    ``one_call``: what follows the first call is left out. ``vocabulary`` is given if log-probabilities are wanted.
     """
 
     model: str
     calls: ToolFormat | None
     one_call: bool
     vocabulary: Vocabulary | None
+    call_begins: Sequence[str] | None = None
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ async def chat_chunks(
 ) -> AsyncGenerator[ChatCompletionChunk, None]:
     """All choices answer one prompt. The last chunk has the usage and no choices. Raises what the choices raise."""
     head = _Head(form.model)
-    told = [_Told(ToolCallStream(form.calls) if form.calls is not None else None) for _ in choices]
+    told = [_Told(ToolCallStream(form.calls, begins=form.call_begins) if form.calls is not None else None) for _ in choices]
     async with aclosing(answer_all(choices)) as answers:
         async for index, item in answers:
             state = told[index]

@@ -20,7 +20,7 @@ from ..schema.chat import (
     Tool,
 )
 from ..schema.common import GenerationRequest, StructuredOutputs
-from .grammar.source import EbnfSource, GrammarSource, JsonSource, RegexSource
+from .grammar.source import CallsOrForm, EbnfSource, FormSource, GrammarSource, JsonSource, RegexSource
 from .tools import ToolFormat, check_tools, tool_grammar
 
 ANY_OBJECT = '{"type": "object"}'
@@ -28,12 +28,16 @@ ANY_OBJECT = '{"type": "object"}'
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """``param`` is what asked for the grammar. ``tools`` are those that the prompt names; their calls are written in ``calls``."""
+    """``param`` is what asked for the grammar. ``tools`` are those that the prompt names; their calls are written in ``calls``.
+
+    ``call_begins``: if given, an answer has calls only if it begins with one of these texts, and otherwise it is a message.
+    """
 
     grammar: GrammarSource | None
     param: str
     tools: Sequence[Tool] | None
     calls: ToolFormat | None
+    call_begins: tuple[str, ...] | None = None
 
 
 def answer_format(request: ChatCompletionRequest, form: ToolFormat | None) -> AnswerFormat:
@@ -45,13 +49,13 @@ def answer_format(request: ChatCompletionRequest, form: ToolFormat | None) -> An
         return AnswerFormat(asked, param, None, None)
     if form is None:
         raise RequestError("tools need a chat template that knows tools, which this model lacks; leave them out", param="tools")
-    if asked is not None:
-        raise RequestError(f"{param} and tools cannot be given together", param=param)
-    grammar = tool_grammar(form, tools, choice, request.parallel_tool_calls is not False)
+    grammar = tool_grammar(form, tools, choice, request.parallel_tool_calls is not False, asked)
+    if isinstance(grammar, CallsOrForm):
+        return AnswerFormat(grammar, param, tools, form, tuple(tag.begin for tag in grammar.calls.tags))
     return AnswerFormat(grammar, "tools", tools, form)
 
 
-def asked_grammar(request: GenerationRequest) -> tuple[GrammarSource | None, str]:
+def asked_grammar(request: GenerationRequest) -> tuple[FormSource | None, str]:
     """The grammar that the request itself asks for, and the parameter that does.
 
     Raises RequestError for more than one of them, and for a schema that is not one.
@@ -78,9 +82,9 @@ def structured_outputs(request: GenerationRequest) -> list[tuple[str, Structured
     return [*named, *([] if request.structured_outputs is None else [("structured_outputs", request.structured_outputs)])]
 
 
-def _structured(form: StructuredOutputs, param: str) -> GrammarSource | None:
+def _structured(form: StructuredOutputs, param: str) -> FormSource | None:
     """None if no key asks for anything."""
-    sources: list[GrammarSource] = []
+    sources: list[FormSource] = []
     if form.json_ is not None:
         sources.append(JsonSource(_schema_text(_schema(form.json_, param), param)))
     if form.regex is not None:
@@ -115,7 +119,7 @@ def _schema_text(schema: object, param: str) -> str:
         raise RequestError("the JSON schema is nested too deep", param=param) from error
 
 
-def _source(response_format: ResponseFormat | None) -> GrammarSource | None:
+def _source(response_format: ResponseFormat | None) -> FormSource | None:
     match response_format:
         case JsonObjectFormat():
             return JsonSource(ANY_OBJECT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,8 +81,18 @@ class _Nesting:
 
 
 class ToolCallStream:
-    def __init__(self, form: ToolFormat, new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}") -> None:
+    """With ``begins`` the answer has calls only if it begins with one of these texts; any other answer is text as a whole."""
+
+    def __init__(
+        self,
+        form: ToolFormat,
+        new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}",
+        begins: Sequence[str] | None = None,
+    ) -> None:
         self._form = form
+        # None once it is known what the answer is.
+        self._begins = begins
+        self._only_text = False
         self._new_id = new_id
         self._mode: _Mode = "text"
         # Text not decided on.
@@ -124,6 +134,13 @@ class ToolCallStream:
                 return events
 
     def _step(self, ended: bool) -> list[ToolCallEvent]:
+        if self._begins is not None:
+            if not ended and any(begin != self._held and begin.startswith(self._held) for begin in self._begins):
+                return []
+            self._only_text = not self._held.startswith(tuple(self._begins))
+            self._begins = None
+        if self._only_text:
+            return self._text(self._take(len(self._held)))
         if self._mode == "text":
             return self._hermes_text(ended) if self._form == "hermes" else self._llama_text(ended)
         if self._mode == "head":

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from nearfar.compiler.errors import RequestError
 
 from ..schema.chat import NamedToolChoice, Tool
-from .grammar.source import GrammarSource, Tag, TagsSource
+from .grammar.source import CallsOrForm, FormSource, GrammarSource, Tag, TagsSource
 
 # How a call is written. "hermes" (Qwen 2.5 and 3, Hermes): <tool_call>{"name": .., "arguments": ..}</tool_call>. "llama3" (Llama 3.1
 # and on): {"name": .., "parameters": ..} as the whole answer.
@@ -50,23 +50,33 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
         raise RequestError(f"tool_choice names '{choice.function.name}', which is none of the tools", param="tool_choice")
 
 
-def tool_grammar(form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True) -> GrammarSource | None:
+def tool_grammar(
+    form: ToolFormat, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True, message: FormSource | None = None
+) -> GrammarSource | None:
     """What holds an answer to calls: of any tool for "required", of one for a named function. With ``parallel`` there may be several.
 
-    For "auto" the model is free, but calls of functions that are ``strict`` are held to their parameters once they have begun; None where
-    there are none of these. The tools are checked already.
+    For "auto" the model is free, but calls of functions that are ``strict`` are held to their parameters once they have begun; None if
+    there are none of these. If a ``message`` is given, the answer to "auto" is either calls or such a message. The tools are checked
+    already.
     """
     if choice == "none":
         return None
     named = choice.function.name if isinstance(choice, NamedToolChoice) else None
+    separator = "\n" if parallel and named is None and form == "hermes" else None
+    if choice == "auto" and message is not None:
+        return CallsOrForm(TagsSource(_auto_tags(form, tools), separator), message)
     if choice == "auto":
-        # A trigger must not begin a call of a function that has no tag, so all have one; those not strict take any arguments.
+        # A trigger must not begin a call of a function that has no tag, so all have one.
         if form != "hermes" or not any(tool.function.strict for tool in tools):
             return None
-        tags = tuple(_tag(form, tool, schema=None if tool.function.strict else {"type": "object"}) for tool in tools)
-        return TagsSource(tags, separator=None, trigger=TOOL_CALL)
+        return TagsSource(_auto_tags(form, tools), separator=None, trigger=TOOL_CALL)
     tags = tuple(_tag(form, tool) for tool in tools if named in (None, tool.function.name))
-    return TagsSource(tags, separator="\n" if parallel and named is None and form == "hermes" else None)
+    return TagsSource(tags, separator)
+
+
+def _auto_tags(form: ToolFormat, tools: Sequence[Tool]) -> tuple[Tag, ...]:
+    """Functions that are not strict take any arguments."""
+    return tuple(_tag(form, tool, schema=None if tool.function.strict else {"type": "object"}) for tool in tools)
 
 
 def _tag(form: ToolFormat, tool: Tool, schema: Mapping[str, Any] | None = None) -> Tag:

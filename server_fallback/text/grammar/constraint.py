@@ -42,7 +42,9 @@ class GrammarConstraint:
             mask = self.matcher.mask()
             if not mask.any():
                 raise RequestError(
-                    "no token of this model's vocabulary continues the answer; give another grammar", param="response_format"
+                    "no token of this model's vocabulary continues the answer; give another grammar",
+                    param="response_format",
+                    code="grammar_dead_end",
                 )
             self._mask = mask
         return self._mask

@@ -1,4 +1,5 @@
-"""What is refused in a client's EBNF before it is compiled: left recursion, which takes xgrammar memory without end, and huge repetition.
+"""What is refused in a client's EBNF before it is compiled: left recursion, which takes xgrammar memory without end, huge repetition, and
+escapes that are not Unicode characters.
 
 A rule is left-recursive if it can begin with itself: `root ::= root "a" | "a"`, directly, through other rules, or behind items that may be
 empty. It can be rewritten without left recursion, mostly with repetition. Syntax that is not understood here is left to xgrammar.
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 
 from nearfar.compiler.errors import RequestError
 
+from .characters import LAST
+
 # Characters of a grammar; beyond, compiling takes seconds.
 MAX_EBNF_SIZE = 400_000
 # Of bounded repetitions inside each other, the product of their most counts.
@@ -21,6 +24,7 @@ _TOKEN = re.compile(
     | (?P<name>[A-Za-z_][\w.-]*) | (?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\}) | (?P<mark>[()|]) | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_ESCAPE = re.compile(r"\\(?:u\{(?P<braced>[0-9A-Fa-f]+)\}|u(?P<four>[0-9A-Fa-f]{4})|U(?P<eight>[0-9A-Fa-f]{8})|.)", re.DOTALL)
 # Built-in functions of xgrammar's EBNF: their arguments are texts and tokens that come first.
 _FUNCTION = re.compile(r"TagDispatch|TokenTagDispatch|Token|ExcludeToken")
 
@@ -38,9 +42,13 @@ class _Rule:
 
 
 def check_ebnf(grammar: str) -> None:
-    """Raises RequestError for a grammar that is too large, repeats too much, or is left-recursive, and names the rules of the cycle."""
+    """Raises RequestError for a grammar that is too large, repeats too much, has an escape that is not a character, or is left-recursive.
+
+    The message names the rules of the cycle.
+    """
     if len(grammar) > MAX_EBNF_SIZE:
         raise RequestError(f"the grammar has {len(grammar):,} characters; at most {MAX_EBNF_SIZE:,} can be compiled")
+    _check_characters(grammar)
     rules = _read(grammar)
     empty = _empty(rules)
     firsts = {name: [symbol for way in rule.ways for symbol in _first(way, empty)] for name, rule in rules.items()}
@@ -51,6 +59,21 @@ def check_ebnf(grammar: str) -> None:
             f"the grammar is left-recursive: {' -> '.join([*names, names[0]])}; write what repeats with * or + instead, "
             f"such as {names[0]} ::= item+"
         )
+
+
+def _check_characters(grammar: str) -> None:
+    """Raises RequestError for an escape of what is not a Unicode character. xgrammar would write bytes for it that are not UTF-8."""
+    for token in _TOKEN.finditer(grammar):
+        if token.lastgroup not in ("literal", "set"):
+            continue
+        for escape in _ESCAPE.finditer(token.group()):
+            digits = escape["braced"] or escape["four"] or escape["eight"]
+            code = int(digits, 16) if digits else 0
+            if code > LAST or 0xD800 <= code <= 0xDFFF:
+                raise RequestError(
+                    f"the grammar has {escape.group()}, which is not a Unicode character; characters are U+0000 to U+10FFFF without the "
+                    "surrogates U+D800 to U+DFFF"
+                )
 
 
 def _read(grammar: str) -> dict[str | int, _Rule]:

@@ -15,7 +15,7 @@ from .ebnf import RuleBook, alternatives, literal, literal_texts
 from .ebnf_check import check_ebnf
 from .json_schema import parse_schema, schema_expression
 from .regex import parse_regex
-from .source import EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
+from .source import CallsOrForm, EbnfSource, GrammarSource, JsonSource, RegexSource, Tag, TagsSource
 
 if TYPE_CHECKING:
     from .xgrammar_binding import CompiledGrammar, GrammarCompiler
@@ -26,7 +26,7 @@ _LEAST_RESERVE = 64
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A source as xgrammar reads it: EBNF, or, for tags with a trigger, a structural tag in JSON.
+    """A source as xgrammar reads it: EBNF, or, for tags with a trigger and for calls beside a form, a structural tag in JSON.
 
     ``endings`` are texts that may complete an answer, the longest first; ``reserve`` is at least how many tokens one token can add to the
     shortest completion.
@@ -40,7 +40,7 @@ class Rules:
 def compile_source(compiler: GrammarCompiler, source: GrammarSource) -> tuple[CompiledGrammar, Rules]:
     """Compile a source. Raises RequestError, and RuntimeError if xgrammar refuses the rules."""
     rules = source_rules(source)
-    if isinstance(source, TagsSource) and source.trigger is not None:
+    if isinstance(source, CallsOrForm) or (isinstance(source, TagsSource) and source.trigger is not None):
         return compiler.compile_structural_tag(rules.text), rules
     return compiler.compile_grammar(rules.text), rules
 
@@ -76,6 +76,22 @@ def source_rules(source: GrammarSource) -> Rules:
             ]
             form = {"type": "triggered_tags", "triggers": [trigger], "tags": parts}
             return _rules(json.dumps({"type": "structural_tag", "format": form}), books)
+        case CallsOrForm(calls, answer):
+            ways_rules = [_call_rules(calls), source_rules(answer)]
+            either = {"type": "or", "elements": [{"type": "grammar", "grammar": rules.text} for rules in ways_rules]}
+            return Rules(
+                json.dumps({"type": "structural_tag", "format": either}),
+                _longest_first(dict.fromkeys(ending for rules in ways_rules for ending in rules.endings)),
+                sum(rules.reserve for rules in ways_rules),
+            )
+
+
+def _call_rules(calls: TagsSource) -> Rules:
+    """Raises RequestError, which says that the tools are wrong and not the answer's form."""
+    try:
+        return source_rules(calls)
+    except RequestError as error:
+        raise RequestError(f"tools: {error.message}") from error
 
 
 def _rules(text: str, books: Sequence[RuleBook]) -> Rules:

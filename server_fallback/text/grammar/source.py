@@ -44,4 +44,15 @@ class TagsSource:
     trigger: str | None = None
 
 
-GrammarSource = JsonSource | RegexSource | EbnfSource | TagsSource
+FormSource = JsonSource | RegexSource | EbnfSource
+
+
+@dataclass(frozen=True, slots=True)
+class CallsOrForm:
+    """Either ``calls``, which have no trigger, or ``form``, of which no text begins as a call does."""
+
+    calls: TagsSource
+    form: FormSource
+
+
+GrammarSource = FormSource | TagsSource | CallsOrForm

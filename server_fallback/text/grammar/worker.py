@@ -17,13 +17,13 @@ from .bounded import Bound, BoundedConstraint
 from .completion import Completion, find_completion
 from .constraint import GrammarConstraint
 from .free_memory import free_memory
-from .matcher import SearchTooLong, allowed_ids
+from .matcher import Matcher, SearchTooLong, allowed_ids
 from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
 from .rules import Rules, compile_source
 from .shortener import Shortener
-from .source import GrammarSource
+from .source import CallsOrForm, GrammarSource
 from .token_shapes import TokenShapes
-from .xgrammar_binding import CompiledGrammar, GrammarCompiler, TokenizerInfo
+from .xgrammar_binding import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 # One of 152,000 tokens takes 35 MB and a few tenths of a second to set up.
 MAX_VOCABULARIES = 4
@@ -75,8 +75,15 @@ class _Vocabulary:
 def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSource) -> Compiled | Refused:
     try:
         compiled, rules = compile_source(compiler, source)
-        if not _is_fast(GrammarConstraint.of(compiled, shapes)):
+        form, form_rules, tried = compiled, rules, [compiled]
+        if isinstance(source, CallsOrForm):
+            # The trial's random answer may be a call, and the shortest one as well: without room for the form, a model would have to call.
+            form, form_rules = compile_source(compiler, source.form)
+            _check_apart(form, shapes, source)
+            tried = [form, compiled]
+        if not all(_is_fast(GrammarConstraint.of(each, shapes)) for each in tried):
             return Refused("the grammar is too ambiguous: what may come next takes too long to find; make it simpler")
+        first, timed = _first_completion(form, shapes, form_rules)
     except RequestError as error:
         return Refused(error.message)
     except (MemoryError, RecursionError):
@@ -87,22 +94,60 @@ def _answer(compiler: GrammarCompiler, shapes: TokenShapes, source: GrammarSourc
     text = compiled.serialize_json()
     if len(text) > MAX_COMPILED_BYTES:
         return Refused("the grammar is too large once it is compiled; make it smaller, or bound what repeats by less")
-    first, closes = _first(compiled, shapes, rules)
+    closes = timed and _closes(compiled, shapes, rules, first)
     return Compiled(text, rules.endings, rules.reserve, first, closes)
 
 
-def _first(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
-    """What completes an answer that has not begun, and whether completions are found in time along an answer."""
-    matcher = GrammarConstraint.of(compiled, shapes).matcher
+def _check_apart(form: CompiledGrammar, shapes: TokenShapes, source: CallsOrForm) -> None:
+    """Raises RequestError if a text of the form may begin as a call does, so that nobody could tell which of both it is."""
+    for tag in source.calls.tags:
+        if GrammarConstraint.of(form, shapes).matcher.accept_text(tag.begin):
+            raise RequestError(
+                f"an answer in this form may begin with {tag.begin!r}, as this model's tool calls do; give a form that cannot, or no tools"
+            )
+
+
+def _first_completion(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules) -> tuple[Completion | None, bool]:
+    """What completes an answer that has not begun, and whether the search ended in time.
+
+    Raises RequestError if the vocabulary can write none of the answers that are found.
+    """
+    matcher, shortener = GrammarConstraint.of(compiled, shapes).matcher, Shortener(shapes.tokens)
     try:
         with matcher.search(MAX_SEARCH_SECONDS):
             first = find_completion(matcher, 0, rules.endings)
+        if first is None or shortener.needed(first) is not None:
+            return first, True
+        writable = _WritableMatcher(compiled, shapes, shortener)
+        with writable.search(MAX_SEARCH_SECONDS):
+            other = find_completion(writable, 0, rules.endings)
     except SearchTooLong:
         return None, False
-    # As if few tokens were left all the time.
+    if other is None:
+        unwritable = next((character for character in first.text if shortener.fewest(character) is None), first.text)
+        raise RequestError(
+            f"no answer was found that the grammar allows and this model's vocabulary can write: no token writes {unwritable[:40]!r}; "
+            "give another grammar"
+        )
+    return other, True
+
+
+class _WritableMatcher(Matcher):
+    """Accepts only texts whose bytes the vocabulary has."""
+
+    def __init__(self, compiled: CompiledGrammar, shapes: TokenShapes, shortener: Shortener) -> None:
+        super().__init__(GrammarMatcher(compiled), shapes)
+        self._shortener = shortener
+
+    def accept_text(self, text: str) -> bool:
+        return self._shortener.fewest(text) is not None and super().accept_text(text)
+
+
+def _closes(compiled: CompiledGrammar, shapes: TokenShapes, rules: Rules, first: Completion | None) -> bool:
+    """Whether completions are found in time along an answer, as if few tokens were left all the time."""
     bound = Bound(TRIAL_TOKENS + MAX_COMPILED_BYTES, MAX_COMPILED_BYTES, rules.endings, first)
     trial = BoundedConstraint(GrammarConstraint.of(compiled, shapes), bound, Shortener(shapes.tokens))
-    return first, _is_fast(trial) and not trial.gave_up
+    return _is_fast(trial) and not trial.gave_up
 
 
 def _reason(error: Exception) -> str:

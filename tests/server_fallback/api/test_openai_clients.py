@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from conftest import lacks
 from fake_models import FakeExecutor, FakeModels
+from fake_source import executor
 from live_server import live_server
 
 from nearfar.compiler.errors import DeviceError, QueueFull
@@ -81,6 +83,32 @@ def test_the_streaming_helper_puts_tool_calls_together(client: openai.OpenAI, mo
         assert calls is not None
         assert calls[0].type == "function"
         assert (calls[0].function.name, json.loads(calls[0].function.arguments)) == ("weather", {"city": "Bern"})
+
+
+class Weather(pydantic.BaseModel):
+    degrees: int
+
+
+class Answer(pydantic.BaseModel):
+    text: str
+
+
+def test_parse_with_tools_gives_calls_and_then_the_answer(client: openai.OpenAI, models: FakeModels, tmp_path: Path) -> None:
+    call, message = '<tool_call>\n{"name": "Weather", "arguments": {"degrees": 7}}\n</tool_call>', '{"text": "7 degrees"}'
+    local: Any
+    local, _ = executor(tmp_path, call, message)
+    models.fake = local
+    asked: Any = {"model": "fake", "tools": [openai.pydantic_function_tool(Weather)], "response_format": Answer}
+    called = client.chat.completions.parse(messages=MESSAGES, **asked).choices[0]
+    assert called.finish_reason == "tool_calls"
+    assert called.message.parsed is None
+    [made] = called.message.tool_calls or []
+    assert made.function.parsed_arguments == Weather(degrees=7)
+    turn: Any = [called.message.model_dump(exclude={"parsed"}), {"role": "tool", "tool_call_id": made.id, "content": "warm"}]
+    second = client.chat.completions.parse(messages=[*MESSAGES, *turn], **asked).choices[0]
+    assert (second.finish_reason, second.message.tool_calls) == ("stop", None)
+    assert second.message.parsed == Answer(text="7 degrees")
+    asyncio.run(local.close())
 
 
 def test_completions_embeddings_and_models(client: openai.OpenAI) -> None:

@@ -225,6 +225,15 @@ def test_calls_patterns_and_grammars_are_whole_within_max_tokens_and_where_the_c
             calls = called.choices[0].message.tool_calls or []
             assert calls
             assert all(set(json.loads(call.function.arguments)) == {"kind", "count", "sure"} for call in calls)
+        answer_form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+        strict = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
+        for seed in range(3):
+            either = await chat(local, tools=[strict], response_format=answer_form, seed=seed, max_tokens=needed + 15 * seed)
+            [choice] = either.choices
+            calls = choice.message.tool_calls or []
+            texts_of_json = [call.function.arguments for call in calls] or [choice.message.content or ""]
+            assert choice.finish_reason == ("tool_calls" if calls else "stop")
+            assert all(set(json.loads(text)) == {"kind", "count", "sure"} for text in texts_of_json)
         for seed, (form, expected) in enumerate(texts):
             answer = await chat(local, response_format=form, seed=seed, max_tokens=26)
             assert re.fullmatch(expected, answer.choices[0].message.content or ""), answer.choices[0].message.content

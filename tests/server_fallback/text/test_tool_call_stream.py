@@ -16,9 +16,9 @@ WEATHER = ("weather", ARGUMENTS)
 TOOL_CALL = '<tool_call>\n{"name": "weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>"
 
 
-def outcome(form: ToolFormat, pieces: list[str]) -> list[str | tuple[str, str]]:
+def outcome(form: ToolFormat, pieces: list[str], begins: tuple[str, ...] | None = None) -> list[str | tuple[str, str]]:
     """What comes out, put together: texts, and calls with their arguments."""
-    stream = ToolCallStream(form, lambda: "id")
+    stream = ToolCallStream(form, lambda: "id", begins)
     result: list[Any] = []
     events = [event for piece in pieces for event in stream.feed(piece)] + stream.finish()
     for event in events:
@@ -114,3 +114,34 @@ def test_an_answer_that_ends_with_a_whole_call_is_known(form: ToolFormat, text: 
     stream.feed(text)
     stream.finish()
     assert stream.whole == whole
+
+
+BEGINS = ('<tool_call>\n{"name": "f", "arguments": ', '<tool_call>\n{"name": "g", "arguments": ')
+HERMES = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("form", "begins", "text", "expected"),
+    [
+        ("hermes", BEGINS, HERMES, [("f", "{}")]),
+        ("hermes", BEGINS, f"{HERMES}\n{HERMES}".replace('"f"', '"g"', 1), [("g", "{}"), ("f", "{}")]),
+        ("hermes", BEGINS, f" {HERMES}", [f" {HERMES}"]),
+        ("hermes", BEGINS, f'"{HERMES}"', [f'"{HERMES}"']),
+        ("hermes", BEGINS, HERMES.replace('"f"', '"h"'), [HERMES.replace('"f"', '"h"')]),
+        ("hermes", BEGINS, "<tool_call>\n{", ["<tool_call>\n{"]),
+        ("hermes", BEGINS, "", []),
+        ("llama3", ('{"name": "f", "parameters": ',), '{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')]),
+        ("llama3", ('{"name": "f", "parameters": ',), '{"name": "g", "parameters": {}}', ['{"name": "g", "parameters": {}}']),
+        ("llama3", ('{"name": "f", "parameters": ',), '{"name": "f"}', ['{"name": "f"}']),
+    ],
+)
+def test_with_texts_that_begin_calls_only_these_do(
+    form: ToolFormat, begins: tuple[str, ...], text: str, expected: list[str | tuple[str, str]]
+) -> None:
+    for size in (1, 3, 17, 200):
+        assert outcome(form, [text[at : at + size] for at in range(0, len(text), size)], begins) == expected
+
+
+def test_with_texts_that_begin_calls_other_text_is_out_as_soon_as_it_differs() -> None:
+    stream = ToolCallStream("llama3", lambda: "id", ('{"name": "f", "parameters": ',))
+    assert [stream.feed(piece) for piece in ('{"name": "', "x", '"}')] == [[], [TextEvent('{"name": "x')], [TextEvent('"}')]]

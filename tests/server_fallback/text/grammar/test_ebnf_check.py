@@ -62,3 +62,13 @@ def test_large_grammars_are_refused_and_deep_ones_are_read_in_time() -> None:
     check_ebnf("root ::= " + "(" * 20_000)
     check_ebnf("\n".join(f"r{index} ::= r{index + 1}? r{index + 1}?" for index in range(5000)))
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize("item", [r'"\U00110000"', r'"a" [b\U0010ffff-\U00110010]', r'"\ud800"', r'"\\\uDFFF"', r'"\u{110000}"'])
+def test_an_escape_that_is_not_a_character_is_refused(item: str) -> None:
+    with pytest.raises(RequestError, match="which is not a Unicode character"):
+        check_ebnf(f"root ::= {item}")
+
+
+def test_escapes_of_characters_are_left_to_the_compiler() -> None:
+    check_ebnf(r'root ::= "\U0010ffff\ud7ff\ue000" [\x00-\u{1F600}] "\\ud800" # "\ud800"')

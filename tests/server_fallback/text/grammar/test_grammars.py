@@ -388,3 +388,51 @@ def test_frames_end_with_the_other_side() -> None:
     for cut in (b"", stream.getvalue()[:5], stream.getvalue()[:8]):
         with pytest.raises(EOFError):
             read_frame(io.BytesIO(cut))
+
+
+@pytest.fixture(scope="module")
+def ascii_grammars() -> Iterator[Grammars]:
+    """Of a vocabulary that has ASCII without braces, and the first byte of an accented letter without any second one."""
+    tokens = [*(bytes([byte]).strip(b"{}") for byte in range(0x80)), b"\xc3", b"</s>"]
+    grammars = Grammars(GrammarCompiler(), lambda: Vocabulary(tuple(tokens), frozenset([0x81]), (0x81,), None))
+    yield grammars
+    grammars.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (EbnfSource(r'root ::= "\U00110000"'), "not a Unicode character"),
+        (EbnfSource('root ::= "\u4e2d"'), "no token of this model's vocabulary continues the answer"),
+        (EbnfSource('root ::= "\u00e9"'), "no token of this model's vocabulary continues the answer"),
+        (EbnfSource('root ::= "a" "\u00e9"'), "no token of this model's vocabulary continues the answer"),
+        (EbnfSource('root ::= "a"* "\u4e2d"'), "no answer was found .* can write: no token writes '\u4e2d'"),
+        (EbnfSource('root ::= "a"{100} "\u00e9"'), "no answer was found .* can write: no token writes '\u00e9'"),
+        (RegexSource("[a-z]{60}\u00e9"), "no answer was found .* can write: no token writes '\u00e9'"),
+    ],
+)
+def test_a_grammar_that_no_tokens_can_meet_is_refused(ascii_grammars: Grammars, source: GrammarSource, message: str) -> None:
+    for max_tokens in (None, 500):
+        with pytest.raises(RequestError, match=message) as error:
+            run(ascii_grammars.constraints(source, 1, "response_format", max_tokens))
+        assert error.value.details["param"] == "response_format"
+
+
+def test_of_several_ways_the_vocabulary_must_write_one(ascii_grammars: Grammars) -> None:
+    # The shorter way, which is found first, cannot be written.
+    source = EbnfSource('root ::= "x"{60} ("}" | "bcd")')
+    with pytest.raises(RequestError, match="has 63 tokens, and there is room for 62"):
+        run(ascii_grammars.constraints(source, 1, "response_format", 62))
+    [constraint] = run(ascii_grammars.constraints(source, 1, "response_format", 63))
+    for byte in b"x" * 60:
+        constraint.accept(byte)
+    assert allowed_ids(constraint.mask(), 0x82).tolist() == [ord("b")]
+
+
+def test_an_answer_that_meets_a_dead_end_fails_with_a_code(ascii_grammars: Grammars) -> None:
+    [constraint] = run(ascii_grammars.constraints(EbnfSource('root ::= "x"{60} ("\u00e9" | "b")'), 1, "response_format"))
+    for byte in (*b"x" * 60, 0x80):
+        constraint.accept(byte)
+    with pytest.raises(RequestError, match="no token of this model's vocabulary continues the answer") as error:
+        constraint.mask()
+    assert error.value.details == {"param": "response_format", "code": "grammar_dead_end"}
