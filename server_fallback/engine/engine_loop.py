@@ -156,7 +156,9 @@ class EngineLoop:
         """Queue an answer's sequence."""
         request = answer.request
         params = answer.sequence_params(self._model.end_token_ids, speculates=self._speculates(answer))
-        sequence = answer.sequence = Sequence(answer.id, request.prompt_ids, params, request.priority)
+        sequence = answer.sequence = Sequence(
+            answer.id, request.prompt_ids, params, request.priority, client=request.client, resumes=request.answered > 0
+        )
         sequence.drafts = list(request.drafts or ())
         self._answers[sequence] = answer
         if params.context_shift is None and len(sequence.prompt) > 1:

@@ -71,6 +71,8 @@ class TokenRequest:
     ``prompt_logprobs``: how many of the prompt's last tokens, 0 to 32, get a log-probability before the answer; the prompt's first token
     never does. The rows for them are always computed, even if a cache holds their keys and values, so the values do not depend on earlier
     requests. Not together with drafts or with a number for ``when_full``.
+
+    ``client`` identifies the sender: requests of equal priority are admitted fairly between clients.
     """
 
     prompt_ids: Sequence[int]
@@ -90,6 +92,7 @@ class TokenRequest:
     answered: int = 0
     arrival: int | None = None
     prompt_logprobs: int = 0
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

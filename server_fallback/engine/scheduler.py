@@ -23,7 +23,10 @@ from .waiting_queue import WaitingQueue, promote_overdue
 
 
 class Scheduler:
-    """``running`` and ``waiting`` are ordered by rank. Preemptions, checked drafts and accepted ones are counted."""
+    """``running`` is ordered by rank, ``waiting`` by clients' turns and rank.
+
+    Preemptions, checked drafts and accepted ones are counted.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -170,7 +173,7 @@ class Scheduler:
             prefix = self.kv.find_prefix(sequence)
             # One sequence alone always fits: the pages hold a whole context.
             if self._slots and (not self.running or self.kv.fits(sequence, prefix, self.running)):
-                self.waiting.remove(sequence)
+                self.waiting.admit(sequence)
                 self.kv.start(sequence, prefix)
                 self._run(sequence)
                 return True
@@ -223,6 +226,7 @@ class Scheduler:
     def _suspend(self, sequence: Sequence) -> None:
         """Stop a sequence and queue it again, to be computed from its known tokens."""
         self._stop(sequence)
+        sequence.resumes = True
         sequence.computed = sequence.in_flight = 0
         sequence.prompt_logprobs.restart()
         self.waiting.add(sequence)

@@ -60,7 +60,8 @@ PLAIN = SequenceParams()
 class Sequence:
     """``id`` rises in the order of arrival; all requests for one answer have the same. ``priority`` only rises, to infinity once the
     sequence has waited too long. ``leader`` is an earlier sequence with the same prompt: this one starts from the leader's pages once
-    the prompt is computed.
+    the prompt is computed. ``client`` identifies the sender. ``resumes``: its answer has begun already, in an earlier round or before it
+    was preempted.
     """
 
     id: int
@@ -68,6 +69,8 @@ class Sequence:
     params: SequenceParams = PLAIN
     priority: float = 0
     leader: Sequence | None = None
+    client: str = ""
+    resumes: bool = False
 
     state: Literal["waiting", "running", "finished"] = WAITING
     # None if the sequence ended before its answer was complete.

@@ -9,7 +9,7 @@ import numpy as np
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, MASK, Settings, draw_at
 from nearfar.compiler.runtime.batch import FloatArray, IntArray
 
-from .resolved_sampling import ResolvedSampling, token_counts
+from .resolved_sampling import ResolvedSampling, dense_bias, token_counts
 from .step_runner import WriteState
 
 TEMPERATURE, DRAW = Settings._fields.index("temperature"), Settings._fields.index("draw")
@@ -35,8 +35,7 @@ class SlotSampling:
         if sampling.flags & COUNTS:
             self._write_state("token_counts", slot, token_counts(self._vocab_size, prompt_ids, answer_ids))
         if sampling.flags & BIAS:
-            assert sampling.logit_bias is not None
-            self._write_state("logit_bias", slot, sampling.logit_bias)
+            self._write_state("logit_bias", slot, dense_bias(self._vocab_size, sampling.sampling.logit_bias))
 
     def set_mask(self, slot: int, mask: IntArray | None) -> None:
         """Allow only the tokens of ``mask`` (ceil(V / 32),) from the next step on; None allows all. The array must not change."""

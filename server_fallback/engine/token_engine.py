@@ -68,7 +68,7 @@ class TokenEngine:
         DeviceError.
         """
         check_request(request, self.model, self._loop.adapters.names)
-        sampling = resolve_sampling(request.sampling, self.model.vocab_size, request.answered)
+        sampling = resolve_sampling(request.sampling, request.answered)
         answer = Answer(self.arrive() if request.arrival is None else request.arrival, request, sampling)
         self._inbox.add(answer)
         try:

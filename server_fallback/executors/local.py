@@ -284,7 +284,13 @@ class LocalExecutor:
             seed=None if request.seed is None else request.seed & WORD,
         )
         asked = TokenRequest(
-            request.prompt, request.max_tokens, sampling, priority=call.priority, deadline=call.deadline, adapter=self._adapter
+            request.prompt,
+            request.max_tokens,
+            sampling,
+            priority=call.priority,
+            deadline=call.deadline,
+            adapter=self._adapter,
+            client=call.client,
         )
         return Verification(self._engine, asked)
 
@@ -332,7 +338,7 @@ class LocalExecutor:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 
     def _terms(self, call: Call, max_tokens: int | None, logprobs: int | None) -> Terms:
-        return Terms(max_tokens, logprobs, call.priority, call.deadline, self._adapter)
+        return Terms(max_tokens, logprobs, call.priority, call.deadline, self._adapter, call.client)
 
     async def _constrained(
         self, requests: Sequence[TokenRequest], grammar: GrammarSource | None, param: str, call: Call

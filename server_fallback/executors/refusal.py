@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import httpx
@@ -13,6 +14,8 @@ from nearfar.compiler.errors import DeviceError, NearfarError, QueueFull, Reques
 # Of an answer that is no JSON, so much is shown.
 SHOWN_CHARACTERS = 200
 MESSAGE_CHARACTERS = 2000
+# A code such as context_length_exceeded is passed on; anything else is not a code.
+CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # The upstream, or a proxy before it, is not there; a 500 is a fault that the same request may well meet again elsewhere.
 STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
 NOT_THERE = {408, 502, 503, 504, 529}
@@ -48,7 +51,11 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
     if 400 <= status < 500:
         param = error.get("param")
-        return RequestError(message, status=status, **({"param": printable(param)} if isinstance(param, str) else {}))
+        code = error.get("code")
+        details = {"param": printable(param)} if isinstance(param, str) else {}
+        if isinstance(code, str) and CODE.fullmatch(code):
+            details["code"] = code
+        return RequestError(message, status=status, **details)
     return DeviceError(f"{url}: {message}", upstream=url, status=status)
 
 

@@ -9,6 +9,12 @@ from pydantic import Field
 from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Unused, Usage
 from .route import Route
 
+# Far above what applications send: without bounds, one body of 4 MB occupies the event loop for hundreds of milliseconds.
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024
+MAX_TOOL_CALLS = 1024
+MAX_TOOLS = 1024
+
 
 class TextPart(Request):
     type: Literal["text"]
@@ -59,10 +65,10 @@ class Message(Request):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[Part] | None = None
+    content: str | Annotated[Items[Part], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Items[ToolCall] | None = None
+    tool_calls: Annotated[Items[ToolCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     refusal: str | None = None
     parsed: Parsed = None
     annotations: Unused = None
@@ -149,13 +155,13 @@ class ChatCompletionRequest(GenerationRequest):
     effort is "none", true for any other) and ``verbosity`` if they are given.
     """
 
-    messages: Annotated[Items[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Items[Tool] | None = None
+    tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None

@@ -10,6 +10,7 @@ MAX_STOPS = 16
 MAX_STOP_TOKENS = 1024
 MAX_CHOICES = 128
 MAX_GUIDED_CHOICES = 1024
+MAX_LOGIT_BIASES = 1024
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Item = TypeVar("Item")
@@ -69,7 +70,10 @@ class GenerationRequest(Request):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     # JSON's keys are texts.
-    logit_bias: dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)]
+        | None
+    ) = None
     user: str | None = None
     # Extensions: see `nearfar.compiler.ir.sampling`; -1 and 0 are all tokens. A higher priority goes first.
     top_k: Annotated[int, Field(ge=-1)] | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .chat import Message, Tool
+from .chat import MAX_MESSAGES, MAX_TOOLS, Message, Tool
 from .common import Answer, Items, Request
 
 
@@ -15,8 +15,8 @@ class TokenizeRequest(Request):
 
     model: str
     prompt: str | None = None
-    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
-    tools: Items[Tool] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool = True

@@ -23,6 +23,7 @@ class Terms:
     priority: int = 0
     deadline: float | None = None
     adapter: str | None = None
+    client: str = ""
 
 
 def token_requests(prompt_ids: Sequence[int], request: GenerationRequest, terms: Terms) -> list[TokenRequest]:
@@ -39,6 +40,7 @@ def token_requests(prompt_ids: Sequence[int], request: GenerationRequest, terms:
             priority=terms.priority,
             deadline=terms.deadline,
             adapter=terms.adapter,
+            client=terms.client,
         )
         for index in range(1 if request.n is None else request.n)
     ]

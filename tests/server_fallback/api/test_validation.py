@@ -91,3 +91,17 @@ def test_a_million_mistakes_take_no_longer_to_tell_than_one(model: type[BaseMode
     started = time.process_time()
     refusal(model, body)
     assert time.process_time() - started < 0.2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("messages", [{"role": "user", "content": "hi"}] * 4097),
+        ("tools", [{"type": "function", "function": {"name": "f"}}] * 1025),
+        ("logit_bias", {str(token_id): 1 for token_id in range(1025)}),
+    ],
+)
+def test_more_items_than_the_schema_takes_are_refused(key: str, value: object) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], key: value}
+    with pytest.raises(ValidationError, match="should have at most"):
+        ChatCompletionRequest.model_validate(body)

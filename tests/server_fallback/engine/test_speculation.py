@@ -150,7 +150,7 @@ def test_log_probabilities_are_those_of_the_tokens_that_were_checked() -> None:
 def test_ngrams_guess_what_followed_the_last_words_when_they_came_before() -> None:
     drafter = NgramDrafter()
     sequence = EngineSequence(0, [1, 2, 3, 4, 5, 9, 2, 3])
-    guess = Guess(sequence, resolve_sampling(Sampling(), VOCAB), 3)
+    guess = Guess(sequence, resolve_sampling(Sampling()), 3)
     drafter.draft([guess])
     assert sequence.drafts == [4, 5, 9]
     # Longer runs guess better: 2, 3 came last before 9, and 9, 2, 3 before 7.

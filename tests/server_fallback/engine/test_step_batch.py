@@ -96,7 +96,7 @@ def test_a_batch_is_what_plain_loops_over_its_rows_give(seed: int) -> None:
                 adapter_slot=chosen.choice([-1, -1, 0, 1]),
             )
             sequence = Sequence(number, [chosen.randint(1, VOCAB - 1) for _ in range(chosen.randint(1, 30))], params)
-            samplings[sequence] = resolve_sampling(chosen.choice(SAMPLINGS), VOCAB, answered=chosen.randint(0, 3))
+            samplings[sequence] = resolve_sampling(chosen.choice(SAMPLINGS), answered=chosen.randint(0, 3))
             scheduler.add(sequence)
         for sequence in scheduler.running:
             if sequence.params.lockstep and sequence.in_flight == 0 and sequence.missing == 1:
@@ -124,7 +124,7 @@ def test_a_batch_is_what_plain_loops_over_its_rows_give(seed: int) -> None:
 def test_the_states_of_a_slot_are_written_for_each_sequence_that_starts_in_it() -> None:
     writes: list[tuple[str, int, Array]] = []
     slots = SlotSampling(2, VOCAB, lambda name, slot, values: writes.append((name, slot, values)))
-    sampling = resolve_sampling(Sampling(temperature=1, presence_penalty=1, logit_bias={3: 1.5}, seed=5), VOCAB)
+    sampling = resolve_sampling(Sampling(temperature=1, presence_penalty=1, logit_bias={3: 1.5}, seed=5))
     slots.assign(1, sampling, [2, 2, 4], [4])
     slots.set_mask(1, np.array([6], np.int32))
     assert [(name, slot) for name, slot, _ in writes] == [("token_counts", 1), ("logit_bias", 1), ("token_mask", 1)]
@@ -134,7 +134,7 @@ def test_the_states_of_a_slot_are_written_for_each_sequence_that_starts_in_it() 
     assert sample_slots.tolist() == [[1, COUNTS | BIAS | MASK], [0, 0]]
     assert settings[0, 4] == np.float32(draw_at(5, 4))
     # The next sequence in the slot starts without them.
-    slots.assign(1, resolve_sampling(Sampling(), VOCAB), [2], [])
+    slots.assign(1, resolve_sampling(Sampling()), [2], [])
     assert slots.rows(np.array([1], np.int32), np.array([0], np.int32))[0].tolist() == [[1, 0]]
     assert len(writes) == 3
 
