@@ -22,6 +22,8 @@ MAX_DEPTH = 100
 MAX_KEYS = 4096
 # A client that still sends may not read its answer before it has sent all: so much more is taken from it and thrown away.
 MAX_DISCARDED_BYTES = 64 << 20
+# Larger bodies are parsed on a thread, which lets other requests run between the parts of the work.
+INLINE_BYTES = 64 << 10
 # Python reads integers of some thousand digits at most.
 MAX_LENGTH_DIGITS = 20
 # A half of a surrogate pair as an escape; only texts with one need the slower look.
@@ -45,7 +47,7 @@ async def read_json(request: Request, max_bytes: int, timeout_seconds: float, ho
     except TimeoutError:
         message = f"the body did not come within {timeout_seconds:g} s"
         raise ApiError(408, message, "body_timeout", headers={"Connection": "close"}) from None
-    return parse_json(body)
+    return await asyncio.to_thread(parse_json, body) if len(body) > INLINE_BYTES else parse_json(body)
 
 
 def parse_json(body: bytes) -> Any:

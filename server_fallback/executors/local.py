@@ -39,7 +39,7 @@ from ..text.completion import CompletionForm, Prompt, completion_chunks, read_pr
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
-from ..text.requests import Terms, check_min_tokens, check_prompt, check_token_ids, stops_of, token_requests
+from ..text.requests import Terms, check_length, check_min_tokens, check_prompt, check_token_ids, stops_of, token_requests
 from ..text.response_format import answer_format, asked_grammar
 from ..text.stop_strings import StopAutomaton
 from ..text.template_variables import template_variables
@@ -52,8 +52,6 @@ from .executor import Abilities, Call, ExecutorState
 # Characters. Longer requests are read on a thread: a megabyte of text takes a tokenizer most of a second.
 INLINE_CHARACTERS = 16_384
 MAX_ANSWERS = 1024
-# As OpenAI's.
-MAX_INPUTS = 2048
 Result = TypeVar("Result")
 
 
@@ -163,7 +161,7 @@ class LocalExecutor:
             continue_final_message=bool(request.continue_final_message),
             variables=template_variables(request),
         )
-        prompt = await self._chat_prompt(chat, call.client, self.context)
+        prompt = await self._chat_prompt(chat, call.client)
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
         requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
@@ -208,8 +206,6 @@ class LocalExecutor:
         if request.dimensions is not None and request.dimensions > size:
             raise RequestError(f"dimensions is {request.dimensions}, this model's vectors have {size}; ask for no more", param="dimensions")
         prompts = await self._prompts(request.input, "input")
-        if len(prompts) > MAX_INPUTS:
-            raise RequestError(f"input has {len(prompts):,} texts; ask for at most {MAX_INPUTS:,} at once", param="input")
         vectors = await self._engine.embed([prompt.ids for prompt in prompts])
         cut = [vector[: request.dimensions] for vector in vectors]
         scaled = [normalized(vector) if spec.normalize else vector for vector in cut]
@@ -224,13 +220,11 @@ class LocalExecutor:
         )
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        tokenizer, text, messages = self._model.tokenizer, request.prompt, request.messages
+        text, messages = request.prompt, request.messages
         if (text is None) == (messages is None):
             raise RequestError("give either prompt or messages", param="prompt")
         if messages is None:
-            ids = await _in_thread_if_long(
-                text, lambda: tokenizer.encode(text or "", request.add_special_tokens, request.split_special_tokens)
-            )
+            ids = await _in_thread_if_long(text, lambda: self._encode_text(text or "", request))
         else:
             chat = read_chat(
                 messages,
@@ -240,6 +234,12 @@ class LocalExecutor:
             )
             ids = await self._chat_prompt(chat, "")
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
+
+    def _encode_text(self, text: str, request: TokenizeRequest) -> list[int]:
+        """A text that is many times too long for the model is refused: its tokens would take a lot of memory, and nobody can use them."""
+        tokenizer = self._model.tokenizer
+        check_length(tokenizer, text, self.context, "prompt")
+        return tokenizer.encode(text, request.add_special_tokens, request.split_special_tokens)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < self._model.vocab_size), None)
@@ -323,8 +323,8 @@ class LocalExecutor:
         if self._model.embedding is not None:
             raise RequestError("this model makes embeddings and generates no text; ask a model that generates", param="model")
 
-    async def _chat_prompt(self, chat: Chat, client: str, context: int | None = None) -> list[int]:
-        """Raises RequestError, with ``context`` also for a prompt that is far too long, before it is encoded."""
+    async def _chat_prompt(self, chat: Chat, client: str) -> list[int]:
+        """Raises RequestError, for a prompt that is many times too long before it is encoded."""
         tokenizer, template = self._model.tokenizer, self._workers.template
         texts = [chat.messages, chat.options]
         try:
@@ -333,7 +333,7 @@ class LocalExecutor:
                 text = await _in_thread_if_long(texts, lambda: render_chat(tokenizer, marked))
             else:
                 text = await template.render(marked.messages, marked.options, client)
-            return await _in_thread_if_long([text, chat.begun], lambda: encode_rendered(tokenizer, marked, text, context))
+            return await _in_thread_if_long([text, chat.begun], lambda: encode_rendered(tokenizer, marked, text, self.context))
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 

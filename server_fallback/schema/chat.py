@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Unused, Usage
 from .route import Route
@@ -12,6 +13,8 @@ from .route import Route
 # Far above what applications send: without bounds, one body of 4 MB occupies the event loop for hundreds of milliseconds.
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
+# Parts and tool calls of all messages together.
+MAX_ALL_PARTS = 16_384
 MAX_TOOL_CALLS = 1024
 MAX_TOOLS = 1024
 
@@ -38,6 +41,16 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 # A client's own reading of what a message holds as text: it is accepted when it is sent back, and never passed on.
 Parsed = Annotated[Any, Field(exclude=True)]
+
+
+def require_few_parts(messages: object) -> object:
+    """Refuse messages with too many parts and calls in all, before each is validated."""
+    if isinstance(messages, list) and len(messages) <= MAX_MESSAGES:
+        lists = (message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls"))
+        count = sum(len(each) for each in lists if isinstance(each, list))
+        if count > MAX_ALL_PARTS:
+            raise PydanticCustomError("too_long", f"{count} parts and tool calls in all; at most {MAX_ALL_PARTS} are supported")
+    return messages
 
 
 class FunctionCall(Request):
@@ -155,7 +168,7 @@ class ChatCompletionRequest(GenerationRequest):
     effort is "none", true for any other) and ``verbosity`` if they are given.
     """
 
-    messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 1024
 MAX_CHOICES = 128
 MAX_GUIDED_CHOICES = 1024
 MAX_LOGIT_BIASES = 1024
+# As OpenAI has it for embeddings.
+MAX_TEXTS = 2048
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Item = TypeVar("Item")
 # Of a million wrong items one is told; a list of a million errors takes seconds to write.
 Items = Annotated[list[Item], Field(fail_fast=True)]
+
+
+def _require_few_texts(value: object) -> object:
+    """Refuse a list of too many texts before each is validated. The token ids of one text may be any number."""
+    if isinstance(value, list) and len(value) > MAX_TEXTS and not isinstance(value[0], int):
+        raise PydanticCustomError("too_long", f"{len(value)} texts; at most {MAX_TEXTS} are supported")
+    return value
+
+
+Texts = Annotated[str | Items[str] | Items[int] | Items[Items[int]], BeforeValidator(_require_few_texts)]
 
 
 def _require_nothing(value: object) -> None:

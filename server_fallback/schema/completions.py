@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, FinishReason, GenerationRequest, Items, Usage
+from .common import Answer, FinishReason, GenerationRequest, Texts, Usage
 from .route import Route
 
 
@@ -17,7 +17,7 @@ class CompletionRequest(GenerationRequest):
     Give false only for prompts that your own code writes: they become single tokens then.
     """
 
-    prompt: str | Items[int] | Items[str] | Items[Items[int]]
+    prompt: Texts
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None

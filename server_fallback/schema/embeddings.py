@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .common import Answer, Items, Request
+from .common import Answer, Request, Texts
 
 
 class EmbeddingRequest(Request):
     """Control tokens that a text spells out are split into the tokens of their text; give token ids for a text that needs them."""
 
     model: str
-    input: str | Items[str] | Items[int] | Items[Items[int]]
+    input: Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None

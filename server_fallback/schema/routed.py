@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
-from .chat import MAX_MESSAGES, ChatCompletionRequest, Message
+from .chat import MAX_MESSAGES, ChatCompletionRequest, Message, require_few_parts
 from .common import Items
 from .completions import CompletionRequest
 from .embeddings import EmbeddingRequest
@@ -27,7 +27,7 @@ class RoutedMessage(Message):
 class RoutedChatRequest(ChatCompletionRequest):
     """``labels`` are those of the policy. ``pin``: this side or none. ``language``: what the answering model must know."""
 
-    messages: Annotated[Items[RoutedMessage], Field(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
+    messages: Annotated[Items[RoutedMessage], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)]  # type: ignore[assignment]
     labels: Labels | None = None
     pin: Side | None = None
     language: Language | None = None

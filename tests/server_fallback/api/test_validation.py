@@ -97,11 +97,20 @@ def test_a_million_mistakes_take_no_longer_to_tell_than_one(model: type[BaseMode
     ("key", "value"),
     [
         ("messages", [{"role": "user", "content": "hi"}] * 4097),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1000}] * 17),
         ("tools", [{"type": "function", "function": {"name": "f"}}] * 1025),
         ("logit_bias", {str(token_id): 1 for token_id in range(1025)}),
     ],
 )
 def test_more_items_than_the_schema_takes_are_refused(key: str, value: object) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], key: value}
-    with pytest.raises(ValidationError, match="should have at most"):
+    with pytest.raises(ValidationError, match="at most"):
         ChatCompletionRequest.model_validate(body)
+
+
+@pytest.mark.parametrize("texts", [["a"] * 2049, [[1]] * 2049])
+def test_more_texts_than_openai_takes_are_refused_and_token_ids_are_not(texts: list[object]) -> None:
+    for model, key in ((EmbeddingRequest, "input"), (CompletionRequest, "prompt")):
+        error = refusal(model, {"model": "m", key: texts})
+        assert (error.param, "2049 texts; at most 2048" in error.message) == (key, True)
+        model.model_validate({"model": "m", key: [1] * 2049})
