@@ -18,7 +18,8 @@ from .worker_process import WorkerEnded, WorkerProcess
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """A prompt may take ``seconds``, and the process ``memory_bytes``. ``waiting`` prompts may wait, ``waiting_of_one`` of one client.
+    """A prompt may take ``seconds``, and the process ``memory_bytes``. A process that holds more than ``keeps_bytes``
+    afterwards is replaced. ``waiting`` prompts may wait, ``waiting_of_one`` of one client.
 
     After ``failures`` prompts in a row that reached a limit, requests fail at once: for 1 second at first, later for up to 30. Only chats
     of at most ``small_characters`` count. A longer chat may be slow by itself, and its sender must not close the model to others.
@@ -26,6 +27,7 @@ class RenderLimits:
 
     seconds: float = 2.0
     memory_bytes: int = 512 * 2**20
+    keeps_bytes: int = 128 * 2**20
     waiting: int = 256
     waiting_of_one: int = 128
     failures: int = 3
@@ -40,7 +42,7 @@ class TemplateProcess:
         self._limits = limits
         self._turns = FairTurns("this model's chat template", limits.waiting, limits.waiting_of_one)
         self._circuit = Circuit(monotonic, failures=limits.failures)
-        self._process = WorkerProcess(f"{__package__}.template_worker", limits.memory_bytes, int(limits.seconds) + 10)
+        self._process = WorkerProcess(f"{__package__}.template_worker", limits.memory_bytes, limits.keeps_bytes, int(limits.seconds) + 10)
 
     @property
     def pid(self) -> int | None:

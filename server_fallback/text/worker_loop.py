@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from .frames import read_frame, write_frame
 
@@ -17,26 +18,41 @@ from .frames import read_frame, write_frame
 STARTED = "started"
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """``ends``: the worker ends after this reply, because it holds more memory than it should keep."""
+
+    value: object
+    ends: bool
+
+
 def serve(open_worker: Callable[[], Callable[[object], object]]) -> None:
     """``open_worker`` loads what the worker needs and returns the function that answers requests.
 
-    The arguments of the process are its memory limit in bytes, and the most seconds of one request.
+    The arguments of the process are its memory limit in bytes; the bytes that it may keep, beyond which it ends after a request, because a
+    process returns little of the memory that it has used; the most seconds of one request; and its niceness.
     """
-    memory_bytes, most_seconds = int(sys.argv[1]), int(sys.argv[2])
+    memory_bytes, keeps_bytes, most_seconds, niceness = map(int, sys.argv[1:5])
     # Output of libraries must not get between the frames.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     # Ctrl-C reaches the whole process group; the server ends this process itself, after its last answers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory(memory_bytes)
+    if sys.platform != "win32":
+        os.nice(niceness)
     answer = open_worker()
     try:
         write_frame(replies, STARTED)
         while True:
             request = read_frame(sys.stdin.buffer)
             _end_after(most_seconds)
-            write_frame(replies, answer(request))
+            value = answer(request)
             _end_after(0)
+            reply = Reply(value, ends=_resident_bytes() > keeps_bytes)
+            write_frame(replies, reply)
+            if reply.ends:
+                return
     except (EOFError, BrokenPipeError):
         return
 
@@ -49,6 +65,15 @@ def _limit_memory(size_bytes: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = size_bytes if hard == resource.RLIM_INFINITY else min(size_bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _resident_bytes() -> int:
+    """The memory that the process holds; 0 if the system does not report it."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def _end_after(seconds: int) -> None:

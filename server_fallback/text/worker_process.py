@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from .frames import read_frame, write_frame
-from .worker_loop import STARTED
+from .worker_loop import STARTED, Reply
 
 # Until a process is ready for requests. A busy machine may take long.
 START_SECONDS = 60.0
@@ -42,12 +42,20 @@ class WorkerEnded(Exception):
 class WorkerProcess:
     """``main`` of ``module`` calls `worker_loop.serve`. A request takes at most ``most_seconds``, even if this process is killed meanwhile.
 
+    It ends after a request that leaves it with more than ``keeps_bytes``, and another starts. With a higher ``niceness`` it leaves the
+    processor to others.
+
     Used from one event loop, by one caller at a time (see `fair_turns`).
     """
 
-    def __init__(self, module: str, memory_bytes: int, most_seconds: int) -> None:
+    def __init__(self, module: str, memory_bytes: int, keeps_bytes: int, most_seconds: int, niceness: int = 0) -> None:
         # With -m the module's classes would be others than those of requests.
-        self._command = [sys.executable, "-c", f"from {module} import main; main()", str(memory_bytes), str(most_seconds)]
+        self._command = [
+            sys.executable,
+            "-c",
+            f"from {module} import main; main()",
+            *map(str, (memory_bytes, keeps_bytes, most_seconds, niceness)),
+        ]
         # Pipes are read on a thread: all platforms have blocking pipes, and large frames do not hold up the event loop.
         self._thread = ThreadPoolExecutor(1, "nearfar-worker")
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +70,7 @@ class WorkerProcess:
     async def ask(self, request: object, seconds: float) -> Any:
         """The process's reply. Cancelled, it ends the process unless that is about to reply. Raises WorkerEnded."""
         await self.start()
-        return await self._limited(lambda process: _exchange(process, request), seconds)
+        return await self._limited(lambda process: self._exchange(process, request), seconds)
 
     async def start(self) -> None:
         """Start the process unless it runs. Raises WorkerEnded."""
@@ -124,6 +132,15 @@ class WorkerProcess:
         finally:
             timer.cancel()
 
+    def _exchange(self, process: subprocess.Popen[bytes], request: object) -> Any:
+        assert process.stdin is not None
+        write_frame(process.stdin, request)
+        reply = _first_frame(process)
+        assert isinstance(reply, Reply)
+        if reply.ends:
+            self._usable = False
+        return reply.value
+
     def _launch(self) -> None:
         self._collect()
         self._process = subprocess.Popen(
@@ -163,12 +180,6 @@ def _or_ended(work: Callable[[subprocess.Popen[bytes]], Result], process: subpro
             process.wait(EXIT_SECONDS)
         process.kill()
         raise WorkerEnded(fault=process.wait() in _fault_statuses()) from error
-
-
-def _exchange(process: subprocess.Popen[bytes], request: object) -> Any:
-    assert process.stdin is not None
-    write_frame(process.stdin, request)
-    return _first_frame(process)
 
 
 def _first_frame(process: subprocess.Popen[bytes]) -> Any:

@@ -19,11 +19,15 @@ from ..worker_process import START_SECONDS, WorkerEnded, WorkerProcess
 from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Refused, Setup
 from .source import GrammarSource
 
+# Costly grammars must not take the processor from the models.
+SLOW_NICENESS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
     """A grammar may take ``quick_seconds`` and then ``slow_seconds``, with the search for its shortest answer, and ``memory_bytes``, which
-    limits all that the process has allocated. In each lane ``waiting`` grammars may wait, ``waiting_of_one`` of one client.
+    limits all that the process has allocated. A process that holds more than ``keeps_bytes`` afterwards is replaced. In each lane
+    ``waiting`` grammars may wait, ``waiting_of_one`` of one client.
 
     After a grammar that took ``costly_seconds``, the grammars of its client begin in the slow lane for ``slow_lane_seconds``.
     """
@@ -33,6 +37,7 @@ class CompileLimits:
     costly_seconds: float = 0.5
     slow_lane_seconds: float = 60.0
     memory_bytes: int = 1024 * 2**20
+    keeps_bytes: int = 320 * 2**20
     waiting: int = 256
     waiting_of_one: int = 64
 
@@ -43,7 +48,7 @@ class GrammarCompiler:
     def __init__(self, limits: CompileLimits = CompileLimits()) -> None:
         self.lanes: Sequence[CompileLane] = (
             CompileLane(limits, limits.quick_seconds, self._note, stays=True),
-            CompileLane(limits, limits.slow_seconds, self._note, stays=False),
+            CompileLane(limits, limits.slow_seconds, self._note, stays=False, niceness=SLOW_NICENESS),
         )
         self._limits = limits
         self._users = 0
@@ -77,9 +82,12 @@ class CompileLane:
     ``note`` is called with a client and the seconds that its grammar has taken.
     """
 
-    def __init__(self, limits: CompileLimits, seconds: float, note: Callable[[str, float], None], *, stays: bool) -> None:
+    def __init__(
+        self, limits: CompileLimits, seconds: float, note: Callable[[str, float], None], *, stays: bool, niceness: int = 0
+    ) -> None:
         self.seconds = seconds
         self._note = note
+        self._niceness = niceness
         self._limits, self._stays = limits, stays
         self._turns = FairTurns("the grammar compiler", limits.waiting, limits.waiting_of_one)
         self._process: WorkerProcess | None = None
@@ -105,7 +113,8 @@ class CompileLane:
         Raises RequestError for a grammar that is wrong or takes more than its memory, Unavailable if the process was ended from outside.
         """
         if self._process is None:
-            self._process = WorkerProcess(f"{__package__}.worker", self._limits.memory_bytes, int(self.seconds) + 10)
+            limits, module = self._limits, f"{__package__}.worker"
+            self._process = WorkerProcess(module, limits.memory_bytes, limits.keeps_bytes, int(self.seconds) + 10, self._niceness)
         process, job = self._process, Job(setup.key, source)
         try:
             await process.start()

@@ -147,6 +147,19 @@ def test_tools_that_are_nested_too_deep_are_the_requests_fault() -> None:
     run(work())
 
 
+def test_a_process_that_keeps_too_much_memory_is_replaced() -> None:
+    async def work() -> None:
+        process = TemplateProcess(ChatTemplate("{{ messages[0].content }}", {}), RenderLimits(keeps_bytes=1))
+        pids = []
+        for text in ("a", "b", "c"):
+            assert await render(process, text) == text
+            pids.append(process.pid)
+        assert len(set(pids)) == 3
+        process.close()
+
+    run(work())
+
+
 def test_closing_ends_a_template_that_hangs() -> None:
     async def work() -> None:
         process = TemplateProcess(ChatTemplate(LOOP, {}), RenderLimits(seconds=60))
