@@ -7,6 +7,7 @@ waits for these. A quick thread that meets a slow mask becomes a slow one, and a
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,8 +20,8 @@ from .mask_task import MaskTask
 QUICK_SECONDS = 0.005
 # A quick thread that works on one task for longer than this becomes a slow one.
 STUCK_SECONDS = 0.01
-# A second quick thread is no faster, because it contends for the GIL.
-NUM_QUICK, NUM_SLOW = 1, 2
+# A second quick thread is no faster, because it contends for the GIL. Slow masks get at most a quarter of a small machine's processors.
+NUM_QUICK, NUM_SLOW = 1, 2 if (os.cpu_count() or 1) >= 8 else 1
 # Beyond this, stuck threads are not replaced until some of them end.
 MAX_THREADS = 8
 # The processor time of a shorter task is taken to be its wall time.

@@ -249,5 +249,6 @@ def test_slow_tasks_run_by_least_used_time_and_quick_ones_do_not_wait_for_them()
     while len(order) < 4:
         pool.collect(0.1)
     assert order == ["quick", "a", "b", "c"]
-    blocked[1].released.set()
+    for constraint in blocked:
+        constraint.released.set()
     pool.close()
