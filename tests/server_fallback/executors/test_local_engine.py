@@ -136,7 +136,7 @@ def test_vllms_forms_hold_and_a_whole_answer_at_max_tokens_has_stopped(tiny_bund
         assert json.loads(answers[2][0])["kind"] in ("near", "far")
         # A form's end comes before min_tokens if nothing else may.
         assert answers[3][0] in ("near", "far")
-        called = await chat(local, tools=[{"type": "function", "function": {"name": "f", "strict": True}}], max_tokens=3)
+        called = await chat(local, tools=[{"type": "function", "function": {"name": "f", "strict": True}}], max_tokens=3, temperature=0)
         assert called.choices[0].finish_reason == "length"
         with pytest.raises(RequestError, match="ignore_eos"):
             await text(local, guided_regex="a", ignore_eos=True)
