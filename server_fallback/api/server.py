@@ -164,9 +164,12 @@ def _connections(config: ApiConfig) -> Connections:
 
 
 def _collect_garbage_rarely() -> None:
-    """With Python's defaults, reading a large body looks through all objects of the process several times, which takes 0.2 s."""
+    """With Python's defaults, reading a large body looks through all objects of the process several times, which takes 0.2 s.
+
+    Young objects are still looked through often, because the traceback of an error may hold a body.
+    """
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(5_000, 20, 20)
 
 
 def _allow_many_files() -> None:
