@@ -45,7 +45,7 @@ print("closed" if models.closed_after is not None else "left open", flush=True)
 
 # A thread that never ends keeps Python from ending.
 HANGING = """
-import asyncio, sys, threading, time
+import asyncio, signal, sys, threading, time
 from fake_models import FakeModels
 from nearfar.server_fallback.api import server
 from nearfar.server_fallback.api.app import create_app
@@ -54,6 +54,8 @@ from nearfar.server_fallback.api.log import configure_logs
 
 configure_logs(sys.stderr)
 server.STUCK_SECONDS = 0.3
+# Under nohup, which this test may run under, a server ignores the signal.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 listener = server.bind("127.0.0.1", 0)
 
 def hang():
