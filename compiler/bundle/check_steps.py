@@ -216,7 +216,7 @@ def check_bindings(where: str, step: StepEntry, kernel: KernelEntry, plan: PlanE
     for binding in kernel.bindings:
         role, plane = binding.role, binding.plane
         if role == "scratch":
-            require(plane in manifest.scratch, where, f"binds scratch {plane!r}, which there is not")
+            require(plane in manifest.scratch, where, f"binds scratch {plane!r}, which does not exist")
             continue
         require(role in names, where, f"binds {role[:40]!r}, which the step does not have")
         name = names[role]

@@ -67,7 +67,7 @@ class Tokenizer:
         _ = self.bytes_per_token, self._splitting
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound on the number of the text's tokens, found without encoding it; 0 if there is none."""
+        """A lower bound on the number of the text's tokens, found without encoding it; 0 if no bound is known."""
         limit = self.bytes_per_token
         return 0 if limit is None else -(-len(text.encode(errors="replace")) // limit)
 
@@ -76,10 +76,10 @@ class Tokenizer:
         ``split_special_tokens`` False become single tokens. Raises RequestError for a text that cannot be encoded.
         """
         ids = self._encode(self._backend, text, add_special_tokens)
-        if split_special_tokens:
-            # What the tokenizer adds to every text.
+        if split_special_tokens and (found := self._forged(ids)):
+            # The tokenizer adds these to every text.
             added = self._forged(self._encode(self._backend, "", add_special_tokens))
-            if self._forged(ids) != added:
+            if found != added:
                 if SENTINEL in text:
                     raise sentinel_refused()
                 ids = self._encode(self._splitting.backend, text, add_special_tokens)

@@ -25,7 +25,7 @@ class Connections:
         return len(self._clients)
 
     def admit(self, transport: asyncio.Transport, address: str, idle: Callable[[], bool]) -> bool:
-        """Count a new connection until `release`, if need be in place of an idle one. False if there is none: then close it."""
+        """Count a new connection until `release`, if necessary in place of an idle one. False if there is no room: then close it."""
         client = client_of(address)
         own = self._idle.get(client, {})
         if len(own) >= self._most_of_client and not self._addresses.is_proxy(address):

@@ -173,7 +173,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def expired(self, now: float) -> Answer | None:
-        """Remove and return an unfinished answer whose deadline has passed, None if there is none."""
+        """Remove and return an unfinished answer whose deadline has passed; None if no deadline has."""
         while self._heap and (self._heap[0][2].ended or self._heap[0][0] <= now):
             answer = heapq.heappop(self._heap)[2]
             if not answer.ended:

@@ -73,7 +73,7 @@ class BoundedChoices:
         return choice
 
     def rest(self, completion_tokens: int | None) -> Iterator[dict[str, Any]]:
-        """At the end, what belongs to the answer if the server counts so many tokens in all; None if it does not say."""
+        """Return, at the end, what belongs to the answer, given the server's count of its tokens (None if it sent no count)."""
         limit = self._bounds.tokens
         whole = completion_tokens is not None and limit is not None and completion_tokens <= limit * self._bounds.choices
         for index, choices in self._late.items():

@@ -22,7 +22,7 @@ MAX_MARKS = 30
 PIECE_CHARACTERS = 1 << 14
 # NFKC makes 18 characters of U+FDFA; a text that grows by more than this is not searched.
 MAX_GROWTH = 1 << 20
-# Of a text without any place to cut, so many characters more are in one piece.
+# If a text has no place to cut, a piece is at most this many characters longer.
 MAX_UNCUT = 1 << 12
 
 _INVISIBLE = regex.compile(r"[\p{DI}\u2800]|(?![\t-\r\x85])\p{C}")

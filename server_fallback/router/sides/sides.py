@@ -35,7 +35,7 @@ from .wire_speculation import WireCounts
 
 # Searches for private patterns at the same time.
 SEARCHES = 4
-# The features of so many characters take less than 10 ms.
+# Computing the features of this many characters takes less than 10 ms.
 LONG_TEXT_CHARACTERS = 20_000
 # One message, whose tokens show whether both sides write chats alike.
 PROBE = [Message(role="user", content="a")]

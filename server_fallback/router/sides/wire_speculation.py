@@ -31,7 +31,7 @@ PATH = "/v1/nearfar/verify"
 # Of a client's frame: its header with the mask, and two bytes of length where the message is longer.
 FRAME_BYTES, LONG_FRAME_BYTES, LONG_MESSAGE = 6, 8, 125
 OPEN_SECONDS = 20.0
-# Of the answer, so many tokens before the guesses are looked at with them.
+# This many tokens of the answer before the guesses are searched together with them.
 ASKED_TOKENS = 256
 # What a tokenizer takes.
 MAX_TOKEN_ID = 1 << 31
