@@ -53,7 +53,7 @@ class LocalOptions:
     ``max_sequences`` None: DEFAULT_SEQUENCES. ``kv_memory_bytes`` None: a share of the device's memory. ``max_adapters``: places for LoRA
     adapters in a bundle that takes them. ``draft``: "ngram", or a smaller model with the same tokens, which guesses ``draft_tokens`` at
     once; None guesses nothing. ``remote_drafts``: guesses of clients (`schema/verify.py`) that a step checks, of all clients together.
-    ``trust``: bundles must be signed with one of these keys, unless there are none; what is compiled here needs no signature.
+    ``trust``: if not empty, bundles must be signed with one of these keys. Bundles that are compiled here need no signature.
     """
 
     target: str | None = None

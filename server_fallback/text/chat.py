@@ -20,7 +20,7 @@ from .vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """How answers are streamed. ``calls`` is how tool calls are written, None if there are none; ``call_begins``: see `AnswerFormat`.
+    """How answers are streamed. ``calls`` is the format of tool calls, None if the answer has none; ``call_begins``: see `AnswerFormat`.
     ``one_call``: what follows the first call is left out. ``vocabulary`` is given if log-probabilities are wanted.
     """
 
