@@ -6,7 +6,6 @@ import asyncio
 import heapq
 import time
 from collections import deque
-from itertools import count
 from threading import Lock
 
 from nearfar.compiler.runtime.batch import IntArray, Output
@@ -154,29 +153,33 @@ class Outbox:
 
 
 class Deadlines:
-    """The deadlines of unfinished answers, earliest first."""
+    """The deadlines of unfinished answers, earliest first. An answer that has ended is not kept."""
 
     def __init__(self) -> None:
-        # Equal deadlines expire in the order in which they were added.
-        self._heap: list[tuple[float, int, Answer]] = []
-        self._numbers = count()
+        # Deadlines with the ids of their answers; those of answers that have ended are dropped later.
+        self._heap: list[tuple[float, int]] = []
+        self._answers: dict[int, Answer] = {}
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._answers)
 
-    def add(self, deadline: float, answer: Answer, num_unfinished: int) -> None:
-        """``deadline`` is a time of `time.monotonic`; ``num_unfinished`` answers exist."""
-        heapq.heappush(self._heap, (deadline, next(self._numbers), answer))
-        # Answers that end in time must not be held until their deadline.
-        if len(self._heap) > 2 * num_unfinished + 64:
-            self._heap = [entry for entry in self._heap if not entry[2].ended]
+    def add(self, deadline: float, answer: Answer) -> None:
+        """``deadline`` is a time of `time.monotonic`."""
+        self._answers[answer.id] = answer
+        heapq.heappush(self._heap, (deadline, answer.id))
+        if len(self._heap) > 2 * len(self._answers) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self._answers]
             heapq.heapify(self._heap)
 
+    def remove(self, answer: Answer) -> None:
+        """Forget an answer that has ended, if it had a deadline."""
+        self._answers.pop(answer.id, None)
+
     def expired(self, now: float) -> Answer | None:
-        """Remove and return an unfinished answer whose deadline has passed; None if no deadline has."""
-        while self._heap and (self._heap[0][2].ended or self._heap[0][0] <= now):
-            answer = heapq.heappop(self._heap)[2]
-            if not answer.ended:
+        """Remove and return an answer whose deadline has passed; None if no deadline has."""
+        while self._heap and self._heap[0][0] <= now:
+            answer = self._answers.pop(heapq.heappop(self._heap)[1], None)
+            if answer is not None:
                 return answer
         return None
 

@@ -146,7 +146,7 @@ class EngineLoop:
                 self._end(answer, error)
                 return
         if request.deadline is not None:
-            self._deadlines.add(request.deadline, answer, len(self._answers) + len(self._masks.pending) + 1)
+            self._deadlines.add(request.deadline, answer)
         if answer.mask_task is None:
             self._queue(answer)
         else:
@@ -178,10 +178,13 @@ class EngineLoop:
         if answer.ended:
             return
         answer.ended = True
+        self._deadlines.remove(answer)
         if item is not None:
             self._outbox.add(answer, item)
         if answer.mask_task is not None:
             self._masks.cancel(answer.mask_task)
+            # They refer to each other, so they would both be kept until the garbage collector runs, with the parser's states.
+            answer.mask_task = None
         sequence = answer.sequence
         if sequence is not None:
             del self._answers[sequence]

@@ -8,20 +8,24 @@ waits for these. A quick thread that meets a slow mask becomes a slow one, and a
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from threading import Condition, Lock, Thread, get_ident
+from threading import Condition, Lock, Thread, get_ident, get_native_id
 
 from .mask_task import MaskTask
 
-# An answer is quick if its last run took at most this much processor time.
-QUICK_SECONDS = 0.005
+# An answer is quick if its last run took at most this much processor time. The first mask does not count: later ones are quicker.
+QUICK_SECONDS = 0.002
 # A quick thread that works on one task for longer than this becomes a slow one.
 STUCK_SECONDS = 0.01
 # A second quick thread is no faster, because it contends for the GIL. Slow masks get at most a quarter of a small machine's processors.
 NUM_QUICK, NUM_SLOW = 1, 2 if (os.cpu_count() or 1) >= 8 else 1
+# The priority of slow threads on Linux, where 0 is normal and 19 the lowest: the device's threads wait for each other in each step, so one
+# that waits for a processor delays them all.
+SLOW_NICENESS = 10
 # Beyond this, stuck threads are not replaced until some of them end.
 MAX_THREADS = 8
 # The processor time of a shorter task is taken to be its wall time.
@@ -137,7 +141,7 @@ class MaskPool:
                 continue
             running = thread.running_seconds
             if running > STUCK_SECONDS and not thread.is_slow:
-                thread.is_slow = True
+                thread.become_slow()
             if thread.task.is_over_budget(running) and not thread.task.is_cancelled:
                 over_budget.append(thread.task)
         self._start_threads()
@@ -202,6 +206,7 @@ class _MaskThread:
         self.is_slow = is_slow
         self.task: MaskTask | None = None
         self._work = work
+        self._native_id: int | None = None
         # When the task began in wall time; the thread's processor time then, or a little before.
         self._began = self._processor_began = 0.0
         self._read_processor: Callable[[], float] = time.perf_counter
@@ -209,6 +214,12 @@ class _MaskThread:
     def start(self) -> None:
         # A daemon, because the process must be able to end while a mask is computed.
         Thread(target=self._run, name="nearfar-masks", daemon=True).start()
+
+    def become_slow(self) -> None:
+        """Yield the processor to others from now on."""
+        self.is_slow = True
+        if sys.platform == "linux" and self._native_id is not None:
+            os.setpriority(os.PRIO_PROCESS, self._native_id, SLOW_NICENESS)
 
     @property
     def is_lost(self) -> bool:
@@ -232,7 +243,7 @@ class _MaskThread:
         if seconds > UNTIMED_SECONDS:
             seconds = self.running_seconds
             self.wake()
-        task.last_seconds = seconds
+        task.last_seconds = 0.0 if task.is_first else seconds
         task.seconds += seconds
         self.task = None
 
@@ -244,5 +255,8 @@ class _MaskThread:
     def _run(self) -> None:
         if hasattr(time, "pthread_getcpuclockid"):
             self._read_processor = partial(time.clock_gettime, time.pthread_getcpuclockid(get_ident()))
+        self._native_id = get_native_id()
+        if self.is_slow:
+            self.become_slow()
         self.wake()
         self._work(self)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .answer import Answer
 
 # An answer may use this much processor time for its constraint, and this much more for each token.
-BUDGET_SECONDS = 5.0
-BUDGET_SECONDS_PER_TOKEN = 0.01
+BUDGET_SECONDS = 3.0
+BUDGET_SECONDS_PER_TOKEN = 0.004
 
 
 class MaskTask:

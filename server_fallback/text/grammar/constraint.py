@@ -1,4 +1,8 @@
-"""A grammar over one answer, as the engine's Constraint. Token ids flow in, masks of what may come next flow out."""
+"""A grammar over one answer, as the engine's Constraint: it accepts tokens and computes masks of what may come next.
+
+A grammar that reads the same text in many ways (`[a-z]* [a-z]*`) gives the parser more states with each token, and the parser keeps them
+all, 60 to 700 bytes each. Its time grows with them. So the states of all tokens together have a budget.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,11 @@ from .token_shapes import TokenShapes
 if TYPE_CHECKING:
     from .xgrammar_binding import CompiledGrammar
 
+# An answer's parser may have this many states, summed over its tokens, and this many more for each token. JSON has 1 to 5 a token, an
+# object with 400 optional properties 70, a union of 300 objects 90.
+BUDGET_STATES = 30_000
+BUDGET_STATES_PER_TOKEN = 100
+
 
 class GrammarConstraint:
     """A matcher's state after the tokens so far; it is used by nothing else.
@@ -28,6 +37,7 @@ class GrammarConstraint:
         for token_id in matcher.shapes.eos_token_ids:
             self._ends[token_id >> 5] &= ~np.int32(np.uint32(1 << (token_id & 31)).view(np.int32))
         self._mask: Mask | None = None
+        self._tokens = self._states = 0
 
     @classmethod
     def of(cls, compiled: CompiledGrammar, shapes: TokenShapes, open_ended: bool = False) -> GrammarConstraint:
@@ -50,10 +60,20 @@ class GrammarConstraint:
         return self._mask
 
     def accept(self, token_id: int) -> None:
-        """Raises RequestError for a token that the mask does not hold."""
+        """Raises RequestError for a token that the mask does not allow, and if the parser is over its budget of states."""
         if not self.matcher.accept_token(token_id):
             raise RequestError(f"token {token_id} does not continue the grammar; choose one that mask() allows", token_id=token_id)
         self._mask = None
+        self._tokens += 1
+        self._states += self.matcher.num_states
+        if self._states > BUDGET_STATES + BUDGET_STATES_PER_TOKEN * self._tokens:
+            raise RequestError(
+                f"the grammar is too ambiguous: after {self._tokens} tokens its parser has kept {self._states:,} states "
+                f"(at most {BUDGET_STATES:,} and {BUDGET_STATES_PER_TOKEN} for each token); let each text be read in one way only",
+                param="response_format",
+                code="grammar_too_ambiguous",
+                tokens=self._tokens,
+            )
 
     @property
     def finished(self) -> bool:

@@ -76,6 +76,11 @@ class Matcher:
             raise SearchTooLong
 
     @property
+    def num_states(self) -> int:
+        """The number of parser states after the text so far. A matcher keeps the states of all its steps."""
+        return self._matcher.num_states
+
+    @property
     def complete(self) -> bool:
         """Whether the text is a whole one as it is."""
         return bool(self._matcher.is_completed())

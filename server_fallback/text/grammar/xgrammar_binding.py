@@ -93,6 +93,11 @@ class GrammarMatcher:
     def rollback(self, steps: int) -> None:
         self._handle.rollback(steps)
 
+    @property
+    def num_states(self) -> int:
+        """How many states the parser has after the text so far, at least 1: one for each way to continue the grammar."""
+        return str(self._handle._debug_print_internal_state()).count("ParserState(")
+
     def is_completed(self) -> bool:
         return bool(self._handle.is_completed())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import sys
 import threading
 import time
 import weakref
@@ -217,6 +219,33 @@ def test_the_engine_waits_for_masks_half_of_the_time_at_most() -> None:
     constraints[0].released.set()
     while not pool.collect(1)[0]:
         pass
+    pool.close()
+
+
+def test_a_slow_first_mask_does_not_make_an_answer_a_slow_one() -> None:
+    pool = mask_pool.MaskPool(5)
+    task = mask_task.MaskTask(None, Busy(seconds=2 * mask_pool.QUICK_SECONDS))  # type: ignore[arg-type]
+    for is_quick in (True, False):
+        pool.post([task])
+        while task in pool.pending:
+            pool.collect(1)
+        assert (task.last_seconds <= mask_pool.QUICK_SECONDS) == is_quick
+        task.advance(2, is_last=False)
+    pool.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+def test_a_thread_with_a_slow_mask_yields_the_processor() -> None:
+    pool = mask_pool.MaskPool(0.001)
+    constraint = Blocking(blocked_mask=1)
+    pool.post([mask_task.MaskTask(None, constraint)])  # type: ignore[arg-type]
+    assert constraint.reached.wait(10)
+    [thread] = pool._threads
+    assert thread._native_id is not None
+    assert os.getpriority(os.PRIO_PROCESS, thread._native_id) == os.getpriority(os.PRIO_PROCESS, 0)
+    thread.become_slow()
+    assert os.getpriority(os.PRIO_PROCESS, thread._native_id) == mask_pool.SLOW_NICENESS
+    constraint.released.set()
     pool.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -479,7 +480,7 @@ def test_a_full_context_ends_an_answer_or_the_oldest_tokens_make_way() -> None:
     run(work())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class EvenTokens:
     """Even tokens only, but not the stop token; four of them."""
 
@@ -530,9 +531,17 @@ def test_a_constrained_answer_beside_a_few_others_has_a_row_in_every_step() -> N
 def test_answers_that_ended_in_time_are_not_held_until_their_deadline() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
+            constraints = []
             for index in range(80):
-                await ids(engine, OTHERS[index % 2], max_tokens=1, deadline=time.monotonic() + 1000)
-            assert len(engine._loop._deadlines) <= 68
+                constraint = EvenTokens()
+                constraints.append(weakref.ref(constraint))
+                await ids(engine, OTHERS[index % 2], constraint=constraint, max_tokens=1, deadline=time.monotonic() + 1000)
+            del constraint
+            await settle(engine)
+            assert len(engine._loop._deadlines) == 0
+            assert len(engine._loop._deadlines._heap) <= 68
+            # The states of a parser can be large, so they must not wait for the garbage collector. The loop's variables keep the last one.
+            assert [reference() for reference in constraints[:-1]] == [None] * 79
 
     run(work())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 
@@ -18,7 +19,7 @@ from nearfar.compiler.errors import RequestError
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
-from nearfar.server_fallback.text.grammar.source import EbnfSource
+from nearfar.server_fallback.text.grammar.source import EbnfSource, JsonSource
 
 # Accepting the token of number n takes time that grows with the fourth power of n: 10 ms for the 50th.
 SLOW = EbnfSource('root ::= "a" root root root | "a" root root | "a" root | "a"')
@@ -45,6 +46,11 @@ class OnlyA:
         self._inner.accept(ord("a"))
 
 
+def accept(constraint: GrammarConstraint, text: bytes) -> None:
+    for byte in text:
+        constraint.accept(byte)
+
+
 def test_xgrammar_lets_other_threads_run_while_it_computes(grammar: Grammar) -> None:
     matcher = grammar.constraint(SLOW).matcher
     stop, ticks, pace = threading.Event(), 0, 0.001
@@ -64,6 +70,19 @@ def test_xgrammar_lets_other_threads_run_while_it_computes(grammar: Grammar) -> 
     thread.join()
     assert seconds > 0.02
     assert ticks >= 5
+
+
+def test_an_ambiguous_grammar_ends_its_answer_before_the_parser_grows_large(grammar: Grammar) -> None:
+    many = grammar.constraint(EbnfSource("root ::= x x x x x x x x\nx ::= [a-z ]* [a-z ]* [a-z ]*"))
+    with pytest.raises(RequestError, match=r"after 1\d\d tokens its parser has kept 4\d,\d{3} states") as raised:
+        accept(many, b"a" * 1000)
+    assert raised.value.details["code"] == "grammar_too_ambiguous"
+    # The largest schemas that people write: many optional properties, each of which may come next.
+    names = [f"property_{index}" for index in range(200)]
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "additionalProperties": False}
+    wide = grammar.constraint(JsonSource(json.dumps(schema)))
+    accept(wide, json.dumps(dict.fromkeys(names, "some text")).encode())
+    assert wide.complete
 
 
 def test_a_grammar_that_grows_slow_ends_its_answer_and_no_other(grammar: Grammar, monkeypatch: pytest.MonkeyPatch) -> None:
