@@ -23,9 +23,9 @@ QUICK_SECONDS = 0.002
 STUCK_SECONDS = 0.01
 # A second quick thread is no faster, because it contends for the GIL. Slow masks get at most a quarter of a small machine's processors.
 NUM_QUICK, NUM_SLOW = 1, 2 if (os.cpu_count() or 1) >= 8 else 1
-# The priority of slow threads on Linux, where 0 is normal and 19 the lowest: the device's threads wait for each other in each step, so one
-# that waits for a processor delays them all.
-SLOW_NICENESS = 10
+# How far slow threads yield to others on Linux, up to a niceness of 19: the device's threads wait for each other in each step, so one that
+# waits for a processor delays them all.
+ADDED_NICENESS = 10
 # Beyond this, stuck threads are not replaced until some of them end.
 MAX_THREADS = 8
 # The processor time of a shorter task is taken to be its wall time.
@@ -219,7 +219,7 @@ class _MaskThread:
         """Yield the processor to others from now on."""
         self.is_slow = True
         if sys.platform == "linux" and self._native_id is not None:
-            os.setpriority(os.PRIO_PROCESS, self._native_id, SLOW_NICENESS)
+            os.setpriority(os.PRIO_PROCESS, self._native_id, os.getpriority(os.PRIO_PROCESS, 0) + ADDED_NICENESS)
 
     @property
     def is_lost(self) -> bool:
