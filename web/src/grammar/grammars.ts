@@ -20,19 +20,17 @@ export class Grammars {
     if (this.spec.eos_token_ids.length === 0) {
       throw new RequestError("This model has no token that ends an answer, which a grammar needs; compile it with its eos_token_id");
     }
-    this.#compiler ??= this.load();
+    this.#compiler ??= this.load().catch((error: unknown) => {
+      // The next request tries again, because a file that could not be loaded may load then.
+      this.#compiler = null;
+      throw error;
+    });
     return (await this.#compiler).constraint(source, maxTokens);
   }
 
   private async load(): Promise<GrammarCompiler> {
-    try {
-      const { compiler } = this.grammar ?? (await importGrammar());
-      return compiler(this.tokenizerJson, this.spec);
-    } catch (error) {
-      // The next request tries again, because a file that could not be loaded may load then.
-      this.#compiler = null;
-      throw error;
-    }
+    const { compiler } = this.grammar ?? (await importGrammar());
+    return compiler(this.tokenizerJson, this.spec);
   }
 }
 
