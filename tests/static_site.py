@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -12,14 +12,23 @@ from typing import Any
 
 
 class Handler(SimpleHTTPRequestHandler):
+    def __init__(self, *args: Any, headers: Mapping[str, str], **kwargs: Any) -> None:
+        self.extra_headers = headers
+        super().__init__(*args, **kwargs)
+
+    def end_headers(self) -> None:
+        for name, value in self.extra_headers.items():
+            self.send_header(name, value)
+        super().end_headers()
+
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """The address under which the folder is served."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+def serve(folder: Path, headers: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The address under which the folder is served, with these headers in every response."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder), headers=headers or {}))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

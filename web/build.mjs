@@ -21,8 +21,13 @@ const hybridOutside = [
   outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js"),
   outside("speculation-outside", /^\.\/speculation\.js$/, "./speculation.js"),
 ];
-// What xgrammar imports in Node.
-const nodeModules = ["module", "fs", "path", "url", "crypto"];
+
+// Bundlers would look for the modules of `import(address)` among their own files. These comments prevent it, and only a banner is not minified.
+const IMPORT_BY_ADDRESS = "const importByAddress = (address) => import(/* @vite-ignore */ /* webpackIgnore: true */ address);";
+const importModule = {
+  name: "import-module",
+  setup: ({ onLoad }) => onLoad({ filter: /[\\/]onnx[\\/]import_module\.ts$/ }, () => ({ contents: "export const importModule = importByAddress;", loader: "js" })),
+};
 
 // Each is complete in itself, so that a page can load it as one file.
 const ENTRIES = {
@@ -52,9 +57,9 @@ await Promise.all([
   build({ ...browser, entryPoints: ENTRIES, outdir: "dist", plugins: [jinjaEsbuild, ...laterFiles(".")] }),
   build({ ...browser, entryPoints: { hybrid: "src/router/index.ts" }, outdir: "dist", plugins: [jinjaEsbuild, ...hybridOutside] }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
-  build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [jinjaEsbuild, xgrammarEsbuild], external: nodeModules }),
-  build({ ...browser, entryPoints: { onnx: "src/onnx/index.ts" }, outdir: "dist" }),
-  build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [jinjaEsbuild, xgrammarEsbuild], external: nodeModules }),
+  build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [jinjaEsbuild, xgrammarEsbuild] }),
+  build({ ...browser, entryPoints: { onnx: "src/onnx/index.ts" }, outdir: "dist", banner: { js: IMPORT_BY_ADDRESS }, plugins: [importModule] }),
+  build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [jinjaEsbuild, xgrammarEsbuild] }),
   build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: laterFiles("..") }),
   ...["index.html", "bench.html", "style.css", "chat.css", "sides.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
   licenses().then((text) => writeFile("dist/LICENSES.txt", text)),

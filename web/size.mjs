@@ -3,15 +3,24 @@
 import { readFile } from "node:fs/promises";
 import { gzipSync } from "node:zlib";
 
-const LIMITS = { core_gzip_bytes: 40_000, full_gzip_bytes: 70_000, client_gzip_bytes: 10_000, onnx_gzip_bytes: 10_000, hybrid_gzip_bytes: 26_000, speculation_gzip_bytes: 5_000 };
-const FILES = { core_gzip_bytes: "dist/runtime.js", full_gzip_bytes: "dist/nearfar.js", client_gzip_bytes: "dist/client.js", onnx_gzip_bytes: "dist/onnx.js", hybrid_gzip_bytes: "dist/hybrid.js", speculation_gzip_bytes: "dist/speculation.js" };
+// By the name in JSON: the file, and its limit in bytes.
+const FILES = {
+  core_gzip_bytes: ["dist/runtime.js", 40_000],
+  full_gzip_bytes: ["dist/nearfar.js", 70_000],
+  client_gzip_bytes: ["dist/client.js", 10_000],
+  onnx_gzip_bytes: ["dist/onnx.js", 10_000],
+  // The wasm of xgrammar is in it.
+  grammar_gzip_bytes: ["dist/grammar.js", 400_000],
+  hybrid_gzip_bytes: ["dist/hybrid.js", 26_000],
+  speculation_gzip_bytes: ["dist/speculation.js", 5_000],
+};
 
 const sizes = {};
-for (const [name, file] of Object.entries(FILES)) sizes[name] = gzipSync(await readFile(file), { level: 9 }).length;
+for (const [name, [file]] of Object.entries(FILES)) sizes[name] = gzipSync(await readFile(file), { level: 9 }).length;
 
 if (process.argv.includes("--json")) console.log(JSON.stringify(sizes));
-else for (const [name, file] of Object.entries(FILES)) console.log(`${file}: ${sizes[name]} bytes gzipped, at most ${LIMITS[name]}`);
+else for (const [name, [file, limit]] of Object.entries(FILES)) console.log(`${file}: ${sizes[name]} bytes gzipped, at most ${limit}`);
 
-const tooLarge = Object.keys(LIMITS).filter((name) => sizes[name] > LIMITS[name]);
-for (const name of tooLarge) console.error(`${FILES[name]} is ${sizes[name] - LIMITS[name]} bytes too large`);
+const tooLarge = Object.entries(FILES).filter(([name, [, limit]]) => sizes[name] > limit);
+for (const [name, [file, limit]] of tooLarge) console.error(`${file} is ${sizes[name] - limit} bytes too large`);
 process.exitCode = tooLarge.length > 0 ? 1 : 0;

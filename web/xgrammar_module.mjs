@@ -1,21 +1,32 @@
-// @mlc-ai/web-xgrammar as an ES module whose default export makes a new wasm instance. The package itself is an UMD file, which sets a global where it
-// is imported as the ES module that its package.json says it is; it keeps its one instance to itself, which no error leaves whole.
+// The wasm of @mlc-ai/web-xgrammar as an ES module. Its default export makes a new instance of the wasm, because an instance is unusable after an error and
+// the package itself keeps a single one. One module serves browsers, workers and Node: it imports nothing, so every bundler can read it.
 
 import { createRequire } from "node:module";
 import { readFile } from "node:fs/promises";
 
 export const NAME = "xgrammar-wasm";
 
-const EXPORTS = "exports.CompiledGrammar = CompiledGrammar;";
-// The file looks for its own address, in Node with a `require` that ES modules lack; the wasm is inside of it, so that any address does.
-const HEAD = 'const exports = {}, module = { exports }, location = globalThis.location ?? { href: "file:///" };\n';
+// Emscripten's glue, with the wasm in it as base64. The rest of the package's file is an API that nothing here uses.
+const GLUE = /^ {2}var Module = (\(\(\) => \{\n.*?^ {2}\}\)\(\));$/ms;
+// The glue asks where it runs to find a file of the wasm; this wasm is inline. What is left of the glue uses globals that every platform has.
+const CHANGES = [
+  [/^ *var _scriptDir = .*$/m, ""],
+  [/var ENVIRONMENT_IS_WEB=.*?;(?=var scriptDirectory=)/, ""],
+  [/if\(ENVIRONMENT_IS_NODE\)\{const\{createRequire.*?\}\}else;(?=var out=)/, ""],
+  [/\bENVIRONMENT_IS_(WEB|WORKER|NODE)\b/g, "false"],
+];
 
-/** The text of the module. */
+/** The text of the module. Throws if the package's file has another form. */
 export async function xgrammarModule() {
   const file = createRequire(import.meta.url).resolve("@mlc-ai/web-xgrammar");
-  const text = (await readFile(file, "utf8")).replace(/\/\/# sourceMappingURL=.*/, "");
-  if (text.split(EXPORTS).length !== 2) throw new Error(`${file} has another form than this file is for; see what its exports are now`);
-  return `${HEAD}${text.replace(EXPORTS, `exports.instantiate = Module; ${EXPORTS}`)}\nexport default exports.instantiate;\n`;
+  const found = GLUE.exec(await readFile(file, "utf8"));
+  if (found === null) throw new Error(`${file} has another form than this file is for; look for ${GLUE}`);
+  let glue = found[1];
+  for (const [from, to] of CHANGES) {
+    if (glue.split(from).length < 2) throw new Error(`${file} has another form than this file is for; look for ${from}`);
+    glue = glue.replace(from, to);
+  }
+  return `export default ${glue};\n`;
 }
 
 /** For esbuild. */

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, Route
 from nearfar.compiler.browser import page_server
 from nearfar.compiler.browser.page_server import PageServer
 
-SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js", "hybrid.js")
+SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js", "hybrid.js", "grammar.js")
 # The machine may be busy.
 TIMEOUT_MS = 180_000
 CONNECT = """
@@ -76,7 +76,9 @@ def test_an_example_of_the_readme_runs_as_it_stands(page: Page, address: str, ex
 
 
 def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_its_engine(page: Page, address: str) -> None:
-    run_example(page, f"{address}in_service_worker.html", "from the service worker: 27 + 58 = 85")
+    printed = run_example(page, f"{address}in_service_worker.html", "structured: ")
+    assert printed[0] == "from the service worker: 27 + 58 = 85"
+    assert list(json.loads(printed[1].removeprefix("structured: "))) == ["sum"]
     other = page.context.new_page()
     other.goto(f"{address}index.html")
     other.wait_for_selector("body[data-state=ready]")

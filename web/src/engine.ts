@@ -83,7 +83,7 @@ export class Engine implements EngineApi {
       context: runner.limits.context,
       tokens: this,
       text: tokenizer,
-      grammar: new Grammars(loaded.tokenizerJson, manifest.spec),
+      grammar: new Grammars(loaded.tokenizerJson, manifest.spec, loaded.grammar),
       tools: format === null ? undefined : { parser: () => new ToolCallStream(format), grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice) },
       embeddings: this.#embedder === null || embedding === null ? undefined : { source: this.#embedder, size: manifest.spec.hidden_size, normalize: embedding.normalize },
     };

@@ -26,6 +26,7 @@ export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";
 export { BundleError, DeviceError, NearfarError, RequestError, StorageError, Unavailable, WorkerError } from "./errors.js";
 export type { GrammarConstraint } from "./grammar/constraint.js";
 export { Grammars } from "./grammar/grammars.js";
+export type { GrammarModule } from "./grammar/index.js";
 export type { GrammarSource, TagSource } from "./grammar/source.js";
 export type { AdapterEntry, TunedRow, TuningEntry } from "./runtime/manifest.js";
 export type { Notes } from "./runtime/notes.js";

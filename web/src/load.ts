@@ -3,6 +3,7 @@
 import { readParams, shown } from "./api/params.js";
 import type { Backend, Opening } from "./backend.js";
 import { DeviceError, RequestError } from "./errors.js";
+import type { GrammarModule } from "./grammar/index.js";
 import type { OnnxOptions } from "./onnx/options.js";
 import { openOnnx } from "./onnx_backend.js";
 import { LOAD_OPTIONS } from "./options.js";
@@ -51,6 +52,8 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly store?: boolean | BundleStore | undefined;
   /** What bundles in ONNX's form are run with. */
   readonly onnx?: OnnxOptions | undefined;
+  /** `grammar` of "@nearfar/web/grammar", for scripts that cannot import it when a grammar is first needed, such as service workers. */
+  readonly grammar?: GrammarModule | undefined;
 }
 
 export interface Loaded {
@@ -63,6 +66,8 @@ export interface Loaded {
   readonly tokenizer: Tokenizer;
   /** The text of tokenizer.json. */
   readonly tokenizerJson: string;
+  /** As LoadOptions has it. */
+  readonly grammar?: GrammarModule | undefined;
   /** Of weights and tokenizer. */
   readonly totalBytes: number;
   /** The bundle once more, on a new device, as after the old one was lost. Files come from the store where they are kept. */
@@ -147,7 +152,7 @@ async function loadCandidate(candidate: Candidate, reason: string, looksFirst: b
       await again?.close().catch(() => undefined);
     }
   };
-  return { ...loaded, reason, reopen };
+  return { ...loaded, grammar: options.grammar, reason, reopen };
 }
 
 /** What a bundle would take, by its manifest alone. Throws RequestError, BundleError, DeviceError, or the signal's reason. */

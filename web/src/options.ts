@@ -12,6 +12,7 @@ export const LOAD_OPTIONS: Checks = {
   signal,
   store: check("true, false or a BundleStore", (value) => typeof value === "boolean" || isObject(value)),
   onnx: object,
+  grammar: object,
   gpu: object,
   adapter: object,
   selfTest: only("first-load", "always", "never"),

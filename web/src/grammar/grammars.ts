@@ -1,16 +1,18 @@
-// One engine's grammars: what an answer may be flows in, constraints flow out. The compiler, with the wasm in it, loads when it is first asked for.
+// One engine's grammars: makes the constraint that holds an answer to a source. The compiler, with the wasm in it, is imported when a grammar is first needed.
 
 import { DeviceError, RequestError, messageOf } from "../errors.js";
-import type { GrammarCompiler, GrammarConstraint } from "./index.js";
+import type { GrammarConstraint } from "./constraint.js";
+import type { GrammarCompiler, GrammarModule } from "./index.js";
 import type { GrammarSource } from "./source.js";
 
 export class Grammars {
   #compiler: Promise<GrammarCompiler> | null = null;
 
-  /** ``tokenizerJson`` is the text of the bundle's tokenizer.json. */
+  /** ``tokenizerJson`` is the text of the bundle's tokenizer.json. Without ``grammar``, grammar.js is imported when the first grammar is compiled. */
   constructor(
     private readonly tokenizerJson: string,
-    private readonly spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] },
+    private readonly spec: Parameters<GrammarModule["compiler"]>[1],
+    private readonly grammar?: GrammarModule,
   ) {}
 
   /** See GrammarCompiler.constraint. Each grammar is compiled once. */
@@ -18,31 +20,29 @@ export class Grammars {
     if (this.spec.eos_token_ids.length === 0) {
       throw new RequestError("This model has no token that ends an answer, which a grammar needs; compile it with its eos_token_id");
     }
-    this.#compiler ??= this.load();
-    try {
-      return await (await this.#compiler).constraint(source, maxTokens);
-    } catch (error) {
-      // A chunk that did not load may at the next try.
-      if (!(await settled(this.#compiler))) this.#compiler = null;
+    this.#compiler ??= this.load().catch((error: unknown) => {
+      // The next request tries again, because a file that could not be loaded may load then.
+      this.#compiler = null;
       throw error;
-    }
+    });
+    return (await this.#compiler).constraint(source, maxTokens);
   }
 
   private async load(): Promise<GrammarCompiler> {
-    const { GrammarCompiler, readVocabulary } = await import("../grammar/index.js").catch((error: unknown) => {
-      throw new DeviceError(
-        `The grammar compiler cannot be loaded (${messageOf(error)}); serve grammar.js beside the package's other files; service workers cannot load it`,
-        {},
-        { cause: error },
-      );
-    });
-    return new GrammarCompiler(readVocabulary(this.tokenizerJson, this.spec));
+    const { compiler } = this.grammar ?? (await importGrammar());
+    return compiler(this.tokenizerJson, this.spec);
   }
 }
 
-async function settled(promise: Promise<unknown>): Promise<boolean> {
-  return promise.then(
-    () => true,
-    () => false,
-  );
+/** Throws DeviceError if grammar.js cannot be imported. */
+async function importGrammar(): Promise<GrammarModule> {
+  try {
+    return (await import("../grammar/index.js")).grammar;
+  } catch (error) {
+    throw new DeviceError(
+      `The grammar compiler cannot be loaded (${messageOf(error)}); serve grammar.js beside the package's other files; a service worker must import it itself and call serveEngine(self, { grammar })`,
+      {},
+      { cause: error },
+    );
+  }
 }

@@ -13,6 +13,7 @@ import { parseRegex } from "./regex.js";
 import type { GrammarSource } from "./source.js";
 import { TimedConstraint } from "./timed.js";
 import type { Vocabulary } from "./vocabulary.js";
+import { readVocabulary } from "./vocabulary.js";
 import { GrammarWasm } from "./wasm.js";
 import type { Handle } from "./xgrammar.js";
 
@@ -20,6 +21,7 @@ export type { GrammarConstraint } from "./constraint.js";
 export type { GrammarSource, TagSource } from "./source.js";
 export type { Vocabulary } from "./vocabulary.js";
 export { readVocabulary } from "./vocabulary.js";
+
 
 /** Compiled grammars kept; the oldest goes first. */
 const MOST_KEPT = 32;
@@ -42,6 +44,20 @@ interface Compiled {
   /** At least how many tokens one token can add to the shortest completion. */
   readonly reserve: number;
 }
+
+/** What makes grammar compilers. */
+export interface GrammarModule {
+  /**
+   * ``tokenizerJson`` is the text of the bundle's tokenizer.json. Throws RequestError for a tokenizer whose tokens have no bytes of their own, BundleError for
+   * a file that is not a tokenizer.
+   */
+  readonly compiler: (tokenizerJson: string, spec: { readonly vocab_size: number; readonly eos_token_ids: readonly number[] }) => GrammarCompiler;
+}
+
+/** The option `grammar` of Engine.load and serveEngine, for scripts that cannot import this file later, such as service workers. */
+export const grammar: GrammarModule = {
+  compiler: (tokenizerJson, spec) => new GrammarCompiler(readVocabulary(tokenizerJson, spec)),
+};
 
 export class GrammarCompiler {
   readonly #compiled = new Map<string, Promise<Compiled>>();

@@ -7,6 +7,7 @@ import type { ExportManifest } from "../runtime/manifest.js";
 import type { Bytes } from "../runtime/read_file.js";
 import { inParallel, readFile } from "../runtime/read_file.js";
 import type { OnBytes } from "../runtime/source.js";
+import { importModule } from "./import_module.js";
 import { withNewRows } from "./new_rows.js";
 import type { OnnxModule, OnnxOptions, OnnxRuntime, OnnxSession } from "./options.js";
 import { planesOf } from "./runner.js";
@@ -17,7 +18,7 @@ const WASM_BYTES = 2 ** 32;
 
 /** Throws RequestError for what is no ONNX Runtime, DeviceError where it cannot be loaded. */
 export async function loadRuntime({ runtime }: OnnxOptions): Promise<OnnxRuntime> {
-  const found: unknown = await (typeof runtime === "function" ? runtime() : import(/* @vite-ignore */ /* webpackIgnore: true */ addressOf(runtime))).catch((error: unknown) => {
+  const found: unknown = await (typeof runtime === "function" ? runtime() : importModule(addressOf(runtime))).catch((error: unknown) => {
     throw new DeviceError(`ONNX Runtime cannot be loaded (${messageOf(error)}); check onnx.runtime, and that its files are served`, {}, { cause: error });
   });
   return runtimeOf(found, "onnx.runtime");

@@ -14,8 +14,8 @@ export interface WorkerLike {
   addEventListener(type: string, listener: (event: Event) => void, options?: { readonly signal: AbortSignal }): void;
 }
 
-/** What of LoadOptions can be sent to a worker: a device cannot, and ONNX Runtime only by its module's address. */
-export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "onnx"> {
+/** What of LoadOptions can be sent to a worker: a device and a grammar compiler cannot, and ONNX Runtime only by its module's address. */
+export interface ConnectOptions extends Omit<LoadOptions, "gpu" | "adapter" | "grammar" | "onnx"> {
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;
 }
 

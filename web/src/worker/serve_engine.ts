@@ -16,6 +16,9 @@ export interface WorkerScope {
   addEventListener(type: "message", listener: (event: MessageEvent) => void): void;
 }
 
+/** Options of every engine that a worker loads, which a page cannot send. */
+export type ServeOptions = Pick<LoadOptions, "grammar">;
+
 /** How long a service worker stays after it last heard of a page. A hidden page's timers fire once a minute. */
 const KEEP_ALIVE_MS = 120_000;
 
@@ -49,10 +52,12 @@ class Connection {
 }
 
 /**
- * Serves engines to the pages that connect, to several at once. Pages that name the same bundle share one engine. ``load`` stands in for
- * Engine.load. Call it while the script starts: a service worker's listeners must be there by then.
+ * Serves engines to the pages that connect, to several at once. Pages that name the same bundle share one engine. ``given`` is a replacement for
+ * Engine.load or options for it; a service worker needs `grammar` for structured output. Call it while the script starts: a service worker's listeners
+ * must be there by then.
  */
-export function serveEngine(scope: WorkerScope, load: LoadEngine = Engine.load.bind(Engine)): void {
+export function serveEngine(scope: WorkerScope, given: LoadEngine | ServeOptions = {}): void {
+  const load: LoadEngine = typeof given === "function" ? given : async (bundles, options) => Engine.load(bundles, { ...options, ...given });
   const engines = new SharedEngines(load);
   const connections = new Set<string>();
 

@@ -1,6 +1,7 @@
 // A worker in this thread: its scope is the other end of a channel.
 
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
+import type { ServeOptions } from "../../src/worker/serve_engine.js";
 import { serveEngine } from "../../src/worker/serve_engine.js";
 import type { LoadEngine } from "../../src/worker/shared_engines.js";
 
@@ -9,9 +10,9 @@ export interface FakeWorker extends WorkerLike {
   terminate(): void;
 }
 
-export function fakeWorker(load: LoadEngine): FakeWorker {
+export function fakeWorker(given: LoadEngine | ServeOptions): FakeWorker {
   const { port1, port2 } = new MessageChannel();
-  serveEngine(port2, load);
+  serveEngine(port2, given);
   port2.start();
   // A channel that nobody uses must not keep Node running.
   for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();

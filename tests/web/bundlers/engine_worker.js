@@ -1,0 +1,3 @@
+import { serveEngine } from "@nearfar/web/worker";
+
+serveEngine(self);

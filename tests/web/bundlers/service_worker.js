@@ -1,0 +1,4 @@
+import { grammar } from "@nearfar/web/grammar";
+import { serveEngine } from "@nearfar/web/worker";
+
+serveEngine(self, { grammar });
