@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from .. import quant
-from ..errors import BundleError, OutputError, reason_of
+from ..errors import BundleError, reason_of
 from ..formats.checkpoint import TokenizerFiles
 from ..ir.ops import Array
 from ..quant.base import FloatArray
@@ -162,42 +159,6 @@ def require_size(folder: Path, entry: FileEntry) -> None:
     if size != entry.size:
         found = "is missing" if size is None else f"has {size:,} bytes, the manifest says {entry.size:,}"
         raise BundleError(f"{path}: {found}; copy or compile the bundle again", file=entry.file)
-
-
-@contextmanager
-def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to write into that becomes ``output`` when the block ends well, and vanishes when it does not.
-
-    Raises OutputError when ``output`` exists (and ``force`` is not given, or it is no bundle), cannot be written to, or the disk is full.
-    """
-    if output.exists():
-        is_bundle = (output / MANIFEST_FILE).is_file()
-        is_empty = output.is_dir() and not any(output.iterdir())
-        if not force and not is_empty:
-            raise OutputError(f"{output}: exists already; choose another -o, or replace it with --force")
-        if not is_bundle and not is_empty:
-            raise OutputError(f"{output}: exists and is not a bundle, so --force does not replace it; choose another -o")
-    # Of "." there is no name to put the new folder beside.
-    output = output.absolute()
-    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
-    try:
-        aside.mkdir(parents=True)
-        yield aside
-        if output.exists():
-            old = output.with_name(f".{output.name}.old-{os.getpid()}")
-            output.rename(old)
-            try:
-                aside.rename(output)
-            except OSError:
-                old.rename(output)
-                raise
-            shutil.rmtree(old)
-        else:
-            aside.rename(output)
-    except OSError as error:
-        raise OutputError(f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def file_entry(folder: Path, file: str) -> FileEntry:

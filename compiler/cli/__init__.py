@@ -27,7 +27,6 @@ COMMANDS = (
 USER_ERROR = 2
 # As shells count what signals end.
 INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
 BROKEN_PIPE = 141
 
 
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser().parse_args(arguments)
         as_json = getattr(options, "json", False) is True
-        with ending_on_sigterm():
+        with ending_on_signals():
             options.run(options)
             sys.stdout.flush()
     except NearfarError as error:
@@ -65,17 +64,25 @@ def refused(error: NearfarError, *, as_json: bool) -> int:
 
 
 @contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that what is half written is taken away. A server has a handler of its own."""
+def ending_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what is half written is removed. A server has handlers of its own.
+
+    Under nohup SIGHUP is ignored, and stays so.
+    """
 
     def end(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        sys.exit(TERMINATED)
+        sys.exit(128 + signal_number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number in numbers if before[number] != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from .. import quant
 from ..arch import by_model_type
-from ..bundle.folder import Bundle, ExportBundle, file_entry, new_folder, tokenizer_entry
+from ..bundle.folder import Bundle, ExportBundle, file_entry, tokenizer_entry
 from ..bundle.manifest import (
     EMBED,
     EXPORTS,
@@ -32,6 +32,7 @@ from ..bundle.manifest import (
     PlanEntry,
     StepEntry,
 )
+from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..errors import RequestError
 from ..formats import load

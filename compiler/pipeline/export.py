@@ -14,8 +14,9 @@ from typing import Literal, cast
 
 from .. import quant
 from ..arch import by_model_type
-from ..bundle.folder import ExportBundle, file_entry, new_folder, tokenizer_entry
+from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
 from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest
+from ..bundle.new_folder import new_folder
 from ..errors import RequestError, UnsupportedModel
 from ..formats import load
 from ..ir.spec import ModelSpec

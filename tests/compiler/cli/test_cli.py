@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.compiler.bundle.folder import new_folder, open_any
-from nearfar.compiler.cli import main
+from nearfar.compiler.bundle.folder import open_any
+from nearfar.compiler.bundle.new_folder import new_folder
+from nearfar.compiler.cli import ending_on_signals, main
 
 CompileTiny = Callable[..., Path]
 COMMANDS = ("compile", "inspect", "run", "score", "demo", "serve", "bench")
@@ -234,19 +235,36 @@ def test_an_output_that_is_full_is_one_line_and_one_that_nobody_reads_is_none(ti
     assert (found.returncode, found.stderr) == (128 + signal.SIGPIPE, "")
 
 
-def test_sigterm_takes_away_what_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_process_removes_what_is_half_written(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def compile_until_stopped(*_: object) -> None:
         with new_folder(tmp_path / "bundle", force=False) as folder:
             (folder / "half").touch()
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr("nearfar.compiler.pipeline.compile.compile_any", compile_until_stopped)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as exit_info:
-        main(["compile", "model", "-o", str(tmp_path / "bundle")])
-    assert exit_info.value.code == 128 + signal.SIGTERM
-    assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(signal.SIGTERM) is before
+    # Under nohup, SIGHUP is ignored.
+    inherited = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as exit_info:
+            main(["compile", "model", "-o", str(tmp_path / "bundle")])
+        assert exit_info.value.code == 128 + number
+        assert list(tmp_path.iterdir()) == []
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, inherited)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_on_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, inherited)
 
 
 def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
