@@ -35,7 +35,6 @@ def start_half(output: Path) -> subprocess.Popen[str]:
     return process
 
 
-
 def test_a_new_folder_appears_when_its_block_ends(tmp_path: Path) -> None:
     with new_folder(tmp_path / "a/b", force=False) as folder:
         (folder / "file").write_text("x")
@@ -170,10 +169,15 @@ def test_a_bundle_that_a_killed_process_was_replacing_is_restored(tmp_path: Path
 
 def test_a_place_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    with pytest.raises(OutputError, match="was made by another program meanwhile"), new_folder(output, force=False) as folder:
-        (folder / "manifest.json").write_text("second")
-        output.mkdir()
-        (output / "manifest.json").write_text("first")
+
+    def make_it_meanwhile() -> None:
+        with new_folder(output, force=False) as folder:
+            (folder / "manifest.json").write_text("second")
+            output.mkdir()
+            (output / "manifest.json").write_text("first")
+
+    with pytest.raises(OutputError, match="was made by another program meanwhile"):
+        make_it_meanwhile()
     assert (output / "manifest.json").read_text() == "first"
     assert list(tmp_path.iterdir()) == [output]
 
@@ -198,5 +202,5 @@ def test_a_link_stays_and_the_folder_that_it_leads_to_is_replaced(tmp_path: Path
 def test_a_path_that_the_system_refuses_is_an_output_error(name: str, tmp_path: Path) -> None:
     if name.startswith("surrogate"):
         (tmp_path / "surrogate\udc80").write_text("a file")
-    with pytest.raises(OutputError, match="cannot be written|not a valid path"), new_folder(tmp_path / name, force=False):
+    with pytest.raises(OutputError, match=r"cannot be written|not a valid path"), new_folder(tmp_path / name, force=False):
         pass
