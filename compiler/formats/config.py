@@ -96,6 +96,15 @@ class ConfigReader:
             raise self._wrong(key, value, "an object")
         return ConfigReader(value, f"{self.where}: {key}")
 
+    def reaches(self, key: str, least: int) -> bool:
+        """Whether the key holds an integer of at least ``least``. Does not consume it."""
+        value = self._values.get(key)
+        return is_integer(value) and value >= least
+
+    def ignore(self, *keys: str) -> None:
+        """Accept any values under keys that have no effect beside the values that were read."""
+        self._consumed.update(keys)
+
     def expect(self, key: str, *allowed: object) -> None:
         """Raise UnsupportedModel unless the key is absent or holds one of these values, the only ones that we compile.
 
