@@ -24,6 +24,7 @@ from .. import quant
 from ..errors import BundleError, reason_of
 from ..formats.checkpoint import TokenizerFiles
 from ..ir.ops import Array
+from ..nearest import did_you_mean_folder
 from ..quant.base import FloatArray
 from ..quant.layout import rows_per_tile, stored_rows
 from .check import parse_manifest
@@ -135,7 +136,10 @@ def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBun
     ``trust``: one of these keys must have signed the manifest, which is checked before anything in it is read; none takes any bundle.
     """
     file = path / MANIFEST_FILE
-    if not file.is_file():
+    if not _exists(file):
+        if not _exists(path):
+            advice = did_you_mean_folder(path) or f"; make it with 'nearfar compile MODEL -o {path}'"
+            raise BundleError(f"{path}: does not exist{advice}")
         if (path / "config.json").is_file():
             raise BundleError(f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'")
         raise BundleError(f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'")
@@ -150,6 +154,14 @@ def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBun
     for entry in bundle.manifest.files if isinstance(bundle, ExportBundle) else bundle.manifest.shards:
         require_size(path, entry)
     return bundle
+
+
+def _exists(path: Path) -> bool:
+    """False for a path that the system refuses, such as one with a NUL byte or a name that is too long."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def require_size(folder: Path, entry: FileEntry) -> None:

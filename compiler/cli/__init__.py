@@ -17,6 +17,7 @@ from importlib.metadata import version
 from types import FrameType
 
 from ..errors import NearfarError, OutputError
+from .parser import Parser
 
 # Found by name, as targets are: the compiler imports nothing of the layer above, and Ctrl-C while they load is no traceback.
 COMMANDS = (
@@ -86,7 +87,7 @@ def ending_on_signals() -> Iterator[None]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nearfar",
         description="Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers.",
         epilog="example: nearfar compile ./Qwen3-0.6B -o qwen3 && nearfar run qwen3 'Why is the sky blue?'",

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..nearest import did_you_mean_folder
 from .checkpoint import Checkpoint, Tensor, TokenizerFiles
 
 __all__ = ["Checkpoint", "Tensor", "TokenizerFiles", "load"]
@@ -36,7 +37,9 @@ def load(model: str) -> Checkpoint:
         raise CheckpointError(f"{model}: is a file; give the folder that holds config.json and model.safetensors", model=model)
     if not _REPOSITORY.fullmatch(model):
         raise CheckpointError(
-            f"{model}: there is no such folder, and it is no name of a repository either (owner/name, such as Qwen/Qwen3-0.6B)", model=model
+            f"{model}: there is no such folder, and it is not the name of a repository (owner/name, such as Qwen/Qwen3-0.6B)"
+            f"{did_you_mean_folder(Path(path))}",
+            model=model,
         )
     return open_checkpoint(_download(model))
 
@@ -57,6 +60,6 @@ def _download(repository: str) -> Path:
     summary = str(reason).strip().partition("\n")[0].rstrip(".") or type(reason).__name__
     raise CheckpointError(
         f"{repository}: there is no such local folder, and it could not be fetched from the Hugging Face Hub: {summary}; "
-        f"{advice}, or give a local folder, which needs no network",
+        f"{advice}, or give a local folder, which needs no network{did_you_mean_folder(Path(repository))}",
         model=repository,
     ) from reason

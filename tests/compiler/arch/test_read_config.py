@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from nearfar.compiler import arch
+from nearfar.compiler.arch import families
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
@@ -452,7 +453,8 @@ def test_unknown_keys_that_are_null_or_false_change_nothing() -> None:
     assert read(LLAMA_3_2_1B, sliding_window=None, use_new_attention=False, logit_scale=None) == plain
     rope = {**LLAMA_3_2_1B["rope_scaling"], "mscale": None, "truncate": False}
     assert read(LLAMA_3_2_1B, rope_scaling=rope) == plain
-    for value in (0, "", [], {}, True):
+    values: tuple[Any, ...] = (0, "", [], {}, True)
+    for value in values:
         with pytest.raises(UnsupportedModel, match="unknown key 'use_new_attention'"):
             read(LLAMA_3_2_1B, use_new_attention=value)
 
@@ -472,7 +474,34 @@ def test_no_key_of_a_config_can_hold_nonsense_unnoticed_unless_it_is_harmless(ke
 def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         arch.by_model_type(name)
-    assert caught.value.message == f"config.json: model_type {name!r} is not supported; supported: {', '.join(arch.SUPPORTED)}"
+    assert caught.value.message.startswith(f"config.json: model_type {name!r} is not supported; supported: {', '.join(arch.SUPPORTED)}. ")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smollm3", "It is a known family that nearfar .* does not compile yet; the nearest that it compiles is 'llama'. Ask for it in"),
+        ("qwen3_next", "the nearest that it compiles is 'qwen3'"),
+        ("mamba2", "It is a model with recurrent states; nearfar .* does not compile such families yet. Ask for it in the project's"),
+        ("bert", "It is an encoder, which generates no text; nearfar"),
+        (
+            "qwenn3",
+            "No family of that name is known; did you mean 'qwen3'\\? Either the file is wrong, or the family is newer than nearfar",
+        ),
+        ("Llama", "No family of that name is known; did you mean 'llama'"),
+        ("xyzzy", "No family of that name is known. Either the file is wrong"),
+    ],
+)
+def test_a_family_that_is_not_compiled_is_told_apart_from_an_unknown_name(name: str, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        arch.by_model_type(name)
+
+
+def test_no_supported_family_is_listed_as_unsupported() -> None:
+    listed = [each for names in (*families.DECODERS.values(), *families.OTHERS.values()) for each in names]
+    assert not set(listed) & set(arch.SUPPORTED)
+    assert len(listed) == len(set(listed))
+    assert families.DECODERS.keys() <= set(arch.SUPPORTED)
 
 
 def transformers_config(values: dict[str, Any]) -> Any:

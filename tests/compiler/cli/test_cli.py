@@ -270,3 +270,37 @@ def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
 def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = fails(capsys, "score", str(tiny_bundle), "--tokens", "1", "-o", "/dev/full", "--runner", "numpy", "--json")
     assert "/dev/full: cannot be written: the disk is full" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compil", "m", "-o", "x"], "unknown command 'compil'; did you mean 'compile'? (known: compile, inspect,"),
+        (["xyzzy"], "unknown command 'xyzzy' (known: compile,"),
+        (["compile", "m", "-o", "x", "--quantisation", "q4f16"], "unknown option --quantisation; did you mean --quantization?"),
+        (["compile", "m", "--ouput", "x"], "unknown option --ouput; did you mean --output?"),
+        (["compile", "m", "-o", "x", "--xyzzy=3"], "error: unknown option --xyzzy\n"),
+        (["compile", "m", "-o", "x", "--target", "webgp"], "unknown target 'webgp'; did you mean 'webgpu'? (known: webgpu, cpu,"),
+        (["compile", "m", "-o", "x", "--quantization", "q4f61"], "unknown quantization 'q4f61'; did you mean 'q4f16'?"),
+        (["compile", "m", "-o", "x", "--group-size", "33"], "unknown group-size '33'"),
+        (["compile", "m", "n", "-o", "x"], "unexpected argument 'n'"),
+        (["run", "b", "--", "--xyzzy", "more"], "unexpected argument 'more'"),
+        (["compile", "m"], "the following arguments are required: -o/--output"),
+    ],
+)
+def test_a_mistyped_word_of_the_command_line_proposes_the_nearest(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_mistyped_folder_proposes_the_nearest_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "Qwen3-0.6B").mkdir()
+    wrong, right = str(tmp_path / "qwen-0.6B"), str(tmp_path / "Qwen3-0.6B")
+    assert f"did you mean '{right}'?" in fails(capsys, "compile", wrong, "-o", str(tmp_path / "bundle"))
+    assert f"{wrong}: does not exist; did you mean '{right}'?" in fails(capsys, "run", wrong, "hello")
+    far = str(tmp_path / "xyzzy")
+    assert f"{far}: does not exist; make it with" in fails(capsys, "run", far, "hello")
