@@ -30,6 +30,10 @@ def load(model: str) -> Checkpoint:
     # The functions of os.path say False, where those of Path raise, to names that no file can have.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
+        try:
+            os.path.realpath(path).encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"{model!r}: the folder's name is not UTF-8, which a bundle's manifest needs; rename it") from error
         return open_checkpoint(Path(path))
     if path.lower().endswith(".gguf"):
         raise CheckpointError(f"{model}: GGUF files are not supported; give the Hugging Face folder that it was made from", model=model)

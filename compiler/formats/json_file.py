@@ -36,9 +36,19 @@ def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where) from error
+    if b"\\u" in content:
+        _require_unicode(parsed, where)
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{where}: holds a JSON {json_kind(parsed)} where an object is expected; download it again", file=where)
     return parsed
+
+
+def _require_unicode(parsed: Any, where: str) -> None:
+    """JSON can spell half of a surrogate pair, which neither a bundle nor a tokenizer can hold."""
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise CheckpointError(f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where) from error
 
 
 def reject_git_lfs_pointer(head: bytes, where: str) -> None:
