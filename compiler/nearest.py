@@ -16,7 +16,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?", or nothing."""
+    """The end of an error: "; did you mean 'x'?", or nothing if no known name is similar."""
     found = nearest(name, known)
     return "" if found is None else f"; did you mean {found!r}?"
 

@@ -15,9 +15,9 @@ __all__ = ["Checkpoint", "Tensor", "TokenizerFiles", "load"]
 # A repository is owner/name; everything that we read lies at its top.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ["*.safetensors", "*.json", "*.jinja"]
-# Some repositories hold the same weights a second time under other names. Folders that start with a digit hold a text's way through
-# sentence-transformers.
-_UNWANTED = ["[!0-9]*/*", "*/*.safetensors", "consolidated*"]
+# Some repositories hold the same weights a second time under other names. Folders that start with a digit hold modules of
+# sentence-transformers, and additional_chat_templates holds chat templates.
+_UNWANTED = ["[!0-9a]*/*", "a[!d]*/*", "*/*.safetensors", "consolidated*"]
 
 
 def load(model: str) -> Checkpoint:

@@ -350,7 +350,7 @@ def test_a_repository_is_fetched_without_pickles_and_opened(whole: Path, monkeyp
         return any(fnmatch(name, p) for p in asked["allow_patterns"]) and not any(fnmatch(name, p) for p in asked["ignore_patterns"])
 
     fetched = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "chat_template.jinja", "tokenizer.json"]
-    fetched += ["modules.json", "1_Pooling/config.json"]
+    fetched += ["modules.json", "1_Pooling/config.json", "additional_chat_templates/tool_use.jinja"]
     assert all(map(is_fetched, fetched))
     left = [
         "pytorch_model.bin",
