@@ -34,7 +34,7 @@ def test_a_sound_bundle_opens_and_verifies(bundle: Path) -> None:
 def test_a_folder_without_a_manifest_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is not a bundle"):
         open_bundle(tmp_path)
-    with pytest.raises(BundleError, match="is not a bundle"):
+    with pytest.raises(BundleError, match="does not exist; make it with"):
         open_bundle(tmp_path / "missing")
 
 
