@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ..errors import UnsupportedModel
+from .families import unsupported_message
 
 if TYPE_CHECKING:
     from ..formats.config import ConfigReader
@@ -31,6 +32,5 @@ class Architecture(Protocol):
 def by_model_type(name: str) -> Architecture:
     """The module of a model_type. Raises UnsupportedModel for one that we do not know."""
     if name not in SUPPORTED:
-        supported = ", ".join(SUPPORTED)
-        raise UnsupportedModel(f"config.json: model_type {name!r} is not supported; supported: {supported}", model_type=name)
+        raise UnsupportedModel(unsupported_message(name, SUPPORTED), model_type=name)
     return cast(Architecture, import_module(f".{name}", __name__))

@@ -9,6 +9,9 @@ from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .rope_config import read_rope
 
+# Far beyond any decoder. Specs list their layers, so a number without a limit could fill memory before the weights are looked at.
+MAX_LAYERS = 10_000
+
 # Keys that transformers 4 and 5 and common training tools write, and that leave the logits of a trained decoder alone.
 HARMLESS_KEYS = frozenset(
     {
@@ -62,7 +65,7 @@ def read_decoder_config(
         model_type=model_type,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        num_layers=config.integer("num_hidden_layers"),
+        num_layers=read_num_layers(config),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -85,31 +88,60 @@ def read_decoder_config(
     return spec
 
 
+def read_num_layers(config: ConfigReader) -> int:
+    """Raises CheckpointError for more than MAX_LAYERS."""
+    num_layers = config.integer("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise config.contradiction("num_hidden_layers", f"'num_hidden_layers' is {num_layers}; at most {MAX_LAYERS} are compiled")
+    return num_layers
+
+
 def read_sliding_window(config: ConfigReader, *, default: int | None) -> tuple[int | None, ...]:
     """The window of every layer, from 'sliding_window': the tokens that a row sees, its own included. ``default`` is for an absent key."""
     window = config.optional_integer("sliding_window") if config.has("sliding_window") else default
-    return () if window is None else (window,) * config.integer("num_hidden_layers")
+    return () if window is None else (window,) * read_num_layers(config)
 
 
-def require_full_attention(config: ConfigReader) -> None:
-    """Consume the keys by which Qwen2 and Qwen3 give layers a sliding window; raise UnsupportedModel when a layer has one."""
-    num_layers = config.integer("num_hidden_layers")
+def read_layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
+    """The window of every layer by the keys of Qwen2 and Qwen3; empty if no layer has one.
+
+    'use_sliding_window' switches windows on, and 'layer_types', or else 'max_window_layers', says which layers have one.
+    """
+    num_layers = read_num_layers(config)
+    layer_types = _layer_types(config, num_layers, "full_attention", "sliding_attention")
+    window = None
+    if config.flag("use_sliding_window", default=False):
+        # The defaults of transformers for absent keys.
+        window = config.optional_integer("sliding_window") if config.has("sliding_window") else 4096
+    config.ignore("sliding_window")
+    first_layer = config.integer("max_window_layers", minimum=0, default=28)
+    slides = [kind == "sliding_attention" for kind in layer_types] or [layer >= first_layer for layer in range(num_layers)]
+    if window is None and "sliding_attention" in layer_types:
+        raise config.contradiction(
+            "layer_types", "'layer_types' gives layers a sliding window, but 'use_sliding_window' and 'sliding_window' give it no size"
+        )
+    return tuple(window if slide else None for slide in slides) if window is not None and any(slides) else ()
+
+
+def accept_idle_window(config: ConfigReader) -> None:
+    """Consume keys about sliding windows in the config of a model that has none, if no layer has one or it holds the whole context."""
+    layer_types = _layer_types(config, read_num_layers(config), "full_attention")
+    whole = config.integer("max_position_embeddings")
+    if layer_types or config.reaches("sliding_window", whole):
+        config.ignore("sliding_window", "max_window_layers")
+
+
+def _layer_types(config: ConfigReader, num_layers: int, *supported: str) -> tuple[str, ...]:
     layer_types = config.texts("layer_types")
-    if any(kind != "full_attention" for kind in layer_types):
-        other = next(kind for kind in layer_types if kind != "full_attention")
-        raise config.unsupported("layer_types", f"'layer_types' holds {other!r}, which is not supported; supported: 'full_attention'")
+    unknown = next((kind for kind in layer_types if kind not in supported), None)
+    if unknown is not None:
+        known = ", ".join(map(repr, supported))
+        raise config.unsupported("layer_types", f"'layer_types' holds {unknown!r}, which is not supported; supported: {known}")
     if layer_types and len(layer_types) != num_layers:
         raise config.contradiction(
             "layer_types", f"'layer_types' has {len(layer_types)} entries for {num_layers} layers ('num_hidden_layers')"
         )
-    window_is_null = config.has("sliding_window") and config.optional_integer("sliding_window") is None
-    first_sliding_layer = config.integer("max_window_layers", minimum=0, default=28)
-    if config.flag("use_sliding_window", default=False) and not window_is_null and first_sliding_layer < num_layers:
-        raise config.unsupported(
-            "use_sliding_window",
-            f"'use_sliding_window' gives layers {first_sliding_layer} to {num_layers - 1} a sliding window, which is not supported; "
-            "supported: full attention in every layer ('use_sliding_window' false)",
-        )
+    return layer_types
 
 
 def _require_plain_decoder(config: ConfigReader) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_decoder_config
+from .decoder_config import accept_idle_window, read_decoder_config
 
 __all__ = ["forward", "read_config"]
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "llama"."""
+    accept_idle_window(config)
     # One flag covers all four projections of the attention.
     attention_bias = config.flag("attention_bias", default=False)
     return read_decoder_config(

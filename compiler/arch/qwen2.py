@@ -5,17 +5,17 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_decoder_config, require_full_attention
+from .decoder_config import read_decoder_config, read_layer_windows
 
 __all__ = ["forward", "read_config"]
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "qwen2"."""
-    require_full_attention(config)
     return read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
+        windows=read_layer_windows(config),
         head_dim=config.optional_integer("head_dim"),
         qkv_bias=True,
     )

@@ -5,18 +5,18 @@ from __future__ import annotations
 from ..formats.config import ConfigReader
 from ..ir.spec import ModelSpec
 from .decoder import forward
-from .decoder_config import read_decoder_config, require_full_attention
+from .decoder_config import read_decoder_config, read_layer_windows
 
 __all__ = ["forward", "read_config"]
 
 
 def read_config(config: ConfigReader) -> ModelSpec:
     """The spec of a config.json with model_type "qwen3"."""
-    require_full_attention(config)
     attention_bias = config.flag("attention_bias", default=False)
     return read_decoder_config(
         config,
         num_kv_heads=config.integer("num_key_value_heads"),
+        windows=read_layer_windows(config),
         # transformers assumes 128 for an absent key; null stands for hidden_size / num_attention_heads.
         head_dim=config.optional_integer("head_dim") if config.has("head_dim") else 128,
         qkv_bias=attention_bias,

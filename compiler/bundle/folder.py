@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from .. import quant
-from ..errors import BundleError, OutputError, reason_of
+from ..errors import BundleError, reason_of
 from ..formats.checkpoint import TokenizerFiles
 from ..ir.ops import Array
+from ..nearest import did_you_mean_folder
 from ..quant.base import FloatArray
 from ..quant.layout import rows_per_tile, stored_rows
 from .check import parse_manifest
@@ -138,7 +136,10 @@ def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBun
     ``trust``: one of these keys must have signed the manifest, which is checked before anything in it is read; none takes any bundle.
     """
     file = path / MANIFEST_FILE
-    if not file.is_file():
+    if not _exists(file):
+        if not _exists(path):
+            advice = did_you_mean_folder(path) or f"; make it with 'nearfar compile MODEL -o {path}'"
+            raise BundleError(f"{path}: does not exist{advice}")
         if (path / "config.json").is_file():
             raise BundleError(f"{path}: is a checkpoint, not a bundle; make one of it with 'nearfar compile {path} -o BUNDLE'")
         raise BundleError(f"{path}: is not a bundle (no {MANIFEST_FILE}); make one with 'nearfar compile MODEL -o {path}'")
@@ -155,6 +156,14 @@ def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBun
     return bundle
 
 
+def _exists(path: Path) -> bool:
+    """False for a path that the system refuses, such as one with a NUL byte or a name that is too long."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def require_size(folder: Path, entry: FileEntry) -> None:
     """Raises BundleError."""
     path = file_in(folder, entry.file)
@@ -162,42 +171,6 @@ def require_size(folder: Path, entry: FileEntry) -> None:
     if size != entry.size:
         found = "is missing" if size is None else f"has {size:,} bytes, the manifest says {entry.size:,}"
         raise BundleError(f"{path}: {found}; copy or compile the bundle again", file=entry.file)
-
-
-@contextmanager
-def new_folder(output: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to write into that becomes ``output`` when the block ends well, and vanishes when it does not.
-
-    Raises OutputError when ``output`` exists (and ``force`` is not given, or it is no bundle), cannot be written to, or the disk is full.
-    """
-    if output.exists():
-        is_bundle = (output / MANIFEST_FILE).is_file()
-        is_empty = output.is_dir() and not any(output.iterdir())
-        if not force and not is_empty:
-            raise OutputError(f"{output}: exists already; choose another -o, or replace it with --force")
-        if not is_bundle and not is_empty:
-            raise OutputError(f"{output}: exists and is not a bundle, so --force does not replace it; choose another -o")
-    # Of "." there is no name to put the new folder beside.
-    output = output.absolute()
-    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
-    try:
-        aside.mkdir(parents=True)
-        yield aside
-        if output.exists():
-            old = output.with_name(f".{output.name}.old-{os.getpid()}")
-            output.rename(old)
-            try:
-                aside.rename(output)
-            except OSError:
-                old.rename(output)
-                raise
-            shutil.rmtree(old)
-        else:
-            aside.rename(output)
-    except OSError as error:
-        raise OutputError(f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def file_entry(folder: Path, file: str) -> FileEntry:

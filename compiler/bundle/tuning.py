@@ -46,7 +46,7 @@ def check_tuning(entries: Mapping[Path, TuningEntry], variants: Mapping[str, Seq
 def read_file(file: Path) -> TuningEntry:
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RequestError(
             f"--tuning {file}: cannot be read: {reason_of(error)}; give what engine.exportTuning() returned", file=str(file)
         ) from error

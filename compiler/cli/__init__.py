@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from importlib.metadata import version
 from types import FrameType
 
 from ..errors import NearfarError, OutputError
+from .parser import Parser
 
 # Found by name, as targets are: the compiler imports nothing of the layer above, and Ctrl-C while they load is no traceback.
 COMMANDS = (
@@ -27,17 +29,20 @@ COMMANDS = (
 USER_ERROR = 2
 # As shells count what signals end.
 INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
 BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     as_json = False
+    # A path may hold bytes that are not UTF-8.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         options = make_parser().parse_args(arguments)
         as_json = getattr(options, "json", False) is True
-        with ending_on_sigterm():
+        with ending_on_signals():
             options.run(options)
             sys.stdout.flush()
     except NearfarError as error:
@@ -65,21 +70,29 @@ def refused(error: NearfarError, *, as_json: bool) -> int:
 
 
 @contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that what is half written is taken away. A server has a handler of its own."""
+def ending_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what is half written is removed. A server has handlers of its own.
+
+    Under nohup SIGHUP is ignored, and stays so.
+    """
 
     def end(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        sys.exit(TERMINATED)
+        sys.exit(128 + signal_number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number in numbers if before[number] != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nearfar",
         description="Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers.",
         epilog="example: nearfar compile ./Qwen3-0.6B -o qwen3 && nearfar run qwen3 'Why is the sky blue?'",

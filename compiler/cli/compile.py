@@ -19,7 +19,7 @@ from ..bundle.folder import Bundle
 from ..bundle.manifest import EXPORTS
 from ..demo import DEMOS
 from ..pipeline.target import TARGETS
-from .output import add_command, megabytes, print_json
+from .output import add_command, megabytes, print_json, print_note
 
 PHASES = {"kernels": "lowering kernels", "weights": "packing weights", "self-test": "running reference"}
 
@@ -91,14 +91,17 @@ def run(options: argparse.Namespace) -> None:
         tuning=tuple(options.tuning),
         force=options.force,
     )
+    notes: list[str] = []
     with progress_bars(quiet=options.json) as bars:
-        bundle = compile_any(str(DEMOS.get(options.model, options.model)), options.output, wanted, phases(bars))
+        bundle = compile_any(str(DEMOS.get(options.model, options.model)), options.output, wanted, phases(bars), notes.append)
     seconds = time.perf_counter() - started
     size = bundle.size_bytes()
     kernels = len(bundle.manifest.kernels) if isinstance(bundle, Bundle) else 0
     if options.json:
-        print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": kernels})
+        print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": kernels, "notes": notes})
         return
+    for note in notes:
+        print_note(note)
     # A path that is wrapped is none any more.
     name, console = escape(shlex.quote(str(options.output))), Console(soft_wrap=True)
     console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}, {f'{kernels} kernels, ' if kernels else ''}{seconds:.1f} s")

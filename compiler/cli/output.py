@@ -38,6 +38,10 @@ def print_error(error: NearfarError, *, as_json: bool) -> None:
     console.print(f"[bold red]error:[/] {escape(error.message)}")
 
 
+def print_note(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"[bold yellow]note:[/] {escape(text)}", highlight=False)
+
+
 def megabytes(size_bytes: int) -> str:
     """ "12.3 MB", in the decimal units of disks and downloads."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..nearest import did_you_mean_folder
 from .checkpoint import Checkpoint, Tensor, TokenizerFiles
 
 __all__ = ["Checkpoint", "Tensor", "TokenizerFiles", "load"]
@@ -14,9 +15,9 @@ __all__ = ["Checkpoint", "Tensor", "TokenizerFiles", "load"]
 # A repository is owner/name; everything that we read lies at its top.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ["*.safetensors", "*.json", "*.jinja"]
-# Some repositories hold the same weights a second time under other names. Folders that start with a digit hold a text's way through
-# sentence-transformers.
-_UNWANTED = ["[!0-9]*/*", "*/*.safetensors", "consolidated*"]
+# Some repositories hold the same weights a second time under other names. Folders that start with a digit hold modules of
+# sentence-transformers, and additional_chat_templates holds chat templates.
+_UNWANTED = ["[!0-9a]*/*", "a[!d]*/*", "*/*.safetensors", "consolidated*"]
 
 
 def load(model: str) -> Checkpoint:
@@ -29,6 +30,10 @@ def load(model: str) -> Checkpoint:
     # The functions of os.path say False, where those of Path raise, to names that no file can have.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
+        try:
+            os.path.realpath(path).encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointError(f"{model!r}: the folder's name is not UTF-8, which a bundle's manifest needs; rename it") from error
         return open_checkpoint(Path(path))
     if path.lower().endswith(".gguf"):
         raise CheckpointError(f"{model}: GGUF files are not supported; give the Hugging Face folder that it was made from", model=model)
@@ -36,7 +41,9 @@ def load(model: str) -> Checkpoint:
         raise CheckpointError(f"{model}: is a file; give the folder that holds config.json and model.safetensors", model=model)
     if not _REPOSITORY.fullmatch(model):
         raise CheckpointError(
-            f"{model}: there is no such folder, and it is no name of a repository either (owner/name, such as Qwen/Qwen3-0.6B)", model=model
+            f"{model}: there is no such folder, and it is not the name of a repository (owner/name, such as Qwen/Qwen3-0.6B)"
+            f"{did_you_mean_folder(Path(path))}",
+            model=model,
         )
     return open_checkpoint(_download(model))
 
@@ -57,6 +64,6 @@ def _download(repository: str) -> Path:
     summary = str(reason).strip().partition("\n")[0].rstrip(".") or type(reason).__name__
     raise CheckpointError(
         f"{repository}: there is no such local folder, and it could not be fetched from the Hugging Face Hub: {summary}; "
-        f"{advice}, or give a local folder, which needs no network",
+        f"{advice}, or give a local folder, which needs no network{did_you_mean_folder(Path(repository))}",
         model=repository,
     ) from reason

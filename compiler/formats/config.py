@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import CheckpointError, UnsupportedModel
 from .json_file import json_kind
@@ -31,7 +31,7 @@ class ConfigReader:
     def integer(self, key: str, *, minimum: int = 1, default: int | None = None) -> int:
         """An integer of at least ``minimum``; an absent key gives the default, or is an error where there is none."""
         value = self._take(key, default)
-        if not _is_integer(value) or value < minimum:
+        if not is_integer(value) or value < minimum:
             raise self._wrong(key, value, "a positive integer" if minimum == 1 else f"an integer of at least {minimum}")
         return int(value)
 
@@ -42,7 +42,7 @@ class ConfigReader:
     def number(self, key: str, *, default: float | None = None) -> float:
         """A finite number above zero; an absent key gives the default, or is an error where there is none."""
         value = self._take(key, default)
-        if not (_is_integer(value) or isinstance(value, float)) or not _is_finite(value) or value <= 0:
+        if not (is_integer(value) or isinstance(value, float)) or not _is_finite(value) or value <= 0:
             raise self._wrong(key, value, "a finite number above zero")
         return float(value)
 
@@ -83,7 +83,7 @@ class ConfigReader:
             return ()
         value = self._take(key, None)
         ids = value if isinstance(value, list) else [value]
-        if not all(_is_integer(item) and item >= 0 for item in ids):
+        if not all(is_integer(item) and item >= 0 for item in ids):
             raise self._wrong(key, value, "a token id or a list of token ids")
         return tuple(dict.fromkeys(ids))
 
@@ -96,11 +96,25 @@ class ConfigReader:
             raise self._wrong(key, value, "an object")
         return ConfigReader(value, f"{self.where}: {key}")
 
+    def reaches(self, key: str, least: int) -> bool:
+        """Whether the key holds an integer of at least ``least``. Does not consume it."""
+        value = self._values.get(key)
+        return is_integer(value) and value >= least
+
+    def ignore(self, *keys: str) -> None:
+        """Accept any values under keys that have no effect beside the values that were read."""
+        self._consumed.update(keys)
+
     def expect(self, key: str, *allowed: object) -> None:
-        """Raise UnsupportedModel unless the key is absent or holds one of these values, the only ones that we compile."""
+        """Raise UnsupportedModel unless the key is absent or holds one of these values, the only ones that we compile.
+
+        Null is as good as an allowed false.
+        """
         if not self.has(key):
             return
         value = self._take(key, None)
+        if value is None and any(each is False for each in allowed):
+            return
         if not any(_same_json(value, each) for each in allowed):
             supported = " or ".join(_show(each) for each in allowed)
             raise self.unsupported(key, f"{key!r} is {_show(value)}, which is not supported; supported: {supported}")
@@ -114,8 +128,12 @@ class ConfigReader:
         return CheckpointError(f"{self.where}: {message}; {_FIX}", file=self.where, key=key)
 
     def finish(self, ignored: frozenset[str] = frozenset()) -> None:
-        """Raise UnsupportedModel when a key was neither read nor is in the list of those known to leave the mathematics alone."""
-        unknown = sorted(self._values.keys() - self._consumed - ignored)
+        """Raise UnsupportedModel for a key that was neither read nor is in the list of those known to leave the mathematics alone.
+
+        A key that is null or false asks for nothing.
+        """
+        unread = self._values.keys() - self._consumed - ignored
+        unknown = sorted(key for key in unread if self._values[key] is not None and self._values[key] is not False)
         if unknown:
             found = ", ".join(f"{key!r} = {_show(self._values[key])}" for key in unknown)
             raise UnsupportedModel(
@@ -142,7 +160,8 @@ class ConfigReader:
         return CheckpointError(message, file=self.where, key=key)
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a parsed value is a JSON integer that every reader holds exactly."""
     # In Python True is an int, in JSON it is not; 2**53 is what every JSON reader holds exactly.
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
 

@@ -13,15 +13,30 @@ GIT_LFS_HEAD = b"version https://git-lfs"
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError when it is missing, unreadable, not JSON, or not an object."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {reason_of(error)}; download it again", file=str(path)) from error
-    return parse_json_object(content, str(path))
+    return parse_json_object(_read(path), str(path))
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file. Raises CheckpointError when it is missing, unreadable or not JSON."""
+    return _parse(_read(path), str(path))
 
 
 def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
     """The JSON object in UTF-8 bytes. A key that is given twice is an error: readers differ in which one they keep."""
+    parsed = _parse(content, where)
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{where}: holds a JSON {json_kind(parsed)} where an object is expected; download it again", file=where)
+    return parsed
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {reason_of(error)}; download it again", file=str(path)) from error
+
+
+def _parse(content: bytes, where: str) -> Any:
     reject_git_lfs_pointer(content, where)
     try:
         parsed = json.loads(content.decode("utf-8"), object_pairs_hook=_unique_keys)
@@ -36,9 +51,17 @@ def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where) from error
-    if not isinstance(parsed, dict):
-        raise CheckpointError(f"{where}: holds a JSON {json_kind(parsed)} where an object is expected; download it again", file=where)
+    if b"\\u" in content:
+        _require_unicode(parsed, where)
     return parsed
+
+
+def _require_unicode(parsed: Any, where: str) -> None:
+    """JSON can spell half of a surrogate pair, which neither a bundle nor a tokenizer can hold."""
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise CheckpointError(f"{where}: not usable JSON ({error}); the file is corrupt, download it again", file=where) from error
 
 
 def reject_git_lfs_pointer(head: bytes, where: str) -> None:

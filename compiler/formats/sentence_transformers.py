@@ -5,17 +5,19 @@ modules.json lists the modules that a text goes through, each with its class ("t
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModel
 from ..ir.spec import EmbeddingSpec
-from .json_file import read_json_object
+from .json_file import read_json, read_json_object
 
 MODULES_FILE = "modules.json"
 SUPPORTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 _FLAG = "pooling_mode_"
+# A name with a folder in it could lead anywhere on this machine.
+_FOLDER = re.compile(r"\w[\w.-]{0,99}")
 
 
 def read_embedding(path: Path) -> EmbeddingSpec | None:
@@ -34,7 +36,10 @@ def read_embedding(path: Path) -> EmbeddingSpec | None:
             f"{modules_path}: modules {', '.join(types)} are not supported; supported: Transformer, Pooling, then Normalize or nothing",
             modules=types,
         )
-    pooling_path = path / str(modules[1].get("path")) / "config.json"
+    folder = str(modules[1].get("path"))
+    if not _FOLDER.fullmatch(folder):
+        raise CheckpointError(f"{modules_path}: 'path' is {folder[:80]!r}, expected the name of a folder beside it", file=str(modules_path))
+    pooling_path = path / folder / "config.json"
     if not pooling_path.is_file():
         raise CheckpointError(f"{pooling_path}: is missing, though {MODULES_FILE} names it; download it too", file=str(pooling_path))
     pooling = _read_pooling(pooling_path)
@@ -47,10 +52,7 @@ def read_embedding(path: Path) -> EmbeddingSpec | None:
 
 
 def _read_modules(path: Path) -> list[dict[str, Any]]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}; download it again", file=str(path)) from error
+    found = read_json(path)
     if not isinstance(found, list) or not all(isinstance(module, dict) for module in found):
         raise CheckpointError(f"{path}: must be a list of objects with type and path; download it again", file=str(path))
     return found

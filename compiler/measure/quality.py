@@ -110,7 +110,7 @@ def require_same_tokens(bundle: Folder, checkpoint: Checkpoint) -> None:
         raise BundleError(
             f"{bundle.path}: has a vocabulary of {mine}, {checkpoint.path} of {theirs}; give the checkpoint that it was made of"
         )
-    if bundle.tokenizer_files().tokenizer_json.read_bytes() != checkpoint.tokenizer.tokenizer_json.read_bytes():
+    if bundle.tokenizer_files().read() != checkpoint.tokenizer.read():
         raise BundleError(f"{bundle.path}: has another tokenizer than {checkpoint.path}; give the checkpoint that it was made of")
 
 

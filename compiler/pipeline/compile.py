@@ -7,7 +7,6 @@ checkpoint -> spec -> graphs -> passes -> plans -> the target's kernels
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,7 +16,7 @@ from typing import Literal
 
 from .. import quant
 from ..arch import by_model_type
-from ..bundle.folder import Bundle, ExportBundle, file_entry, new_folder, tokenizer_entry
+from ..bundle.folder import Bundle, ExportBundle, file_entry, tokenizer_entry
 from ..bundle.manifest import (
     EMBED,
     EXPORTS,
@@ -32,6 +31,7 @@ from ..bundle.manifest import (
     PlanEntry,
     StepEntry,
 )
+from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..errors import RequestError
 from ..formats import load
@@ -52,6 +52,8 @@ from .weights import check_tensors, write_weights
 PAGE_SIZE = 16
 MAX_LORA_RANK = 256
 
+# Called with a sentence that the user should read.
+Note = Callable[[str], None]
 # Called with a phase ("kernels", "weights", "self-test"), what is done and what there is in all.
 Progress = Callable[[str, int, int], None]
 
@@ -80,10 +82,12 @@ class CompileOptions:
     force: bool = False
 
 
-def compile_any(model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Bundle | ExportBundle:
+def compile_any(
+    model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None
+) -> Bundle | ExportBundle:
     """`compile_model`, or for a target of EXPORTS `export_model`."""
     if options.target not in EXPORTS:
-        return compile_model(model, output, options, progress)
+        return compile_model(model, output, options, progress, note)
     given = {"--arch": options.arch, "--lora-rank": options.lora_rank, "--tuning": options.tuning}
     for flag, value in given.items():
         if value:
@@ -100,11 +104,14 @@ def compile_any(model: str, output: Path, options: CompileOptions, progress: Pro
         kv=options.kv,
         force=options.force,
         progress=lambda done, total: progress("weights", done, total),
+        note=note,
     )
 
 
-def compile_model(model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Bundle:
-    """Compile a local folder or hub name into a bundle at ``output``.
+def compile_model(
+    model: str, output: Path, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None
+) -> Bundle:
+    """Compile a local folder or hub name into a bundle at ``output``. ``note`` receives the checkpoint's notes.
 
     Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError, and leaves nothing half-written.
     """
@@ -119,6 +126,8 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
     if options.lora_rank and not target.TAKES_LORA:
         raise RequestError(f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out")
     checkpoint = load(model)
+    for text in checkpoint.notes:
+        note(text)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:
         raise RequestError(f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; leave it out")
@@ -137,7 +146,7 @@ def compile_model(model: str, output: Path, options: CompileOptions, progress: P
         weights, shards = write_weights(
             checkpoint, whole.weights, quantization, folder, lambda done, total: progress("weights", done, total), target.LAYOUT
         )
-        shutil.copyfile(checkpoint.tokenizer.tokenizer_json, folder / "tokenizer.json")
+        (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.read())
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             generator=f"nearfar {version('nearfar')}",

@@ -14,8 +14,9 @@ from typing import Literal, cast
 
 from .. import quant
 from ..arch import by_model_type
-from ..bundle.folder import ExportBundle, file_entry, new_folder, tokenizer_entry
+from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
 from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest
+from ..bundle.new_folder import new_folder
 from ..errors import RequestError, UnsupportedModel
 from ..formats import load
 from ..ir.spec import ModelSpec
@@ -38,6 +39,7 @@ def export_model(
     kv: Literal["activation", "q8"] = "activation",
     force: bool = False,
     progress: Callable[[int, int], None] = lambda *_: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> ExportBundle:
     """Write a local folder or hub name as a bundle for ``target`` at ``output``.
 
@@ -52,6 +54,8 @@ def export_model(
     device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
     fmt = quant.by_name(quantization, group_size)
     checkpoint = load(model)
+    for text in checkpoint.notes:
+        note(text)
     spec = checkpoint.spec
     if checkpoint.embedding is not None:
         raise UnsupportedModel(f"{model}: makes embeddings, and {target} bundles generate text; take --target webgpu, cpu or cuda")

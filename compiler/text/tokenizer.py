@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, RequestError
+from ..errors import RequestError
 from ..formats.checkpoint import TokenizerFiles
+from ..formats.tokenizer_files import load_backend
 from .chat_template import ChatTemplate, Message
 from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused, spells_marker
 from .token_bound import bytes_per_token
@@ -32,8 +32,7 @@ class Tokenizer:
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
-        self._file = files.tokenizer_json
-        self._backend = _load_backend(self._file)
+        self._backend = _load_backend(files)
         self._add_bos_token = files.add_bos_token
         self._bos_token_id = None if files.bos_token is None else self._backend.token_to_id(files.bos_token)
         special_tokens = {
@@ -236,13 +235,8 @@ class _Splitting:
         return self.real_ids.get(token_id, token_id)
 
 
-def _load_backend(path: Path) -> Any:
-    from tokenizers import Tokenizer as Backend
-
-    try:
-        backend = Backend.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{path}: cannot be loaded: {error}; download it again") from error
+def _load_backend(files: TokenizerFiles) -> Any:
+    backend = load_backend(files.read(), files.tokenizer_json)
     # tokenizer.json may ask to cut or to fill up texts, as it was last used in training.
     backend.no_truncation()
     backend.no_padding()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
+from nearfar.compiler.bundle.new_folder import discard_partial
 from nearfar.compiler.errors import NearfarError, OutputError, ToolError, reason_of
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
@@ -63,7 +63,7 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
             child.kill()
         await child.wait()
         if partial is not None:
-            shutil.rmtree(partial.with_name(f".{partial.name}.partial-{child.pid}"), ignore_errors=True)
+            discard_partial(partial)
 
 
 def main(model: str, options_json: str) -> None:

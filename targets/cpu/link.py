@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,9 @@ def link(objects: Sequence[bytes], triple: str) -> bytes:
             file.write_bytes(data)
         library = folder / "kernels.so"
         command = [sys.executable, "-m", "ziglang", "cc", "-target", triple, *FLAGS, str(LAUNCH), *map(str, files), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Its own caches would need a home folder that can be written. An empty one costs 0.2 s.
+        caches = {name: str(folder / "cache") for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **caches})
         if done.returncode:
             raise ToolError(f"ziglang could not link the kernels: {done.stderr.strip()}")
         return library.read_bytes()

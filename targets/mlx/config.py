@@ -10,7 +10,6 @@ does not compute names a model_type that mlx-lm does not know, so mlx-lm refuses
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +179,7 @@ def rope_scaling(rope: RopeSpec) -> dict[str, Any]:
 def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     """tokenizer.json as it is, and a tokenizer_config.json that has the chat template and all special tokens in it."""
     files = checkpoint.tokenizer
-    shutil.copyfile(files.tokenizer_json, folder / "tokenizer.json")
+    (folder / "tokenizer.json").write_bytes(files.read())
     path = checkpoint.path / "tokenizer_config.json"
     config = read_json_object(path) if path.is_file() else {}
     # Without a class, transformers would make a tokenizer of the model_type's own rules in place of tokenizer.json.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nearfar.compiler.errors import QuantizationError, RequestError
 from nearfar.compiler.ir.graph import Parameter
 from nearfar.compiler.quant import GROUPS, Quantization
-from nearfar.compiler.quant.base import FloatArray
+from nearfar.compiler.quant.base import FloatArray, require_finite
 from nearfar.compiler.quant.q4 import Q4
 from nearfar.compiler.quant.q8 import Q8
 
@@ -69,6 +69,7 @@ class Packing:
     def pack(self, parameter: Parameter, rows: FloatArray) -> list[Array]:
         """Rows (n, K) or (n,) of a parameter as rows of each of its `tensors`. Raises QuantizationError where a value does not fit."""
         if parameter.columns is None:
+            require_finite(rows)
             return [self._stored(rows)]
         planes = self.quantization.pack(rows)
         if self.group is None:

@@ -19,6 +19,9 @@ OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", 
 def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, data_files: int) -> None:
     """``data_files``: how many files of external data the graph has."""
     config = read_json(checkpoint.path / "config.json")
+    if config.get("tie_word_embeddings"):
+        # The weights may contradict it.
+        config["tie_word_embeddings"] = checkpoint.spec.tie_word_embeddings
     # "fp32" is Transformers.js' name for a file without a suffix, whatever is in it.
     config["transformers.js_config"] = {"dtype": "fp32", "use_external_data_format": data_files}
     # Without a word it takes the CPU: in Node that provider, in browsers wasm.
@@ -27,7 +30,7 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation_config(checkpoint))
     write_json(folder / "tokenizer_config.json", tokenizer_config(checkpoint))
-    shutil.copyfile(checkpoint.tokenizer.tokenizer_json, folder / "tokenizer.json")
+    (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.read())
     for name in OPTIONAL_FILES:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, folder / name)

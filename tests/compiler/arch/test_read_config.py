@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from nearfar.compiler import arch
+from nearfar.compiler.arch import families
 from nearfar.compiler.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
@@ -388,8 +389,8 @@ def test_broken_rope_values_are_refused(scaling: object, message: str) -> None:
         (LLAMA_3_2_1B, {"architectures": ["LlamaForSequenceClassification"]}, "not a language model"),
         (LLAMA_3_2_1B, {"architectures": ["LlamaForRewardModel"]}, "not a language model"),
         (LLAMA_3_2_1B, {"quantization_config": {"quant_method": "awq", "bits": 4}}, "already quantized .*method 'awq'"),
-        (QWEN2_5_0_5B, {"use_sliding_window": True, "max_window_layers": 21}, "layers 21 to 23 a sliding window, which is not supported"),
-        (QWEN2_5_0_5B, {"layer_types": ["full_attention"] * 23 + ["sliding_attention"]}, "'layer_types' holds 'sliding_attention'"),
+        (LLAMA_3_2_1B, {"layer_types": ["sliding_attention"] * 16}, "'layer_types' holds 'sliding_attention'"),
+        (QWEN2_5_0_5B, {"layer_types": ["full_attention"] * 23 + ["chunked_attention"]}, "'layer_types' holds 'chunked_attention'"),
         (QWEN2_5_0_5B, {"use_mrope": True}, "'use_mrope' is true"),
         (QWEN2_5_0_5B, {"mlp_bias": True}, "unknown key 'mlp_bias'"),
         (QWEN3_0_6B, {"num_experts": 8}, "unknown key 'num_experts'"),
@@ -406,6 +407,7 @@ def test_mathematics_that_we_do_not_compile_is_refused(config: dict[str, Any], c
         ({"num_key_value_heads": 5}, "'num_attention_heads' is 32, not a multiple of 'num_key_value_heads', which is 5"),
         ({"hidden_size": 2047, "head_dim": None}, "'hidden_size' is 2047, not a multiple of 'num_attention_heads'"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0"),
+        ({"num_hidden_layers": 10**9}, "'num_hidden_layers' is 1000000000; at most 10000"),
         ({"num_attention_heads": -32}, "'num_attention_heads' is -32"),
         ({"vocab_size": True}, r"'vocab_size' is true \(boolean\)"),
         ({"rms_norm_eps": 0}, "'rms_norm_eps' is 0"),
@@ -425,8 +427,36 @@ def test_a_sliding_window_beyond_the_last_layer_or_switched_off_is_full_attentio
     assert read(QWEN2_5_0_5B, use_sliding_window=True, max_window_layers=24) == plain
     assert read(QWEN2_5_0_5B, use_sliding_window=True, max_window_layers=0, sliding_window=None) == plain
     assert read(QWEN2_5_0_5B, layer_types=["full_attention"] * 24) == plain
+    assert read(QWEN2_5_0_5B, sliding_window=0) == plain
     with pytest.raises(CheckpointError, match="'layer_types' has 3 entries for 24 layers"):
         read(QWEN2_5_0_5B, layer_types=["full_attention"] * 3)
+
+
+def test_some_layers_of_a_qwen_may_have_a_sliding_window() -> None:
+    windows = (None,) * 21 + (128,) * 3
+    assert read(QWEN2_5_0_5B, use_sliding_window=True, max_window_layers=21, sliding_window=128).windows == windows
+    layer_types = ["full_attention"] * 21 + ["sliding_attention"] * 3
+    assert read(QWEN2_5_0_5B, use_sliding_window=True, layer_types=layer_types, sliding_window=128).windows == windows
+    assert read(without(QWEN2_5_0_5B, "sliding_window"), use_sliding_window=True, layer_types=layer_types).windows[-1] == 4096
+    with pytest.raises(CheckpointError, match="but 'use_sliding_window' and 'sliding_window' give it no size"):
+        read(QWEN2_5_0_5B, layer_types=layer_types)
+
+
+def test_a_window_that_no_layer_of_a_llama_has_or_that_holds_the_context_changes_nothing() -> None:
+    plain = read(LLAMA_3_2_1B)
+    assert read(LLAMA_3_2_1B, sliding_window=131072) == plain
+    assert read(LLAMA_3_2_1B, sliding_window=4096, layer_types=["full_attention"] * 16, max_window_layers=3) == plain
+
+
+def test_unknown_keys_that_are_null_or_false_change_nothing() -> None:
+    plain = read(LLAMA_3_2_1B)
+    assert read(LLAMA_3_2_1B, sliding_window=None, use_new_attention=False, logit_scale=None) == plain
+    rope = {**LLAMA_3_2_1B["rope_scaling"], "mscale": None, "truncate": False}
+    assert read(LLAMA_3_2_1B, rope_scaling=rope) == plain
+    values: tuple[Any, ...] = (0, "", [], {}, True)
+    for value in values:
+        with pytest.raises(UnsupportedModel, match="unknown key 'use_new_attention'"):
+            read(LLAMA_3_2_1B, use_new_attention=value)
 
 
 @pytest.mark.parametrize("key", sorted(set(LLAMA_3_2_1B) - {"architectures", "model_type"}))
@@ -444,7 +474,34 @@ def test_no_key_of_a_config_can_hold_nonsense_unnoticed_unless_it_is_harmless(ke
 def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         arch.by_model_type(name)
-    assert caught.value.message == f"config.json: model_type {name!r} is not supported; supported: {', '.join(arch.SUPPORTED)}"
+    assert caught.value.message.startswith(f"config.json: model_type {name!r} is not supported; supported: {', '.join(arch.SUPPORTED)}. ")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smollm3", "It is a known family that nearfar .* does not compile yet; the nearest that it compiles is 'llama'. Ask for it in"),
+        ("qwen3_next", "the nearest that it compiles is 'qwen3'"),
+        ("mamba2", "It is a model with recurrent states; nearfar .* does not compile such families yet. Ask for it in the project's"),
+        ("bert", "It is an encoder, which generates no text; nearfar"),
+        (
+            "qwenn3",
+            "No family of that name is known; did you mean 'qwen3'\\? Either the file is wrong, or the family is newer than nearfar",
+        ),
+        ("Llama", "No family of that name is known; did you mean 'llama'"),
+        ("xyzzy", "No family of that name is known. Either the file is wrong"),
+    ],
+)
+def test_a_family_that_is_not_compiled_is_told_apart_from_an_unknown_name(name: str, message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        arch.by_model_type(name)
+
+
+def test_no_supported_family_is_listed_as_unsupported() -> None:
+    listed = [each for names in (*families.DECODERS.values(), *families.OTHERS.values()) for each in names]
+    assert not set(listed) & set(arch.SUPPORTED)
+    assert len(listed) == len(set(listed))
+    assert families.DECODERS.keys() <= set(arch.SUPPORTED)
 
 
 def transformers_config(values: dict[str, Any]) -> Any:

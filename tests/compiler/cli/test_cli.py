@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.compiler.bundle.folder import new_folder, open_any
-from nearfar.compiler.cli import main
+from nearfar.compiler.bundle.folder import open_any
+from nearfar.compiler.bundle.new_folder import new_folder
+from nearfar.compiler.cli import ending_on_signals, main
 
 CompileTiny = Callable[..., Path]
 COMMANDS = ("compile", "inspect", "run", "score", "demo", "serve", "bench")
@@ -234,21 +235,72 @@ def test_an_output_that_is_full_is_one_line_and_one_that_nobody_reads_is_none(ti
     assert (found.returncode, found.stderr) == (128 + signal.SIGPIPE, "")
 
 
-def test_sigterm_takes_away_what_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_process_removes_what_is_half_written(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def compile_until_stopped(*_: object) -> None:
         with new_folder(tmp_path / "bundle", force=False) as folder:
             (folder / "half").touch()
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr("nearfar.compiler.pipeline.compile.compile_any", compile_until_stopped)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as exit_info:
-        main(["compile", "model", "-o", str(tmp_path / "bundle")])
-    assert exit_info.value.code == 128 + signal.SIGTERM
-    assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(signal.SIGTERM) is before
+    # Under nohup, SIGHUP is ignored.
+    inherited = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as exit_info:
+            main(["compile", "model", "-o", str(tmp_path / "bundle")])
+        assert exit_info.value.code == 128 + number
+        assert list(tmp_path.iterdir()) == []
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, inherited)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_on_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, inherited)
 
 
 def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = fails(capsys, "score", str(tiny_bundle), "--tokens", "1", "-o", "/dev/full", "--runner", "numpy", "--json")
     assert "/dev/full: cannot be written: the disk is full" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compil", "m", "-o", "x"], "unknown command 'compil'; did you mean 'compile'? (known: compile, inspect,"),
+        (["xyzzy"], "unknown command 'xyzzy' (known: compile,"),
+        (["compile", "m", "-o", "x", "--quantisation", "q4f16"], "unknown option --quantisation; did you mean --quantization?"),
+        (["compile", "m", "--ouput", "x"], "unknown option --ouput; did you mean --output?"),
+        (["compile", "m", "-o", "x", "--xyzzy=3"], "error: unknown option --xyzzy\n"),
+        (["compile", "m", "-o", "x", "--target", "webgp"], "unknown target 'webgp'; did you mean 'webgpu'? (known: webgpu, cpu,"),
+        (["compile", "m", "-o", "x", "--quantization", "q4f61"], "unknown quantization 'q4f61'; did you mean 'q4f16'?"),
+        (["compile", "m", "-o", "x", "--group-size", "33"], "unknown group-size '33'"),
+        (["compile", "m", "n", "-o", "x"], "unexpected argument 'n'"),
+        (["run", "b", "--", "--xyzzy", "more"], "unexpected argument 'more'"),
+        (["compile", "m"], "the following arguments are required: -o/--output"),
+    ],
+)
+def test_a_mistyped_word_of_the_command_line_proposes_the_nearest(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_mistyped_folder_proposes_the_nearest_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "Qwen3-0.6B").mkdir()
+    wrong, right = str(tmp_path / "qwen-0.6B"), str(tmp_path / "Qwen3-0.6B")
+    assert f"did you mean '{right}'?" in fails(capsys, "compile", wrong, "-o", str(tmp_path / "bundle"))
+    assert f"{wrong}: does not exist; did you mean '{right}'?" in fails(capsys, "run", wrong, "hello")
+    far = str(tmp_path / "xyzzy")
+    assert f"{far}: does not exist; make it with" in fails(capsys, "run", far, "hello")

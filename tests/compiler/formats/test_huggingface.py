@@ -141,11 +141,66 @@ def test_the_older_tokenizer_config_is_read(broken: Path) -> None:
         "pad_token": None,
     }
     (broken / "tokenizer_config.json").write_text(json.dumps(old))
-    (broken / "special_tokens_map.json").write_text(json.dumps({"bos_token": "other", "unk_token": {"content": "<unk>"}}))
+    # transformers reads it later than tokenizer_config.json, so it wins.
+    (broken / "special_tokens_map.json").write_text(json.dumps({"bos_token": "the", "unk_token": {"content": "<unk>"}}))
     files = open_checkpoint(broken).tokenizer
-    assert files == TokenizerFiles(broken / "tokenizer.json", "plain", "<s>", "</s>", None, "<unk>", True)
+    assert files.chat_template is not None
+    assert "tools" in files.chat_template
+    expected = TokenizerFiles(broken / "tokenizer.json", files.chat_template, "the", "</s>", None, "<unk>", True, files.completed)
+    assert files == expected
     (broken / "chat_template.jinja").write_text("newer")
     assert open_checkpoint(broken).tokenizer.chat_template == "newer"
+
+
+BY_TOOLS = {"default": "  plain {{ messages[0].content }}\n", "tool_use": "\n  {{ tools | length }} tools\n"}
+
+
+def tools_written(broken: Path) -> None:
+    (broken / "chat_template.jinja").unlink()
+    named = [{"name": name, "template": text} for name, text in BY_TOOLS.items()]
+    edit(broken / "tokenizer_config.json", lambda config: config.update(chat_template=named))
+
+
+def templates_in_files(broken: Path) -> None:
+    (broken / "chat_template.jinja").write_text(BY_TOOLS["default"])
+    (broken / "additional_chat_templates").mkdir()
+    (broken / "additional_chat_templates/tool_use.jinja").write_text(BY_TOOLS["tool_use"])
+    (broken / "additional_chat_templates/rag.jinja").write_text("documents")
+    edit(broken / "tokenizer_config.json", lambda config: config.update(chat_template="of the config"))
+
+
+def a_file_and_a_config(broken: Path) -> None:
+    edit(broken / "tokenizer_config.json", lambda config: config.update(chat_template="of the config"))
+    (broken / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+
+
+def a_config_and_a_processor(broken: Path) -> None:
+    a_file_and_a_config(broken)
+    (broken / "chat_template.jinja").unlink()
+
+
+@pytest.mark.parametrize("write", [tools_written, templates_in_files, a_file_and_a_config, a_config_and_a_processor])
+def test_the_chat_template_is_the_one_that_transformers_uses(write: Callable[[Path], None], broken: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from nearfar.compiler.text.tokenizer import Tokenizer
+
+    write(broken)
+    theirs, mine = AutoTokenizer.from_pretrained(broken), Tokenizer(open_checkpoint(broken).tokenizer)
+    messages = [{"role": "user", "content": "hello"}]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    for tools in (None, [tool], [tool, tool]):
+        expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        assert mine.apply_chat_template(messages, tools=tools) == expected
+
+
+def test_a_chat_template_that_only_processors_read_is_read_last(broken: Path) -> None:
+    (broken / "chat_template.jinja").unlink()
+    (broken / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    assert open_checkpoint(broken).tokenizer.chat_template == "of a processor"
+    (broken / "chat_template.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"chat_template\.json: 'chat_template' must be a string, or a list"):
+        open_checkpoint(broken)
 
 
 def test_a_tokenizer_without_a_config_has_no_template(broken: Path) -> None:
@@ -225,7 +280,7 @@ def test_a_template_that_is_not_utf8_is_refused(broken: Path) -> None:
 
 def test_a_tokenizer_that_the_library_cannot_load_is_refused(broken: Path) -> None:
     edit(broken / "tokenizer.json", lambda values: values["model"].update(type="Nonsense"))
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is no tokenizer that the tokenizers library can load"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be loaded as a tokenizer"):
         open_checkpoint(broken)
 
 
@@ -295,7 +350,7 @@ def test_a_repository_is_fetched_without_pickles_and_opened(whole: Path, monkeyp
         return any(fnmatch(name, p) for p in asked["allow_patterns"]) and not any(fnmatch(name, p) for p in asked["ignore_patterns"])
 
     fetched = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "chat_template.jinja", "tokenizer.json"]
-    fetched += ["modules.json", "1_Pooling/config.json"]
+    fetched += ["modules.json", "1_Pooling/config.json", "additional_chat_templates/tool_use.jinja"]
     assert all(map(is_fetched, fetched))
     left = [
         "pytorch_model.bin",

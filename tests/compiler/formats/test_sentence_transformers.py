@@ -47,7 +47,7 @@ def test_missing_and_damaged_files_are_checkpoint_errors(tmp_path: Path) -> None
     (tmp_path / "1_Pooling/config.json").unlink()
     with pytest.raises(CheckpointError, match=r"is missing, though modules\.json names it"):
         read_embedding(tmp_path)
-    for text, message in (("{}", "must be a list of objects"), ("[", "cannot be read as JSON")):
+    for text, message in (("{}", "must be a list of objects"), ("[", "not valid JSON")):
         (tmp_path / "modules.json").write_text(text)
         with pytest.raises(CheckpointError, match=message):
             read_embedding(tmp_path)

@@ -176,17 +176,17 @@ def test_pieces_of_control_tokens_never_join(parts: list[str], made: Callable[[s
     assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.apply_chat_template(messages)
 
 
-def test_texts_of_two_fields_that_a_template_puts_side_by_side_do_not_join(made: Callable[[str], Tokenizer]) -> None:
+def test_texts_of_two_fields_that_a_template_puts_side_by_side_do_not_join(files: Callable[[str], TokenizerFiles]) -> None:
     source = "{{ bos_token }}{% for m in messages %}{{ m.name }}{{ m.content }}{{ '|>' }}{% endfor %}"
-    tokenizer = Tokenizer(TokenizerFiles(made("byte_level")._file, source, bos_token="<s>"))
+    tokenizer = Tokenizer(TokenizerFiles(files("byte_level").tokenizer_json, source, bos_token="<s>"))
     for name, content in [("<|", "end"), ("<|e", "nd|>"), ("<|end", ""), (" <", "s>"), ("<|end|", ">"), ("<| ", "end")]:
         ids = tokenizer.encode_chat([{"role": "user", "name": name, "content": content}])
         assert controls_in(tokenizer, ids) == ["<s>"], (name, content)
 
 
-def test_a_template_may_build_a_control_token_from_a_role(made: Callable[[str], Tokenizer]) -> None:
+def test_a_template_may_build_a_control_token_from_a_role(files: Callable[[str], TokenizerFiles]) -> None:
     source = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
-    tokenizer = Tokenizer(TokenizerFiles(made("byte_level")._file, source))
+    tokenizer = Tokenizer(TokenizerFiles(files("byte_level").tokenizer_json, source))
     assert controls_in(tokenizer, tokenizer.encode_chat([{"role": "user", "content": "<|user|>"}])) == ["<|user|>"]
 
 

@@ -84,6 +84,13 @@ def test_a_processor_without_the_base_is_told_what_it_lacks(monkeypatch: pytest.
         levels.require("x86_64", levels.features("flags : fpu sse2 avx\n"))
 
 
+def test_linking_needs_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No user can make a folder there.
+    monkeypatch.setenv("HOME", "/proc/none")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    assert link.link([], "x86_64-linux-gnu").startswith(b"\x7fELF")
+
+
 def test_linking_without_a_linker_and_a_link_that_fails_are_tool_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ToolError, match="could not link"):
         link.link([b"no object file"], "x86_64-linux-gnu")

@@ -1,0 +1,82 @@
+"""Families that are known but not compiled: what an error says about a model_type that is not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, metadata, version
+
+from ..nearest import nearest
+
+# Decoders of text -> the supported model_type that computes most alike.
+DECODERS = {
+    "llama": (
+        "afmoe", "apertus", "arcee", "baichuan", "bitnet", "cohere", "cohere2", "cwm", "deepseek", "deepseek_v2",
+        "deepseek_v3", "diffllama", "doge", "dots1", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "falcon",
+        "falcon3", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "glm", "glm4", "glm4_moe",
+        "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "helium",
+        "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm", "internlm2", "internlm3", "llama4", "llama4_text",
+        "longcat_flash", "minicpm", "minicpm3", "minimax", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmo3",
+        "olmoe", "openelm", "opt", "persimmon", "seed_oss", "smollm3", "solar", "stablelm", "starcoder2",
+        "vaultgemma", "xglm", "yi", "bloom", "codegen", "biogpt",
+    ),
+    "mistral": ("ministral", "ministral3", "mixtral"),
+    "phi3": ("phi", "phi3small", "phi4", "phi4flash", "phimoe"),
+    "qwen2": ("qwen", "qwen2_moe"),
+    "qwen3": ("qwen3_moe", "qwen3_next"),
+}  # fmt: skip
+OTHERS = {
+    "a model with recurrent states": (
+        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2",
+        "nemotron_h", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+    ),
+    "an encoder, which generates no text": (
+        "albert", "bert", "big_bird", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra",
+        "ernie", "esm", "eurobert", "funnel", "longformer", "modernbert", "mpnet", "nomic_bert", "roberta",
+        "roformer", "squeezebert", "xlm-roberta", "xlm-roberta-xl",
+    ),
+    "an encoder with a decoder": (
+        "bart", "blenderbot", "led", "longt5", "m2m_100", "marian", "mbart", "mt5", "pegasus", "prophetnet",
+        "switch_transformers", "t5", "t5gemma", "umt5", "moonshine", "speech_to_text", "whisper",
+    ),
+    "a model of images or sound beside text": (
+        "aria", "aya_vision", "blip-2", "chameleon", "clip", "florence2", "fuyu", "gemma4", "glm4v", "got_ocr2",
+        "granite_speech", "idefics", "idefics2", "idefics3", "instructblip", "internvl", "janus", "kosmos-2",
+        "llava", "llava_next", "llava_onevision", "mistral3", "mllama", "paligemma", "phi3_v", "phi4_multimodal",
+        "phi4mm", "pixtral", "qwen2_5_omni", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_omni_moe", "qwen3_vl",
+        "qwen3_vl_moe", "siglip", "siglip2", "smolvlm", "ultravox", "vit", "voxtral",
+    ),
+}  # fmt: skip
+
+
+def unsupported_message(name: str, supported: Collection[str]) -> str:
+    """Why config.json's model_type is refused, what is nearest to it, and where to ask."""
+    start = f"config.json: model_type {name!r} is not supported; supported: {', '.join(supported)}. "
+    ask = f"Ask for it {_where_to_ask()}"
+    for base, names in DECODERS.items():
+        if name in names:
+            return f"{start}It is a known family that {_program()} does not compile yet; the nearest that it compiles is {base!r}. {ask}"
+    for kind, names in OTHERS.items():
+        if name in names:
+            return f"{start}It is {kind}; {_program()} does not compile such families yet. {ask}"
+    known = [*supported, *(each for names in (*DECODERS.values(), *OTHERS.values()) for each in names)]
+    found = nearest(name, known)
+    meant = "." if found is None else f"; did you mean {found!r}?"
+    newer = f"Either the file is wrong, or the family is newer than {_program()}; then ask for it {_where_to_ask()}"
+    return f"{start}No family of that name is known{meant} {newer}"
+
+
+def _program() -> str:
+    try:
+        return f"nearfar {version('nearfar')}"
+    except PackageNotFoundError:
+        return "this version of nearfar"
+
+
+def _where_to_ask() -> str:
+    """The address of issues that the package names, if it names one."""
+    try:
+        urls = metadata("nearfar").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        urls = []
+    issues = next((url.partition(",")[2].strip() for url in urls if url.lower().startswith("issues,")), None)
+    return f"at {issues}" if issues else "in the project's issue tracker"

@@ -1,0 +1,68 @@
+"""The chat template of a checkpoint, from the files in which transformers looks for it, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, reason_of
+from .json_file import read_json_object
+
+NAMED_TEMPLATES = "additional_chat_templates"
+# Joins two templates into one. The empty texts keep Jinja from trimming the space around a template's own text.
+_KEEP = '{{ "" }}'
+_IF_TOOLS, _ELSE, _END = "{% if tools is defined and tools is not none %}" + _KEEP, _KEEP + "{% else %}" + _KEEP, _KEEP + "{% endif %}"
+
+
+def read_chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    """The template of the folder ``path``; ``config`` is its tokenizer_config.json. None if there is none.
+
+    It is that of chat_template.jinja and additional_chat_templates/, else of tokenizer_config.json, else of chat_template.json, which only
+    transformers' processors read. Of several, "default" is used, or "tool_use" if a request has tools. Raises CheckpointError.
+    """
+    templates = {file.stem: _read_text(file) for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
+    main = path / "chat_template.jinja"
+    if main.exists():
+        templates["default"] = _read_text(main)
+    if templates:
+        return _choose(main, templates)
+    if config.get("chat_template") is not None:
+        where = path / "tokenizer_config.json"
+        return _choose(where, _templates(where, config["chat_template"]))
+    legacy = path / "chat_template.json"
+    if legacy.exists():
+        return _choose(legacy, _templates(legacy, read_json_object(legacy).get("chat_template")))
+    return None
+
+
+def _templates(where: Path, found: object) -> dict[str, str]:
+    """By name."""
+    if isinstance(found, str):
+        return {"default": found}
+    if not isinstance(found, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("name"), str) and isinstance(each.get("template"), str) for each in found
+    ):
+        raise _bad(where, "'chat_template' must be a string, or a list of objects with name and template; download it again")
+    return {each["name"]: each["template"] for each in found}
+
+
+def _choose(where: Path, templates: Mapping[str, str]) -> str:
+    if "default" not in templates:
+        raise _bad(where, f'\'chat_template\' names {", ".join(templates) or "none"}, but no "default"; name the one to use "default"')
+    if "tool_use" not in templates or templates["tool_use"] == templates["default"]:
+        return templates["default"]
+    # Jinja drops the last newline of a template.
+    default, tool_use = (templates[name].removesuffix("\n") for name in ("default", "tool_use"))
+    return _IF_TOOLS + tool_use + _ELSE + default + _END
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad(path, f"cannot be read: {reason_of(error)}; download it again") from error
+
+
+def _bad(path: Path, message: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {message}", file=str(path))

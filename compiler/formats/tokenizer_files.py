@@ -1,0 +1,77 @@
+"""The tokenizer's files of a checkpoint: tokenizer.json, and what lies beside it -> TokenizerFiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from .added_tokens import add_declared_tokens, declared_tokens, read_tokenizer_config
+from .chat_template_files import read_chat_template
+from .checkpoint import TokenizerFiles
+from .json_file import json_kind, read_json_object
+
+
+def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
+    """The files in the folder ``path``. Raises CheckpointError, also for token ids outside of the model's vocabulary."""
+    tokenizer_json = path / "tokenizer.json"
+    if not tokenizer_json.is_file():
+        raise _bad(
+            path,
+            "has no tokenizer.json; write it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
+        )
+    content = read_json_object(tokenizer_json)
+    backend = load_backend(tokenizer_json.read_bytes(), tokenizer_json)
+    _require_in_vocabulary(tokenizer_json, backend, vocab_size)
+    config = read_tokenizer_config(path)
+    add_bos_token = config.values.get("add_bos_token")
+    if add_bos_token is not None and not isinstance(add_bos_token, bool):
+        where = path / "tokenizer_config.json"
+        raise _bad(where, f"'add_bos_token' is {add_bos_token!r} ({json_kind(add_bos_token)}), expected true or false")
+    known = [token.content for token in backend.get_added_tokens_decoder().values()]
+    changed = add_declared_tokens(backend, declared_tokens(config, known), vocab_size)
+    return TokenizerFiles(
+        tokenizer_json=tokenizer_json,
+        chat_template=read_chat_template(path, config.values),
+        bos_token=config.token_text("bos_token"),
+        eos_token=config.token_text("eos_token"),
+        pad_token=config.token_text("pad_token"),
+        unk_token=config.token_text("unk_token"),
+        add_bos_token=add_bos_token,
+        completed=with_added_tokens(content, backend) if changed else None,
+    )
+
+
+def with_added_tokens(content: Mapping[str, Any], backend: Any) -> str:
+    """tokenizer.json with the added tokens of ``backend``, which was loaded from it, and everything else as it is."""
+    added = json.loads(backend.to_str())["added_tokens"]
+    return json.dumps({**content, "added_tokens": added}, ensure_ascii=False)
+
+
+def load_backend(content: bytes, where: Path) -> Any:
+    """The tokenizers library's tokenizer of a tokenizer.json. Raises CheckpointError."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_buffer(content)
+    # tokenizers raises bare Exception, and a panic of its Rust code is a BaseException that cannot be imported.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise _bad(where, f"cannot be loaded as a tokenizer: {error}; download it again") from error
+
+
+def _require_in_vocabulary(path: Path, backend: Any, vocab_size: int) -> None:
+    size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if size > vocab_size:
+        raise _bad(
+            path,
+            f"has token ids up to {size - 1}, but the model's vocabulary has {vocab_size} ('vocab_size' in config.json); "
+            "take the tokenizer that belongs to this model",
+        )
+
+
+def _bad(path: Path, message: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {message}", file=str(path))
