@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from types import FrameType
 
 from ..errors import NearfarError, OutputError
+from .overview import DESCRIPTION, Commands, ShowVersion, overview
 
-# Found by name, as targets are: the compiler imports nothing of the layer above, and Ctrl-C while they load is no traceback.
-COMMANDS = (
-    *(f"nearfar.compiler.cli.{name}" for name in ("compile", "inspect", "sign", "run", "score", "quality", "demo")),
-    *(f"nearfar.server_fallback.cli.{name}" for name in ("serve", "gateway", "bench", "router")),
-)
 # The exit code for the user's mistakes; a bug of ours is a traceback and 1.
 USER_ERROR = 2
 # As shells count what signals end.
@@ -34,6 +28,9 @@ BROKEN_PIPE = 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     as_json = False
+    if not (sys.argv[1:] if arguments is None else arguments):
+        print(overview())
+        return 0
     try:
         options = make_parser().parse_args(arguments)
         as_json = getattr(options, "json", False) is True
@@ -81,12 +78,10 @@ def ending_on_sigterm() -> Iterator[None]:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nearfar",
-        description="Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers.",
+        description=DESCRIPTION,
         epilog="example: nearfar compile ./Qwen3-0.6B -o qwen3 && nearfar run qwen3 'Why is the sky blue?'",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"nearfar {version('nearfar')}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        importlib.import_module(name).add_parser(commands)
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the version and exit")
+    parser.add_subparsers(action=Commands, metavar="COMMAND", required=True).add_all()
     return parser

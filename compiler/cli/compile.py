@@ -29,7 +29,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "compile",
         run,
-        summary="compile a checkpoint into a bundle",
         example="nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web",
     )
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, a name on its hub such as Qwen/Qwen3-0.6B, or demo")

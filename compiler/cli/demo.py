@@ -32,7 +32,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "demo",
         run,
-        summary="show a bundle at work in headless Chromium, or serve its page",
         example="nearfar demo --prompt 'what is 27 + 58?'",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?", help="a webgpu bundle (default: the demo model, compiled now)")

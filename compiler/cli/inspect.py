@@ -28,7 +28,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "inspect",
         run,
-        summary="show a bundle's model, sizes, kernels and costs",
         example="nearfar inspect qwen3-web --context 2048",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)

@@ -33,7 +33,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "quality",
         run,
-        summary="compare bundles with the checkpoint that they were made of",
         example="nearfar quality qwen3-web qwen3-cpu --reference ./Qwen3-0.6B --text wiki.txt",
     )
     parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+")

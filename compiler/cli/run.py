@@ -24,9 +24,7 @@ DEFAULT_MAX_TOKENS = 256
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands, "run", run, summary="generate text with a bundle", example="nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100"
-    )
+    parser = add_command(commands, "run", run, example="nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100")
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("prompt", metavar="PROMPT")
     parser.add_argument(

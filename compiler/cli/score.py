@@ -25,7 +25,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "score",
         run,
-        summary="write the logits of given tokens",
         example="nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
