@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import NearfarError, OutputError
-from .overview import DESCRIPTION, Commands, ShowVersion, overview
+from .overview import DESCRIPTION, ShowVersion, add_commands, make_overview
 
 # The exit code for the user's mistakes; a bug of ours is a traceback and 1.
 USER_ERROR = 2
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     as_json = False
     if not (sys.argv[1:] if arguments is None else arguments):
-        print(overview())
+        print(make_overview())
         return 0
     try:
         options = make_parser().parse_args(arguments)
@@ -83,5 +83,5 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the version and exit")
-    parser.add_subparsers(action=Commands, metavar="COMMAND", required=True).add_all()
+    add_commands(parser)
     return parser

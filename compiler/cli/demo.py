@@ -21,8 +21,8 @@ from ..bundle.folder import Bundle, open_bundle
 from ..demo import CHECKPOINT
 from ..errors import BundleError, RequestError
 from ..pipeline.compile import CompileOptions, compile_model
-from .compile import phases, progress_bars
 from .output import add_command, megabytes
+from .phases import phases, progress_bars
 
 PROMPTS = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pear apple fig")
 

@@ -55,16 +55,18 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 class Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
     """The subcommands; the parser of one is made when its name is parsed."""
 
-    def add_all(self) -> None:
-        for name, command in COMMANDS.items():
-            self.add_parser(name, help=command.summary, add_help=False)
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         name = values[0]
         if name in COMMANDS:
             del self._name_parser_map[name]
             importlib.import_module(COMMANDS[name].module).add_parser(self)
         super().__call__(parser, namespace, values, option_string)
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(action=Commands, metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.summary, add_help=False)
 
 
 class ShowVersion(argparse.Action):
@@ -77,7 +79,7 @@ class ShowVersion(argparse.Action):
         parser.exit()
 
 
-def overview() -> str:
+def make_overview() -> str:
     """What `nearfar` alone prints. Notes that would make a line longer than WIDTH are left out."""
     width = max(map(len, COMMANDS))
     examples = [(f"  {program()} {line}", note) for line, note in EXAMPLES]

@@ -23,8 +23,8 @@ from ..pipeline.target import RUNNERS, open_runner
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
 from ..text.tokenizer import Tokenizer
-from .compile import progress_bars
 from .output import add_command, megabytes, print_json
+from .phases import progress_bars
 from .sign import add_trust, trusted_keys
 
 

@@ -15,8 +15,8 @@ from ..errors import OutputError, RequestError, reason_of
 from ..pipeline.target import RUNNERS, open_runner
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK, score
-from .compile import progress_bars
 from .output import add_command, print_json
+from .phases import progress_bars
 from .sign import add_trust, trusted_keys
 
 

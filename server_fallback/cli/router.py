@@ -106,7 +106,7 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
 
     from rich.console import Console
 
-    from nearfar.compiler.cli.compile import progress_bars
+    from nearfar.compiler.cli.phases import progress_bars
 
     from ..router.fitting.ask_both import ask_both
 

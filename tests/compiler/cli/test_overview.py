@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.cli.overview import COMMANDS, EXAMPLES, WIDTH, overview
+from nearfar.compiler.cli.overview import COMMANDS, EXAMPLES, WIDTH, make_overview
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]])
@@ -28,7 +28,7 @@ def test_the_first_screen_loads_no_command_and_no_library(arguments: list[str]) 
 
 
 def test_nearfar_alone_shows_every_command_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearfar.compiler.cli.overview.program", lambda: "nearfar")
+    monkeypatch.setattr(sys.modules["nearfar.compiler.cli.overview"], "program", lambda: "nearfar")
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     for name, command in COMMANDS.items():
@@ -38,7 +38,7 @@ def test_nearfar_alone_shows_every_command_in_80_columns(capsys: pytest.CaptureF
 
 
 def test_the_three_examples_run_as_they_are_printed(tmp_path: Path) -> None:
-    printed = overview().splitlines()
+    printed = make_overview().splitlines()
     examples = [next(line for line in printed if example in line) for example, _ in EXAMPLES]
     assert len(examples) == 3
     commands = [shlex.split(line) if "  " not in line.strip() else shlex.split(line.strip().partition("  ")[0]) for line in examples]
