@@ -156,10 +156,9 @@ def dry_run_table(found: DryRun, spent: float, seconds: float) -> Table:
         table.add_row("kernels", f"{report.kernels} in {megabytes(kernel_bytes)}")
     self_test = ", and a few kB for the self-test" if found.has_self_test else ""
     table.add_row("bundle", f"{megabytes(sum(found.sizes.values()))} in {len(found.sizes)} files{self_test}")
-    table.add_row(
-        "time (estimate)",
-        f"{seconds:.0f} s: {spent:.1f} s that this dry run took, {estimate.weights_seconds:.1f} s to pack {estimate.elements:,} weights at "
-        f"the speed of the first {estimate.sample_elements:,}"
-        + (f", {estimate.self_test_seconds:.1f} s for the self-test" if found.has_self_test else ""),
-    )
+    lines = [f"{seconds:.1f} s in all", f"{spent:.1f} s  up to the kernels, as measured now"]
+    lines.append(f"{estimate.weights_seconds:.1f} s  packing, by a sample of {estimate.sample_elements:,} weights")
+    if found.has_self_test:
+        lines.append(f"{estimate.self_test_seconds:.1f} s  self-test, by the same sample")
+    table.add_row("time (estimate)", "\n".join(lines))
     return table

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-# What users read, by the compiler's name of a phase, in order.
+# What users read, by the compiler's name of a phase, in order. The compiler reports all but the first.
 PHASES = {
+    "start": "loading compiler",
     "read": "reading model",
     "graph": "building graph",
     "kernels": "lowering kernels",
@@ -49,8 +50,9 @@ class PhaseClock:
     ) -> None:
         self.durations: dict[str, Duration] = {}
         self._shown, self._ended = shown, ended
-        self._phase = "read"
+        self._phase = "start"
         self._wall, self._processor = time.perf_counter(), processor_seconds()
+        shown(self._phase, 0, 1)
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """What the compiler calls."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -31,7 +33,8 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
     name = path_word(str(bundle.path))
     look = f"{program()} inspect {name}"
     try:
-        check_machine(bundle)
+        with native_silence():
+            check_machine(bundle)
         reason = None
     except NearfarError as error:
         reason = f"this machine cannot run it: {error.message}"
@@ -47,6 +50,20 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
         return Trial(look, reason)
     runner = [] if reason is None else ["--runner", "numpy"]
     return Trial(" ".join([program(), "run", name, *runner, *options, PROMPT]), reason)
+
+
+@contextmanager
+def native_silence() -> Iterator[None]:
+    """Drop what graphics drivers write to the error stream while adapters are counted, such as "XDG_RUNTIME_DIR is invalid"."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def prompt_options(bundle: Bundle | ExportBundle) -> Sequence[str] | None:

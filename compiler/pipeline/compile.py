@@ -134,7 +134,6 @@ class Job:
 
 def prepare(model: str, options: CompileOptions, progress: Progress) -> Job:
     """Raises CheckpointError, UnsupportedModel or RequestError."""
-    progress("read", 0, 1)
     target = load_target(options.target)
     quantization = quant.by_name(options.quantization)
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS)
@@ -145,6 +144,7 @@ def prepare(model: str, options: CompileOptions, progress: Progress) -> Job:
         raise RequestError(f"--lora-rank {options.lora_rank}: must be 0, for no adapters, to {MAX_LORA_RANK}")
     if options.lora_rank and not target.TAKES_LORA:
         raise RequestError(f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out")
+    progress("read", 0, 1)
     checkpoint = load(model)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:

@@ -81,13 +81,13 @@ def prepare_export(
     progress: Callable[[str, int, int], None],
 ) -> ExportJob:
     """See `export_model`."""
-    progress("read", 0, 1)
     exporter = load_exporter(target)
     if device is not None and device not in exporter.DEVICES:
         known = f"known: {', '.join(exporter.DEVICES)}" if exporter.DEVICES else f"target {target} asks for none"
         raise RequestError(f"--device {device}: is not known; {known}")
     device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
     fmt = quant.by_name(quantization, group_size)
+    progress("read", 0, 1)
     checkpoint = load(model)
     spec = checkpoint.spec
     if checkpoint.embedding is not None:
