@@ -190,6 +190,13 @@ def test_bundles_and_checkpoints_in_each_others_place_are_told_apart(
     assert "is a bundle for cpu; compile one for browsers" in fails(capsys, "demo", server_bundle, "--serve")
 
 
+def test_inspect_counts_a_bundle_that_takes_lora_adapters(compile_tiny: CompileTiny, capsys: pytest.CaptureFixture[str]) -> None:
+    lora, plain = (compile_tiny("qwen3", "f32", target="cpu", lora_rank=rank) for rank in (4, 0))
+    with_adapters, without = (run_json(capsys, "inspect", str(bundle), "--json") for bundle in (lora, plain))
+    assert with_adapters["dispatches_per_token"] == without["dispatches_per_token"]
+    assert with_adapters["weight_bytes"] == without["weight_bytes"]
+
+
 @pytest.mark.parametrize("runner", ["numpy", "webgpu"])
 def test_score_writes_the_logits_of_every_position(
     runner: str, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
