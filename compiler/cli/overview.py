@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,10 +19,12 @@ from .program import program
 WIDTH = 80
 DESCRIPTION = "Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers."
 
+# The cpu target runs on Linux only; elsewhere there is a GPU with a driver.
+TARGET = "cpu" if sys.platform.startswith("linux") else "webgpu"
 # Each runs as it stands, in this order, without a download.
 EXAMPLES = (
-    ("compile demo --target cpu -o demo-cpu", "make a bundle of the demo model"),
-    ("run demo-cpu 'what is 27 + 58?'", "ask it; without a prompt, chat"),
+    (f"compile demo --target {TARGET} -o my-demo", "make a bundle of the demo model"),
+    ("run my-demo 'what is 27 + 58?'", "ask it; without a prompt, chat"),
     ("compile demo --dry-run", "sizes and time, nothing written"),
 )
 

@@ -57,6 +57,8 @@ class PhaseClock:
     def progress(self, phase: str, done: int, total: int) -> None:
         """What the compiler calls."""
         if phase != self._phase:
+            if self._phase == "start":
+                self._shown("start", 1, 1)
             self.finish()
             self._phase = phase
         self._shown(phase, done, total)
@@ -120,14 +122,11 @@ def progress_bars(*, quiet: bool = False, transient: bool = False) -> Iterator[P
 
 
 def phases(bars: Progress) -> Callable[[str, int, int], None]:
-    """What the compiler's progress calls: one bar for each phase, from its start to the start of the next."""
+    """What the compiler's progress calls: one bar for each phase, from its start."""
     tasks: dict[str, TaskID] = {}
 
     def progress(phase: str, done: int, total: int) -> None:
         if phase not in tasks:
-            for task in bars.tasks:
-                if task.id in tasks.values():
-                    bars.update(task.id, completed=task.total)
             bars.start()
             tasks[phase] = bars.add_task(PHASES[phase], total=total)
         bars.update(tasks[phase], completed=done)

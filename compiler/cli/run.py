@@ -27,17 +27,17 @@ DEFAULT_MAX_TOKENS = 256
 def add_parser(commands: Any) -> None:
     parser = add_command(commands, "run", run, example="nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100")
     parse_prompt_after_options(parser)
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path)
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="a folder that nearfar compile made")
     parser.add_argument(
         "prompt", metavar="PROMPT", nargs="?",
-        help="what to ask; - or a pipe: the standard input; without it, on a terminal, a conversation",
+        help="the message; - reads the standard input, as does a pipe; without it, a conversation starts",
     )  # fmt: skip
     parser.add_argument("--system", metavar="TEXT", help="the system prompt, which tells the model how to answer")
     parser.add_argument(
         "--max-tokens",
         type=int,
         metavar="N",
-        help=f"of an answer (default: {DEFAULT_MAX_TOKENS}, or what the context holds)",
+        help=f"at most N tokens an answer (default: {DEFAULT_MAX_TOKENS}, or what the context holds)",
     )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default); 1 samples as the model was trained"

@@ -16,7 +16,7 @@ from ..text.tokenizer import Tokenizer
 from .program import path_word, program
 
 PROMPT = "hello"
-# The most bytes of weights that the numpy runner is proposed for: it reads all of them for every token, at about 0.1 GB/s.
+# The most bytes of weights that the numpy runner is proposed for: it unpacks all of them for every token.
 NUMPY_BYTES = 100_000_000
 
 

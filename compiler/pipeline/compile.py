@@ -146,6 +146,7 @@ def prepare(model: str, options: CompileOptions, progress: Progress) -> Job:
         raise RequestError(f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out")
     progress("read", 0, 1)
     checkpoint = load(model)
+    progress("read", 1, 1)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:
         raise RequestError(f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; leave it out")
@@ -164,6 +165,7 @@ def build(job: Job, store: Store, progress: Progress) -> Manifest:
         for name, graph in graphs.items()
     }
     whole = join_plans(plans.values())
+    progress("graph", 1, 1)
     lowered = target.lower_plan(
         whole, job.quantization, job.activations, options.arch, lambda done, total: progress("kernels", done, total)
     )

@@ -89,6 +89,7 @@ def prepare_export(
     fmt = quant.by_name(quantization, group_size)
     progress("read", 0, 1)
     checkpoint = load(model)
+    progress("read", 1, 1)
     spec = checkpoint.spec
     if checkpoint.embedding is not None:
         raise UnsupportedModel(f"{model}: makes embeddings, and {target} bundles generate text; take --target webgpu, cpu or cuda")
@@ -102,6 +103,7 @@ def prepare_export(
     progress("graph", 0, 1)
     graph = by_model_type(spec.model_type).forward(spec, options.context, options.context)
     check_tensors(checkpoint, graph.parameters)
+    progress("graph", 1, 1)
     return ExportJob(model, target, exporter, checkpoint, graph, options)
 
 

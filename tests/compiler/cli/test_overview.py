@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.compiler.cli import main
+from nearfar.compiler.cli import main, make_parser
 from nearfar.compiler.cli.overview import COMMANDS, EXAMPLES, WIDTH, make_overview
 
 
@@ -37,12 +37,18 @@ def test_nearfar_alone_shows_every_command_in_80_columns(capsys: pytest.CaptureF
     assert all(any(note in line for line in lines) for _, note in EXAMPLES)
 
 
+def test_the_three_examples_are_valid_commands() -> None:
+    assert len(EXAMPLES) == 3
+    for example, _ in EXAMPLES:
+        assert make_parser().parse_args(shlex.split(example)).run is not None
+
+
+@pytest.mark.exhaustive
 def test_the_three_examples_run_as_they_are_printed(tmp_path: Path) -> None:
     printed = make_overview().splitlines()
     examples = [next(line for line in printed if example in line) for example, _ in EXAMPLES]
-    assert len(examples) == 3
     commands = [shlex.split(line) if "  " not in line.strip() else shlex.split(line.strip().partition("  ")[0]) for line in examples]
     for command in commands:
         found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert found.returncode == 0, (command, found.stderr)
-    assert [path.name for path in tmp_path.iterdir()] == ["demo-cpu"]
+    assert [path.name for path in tmp_path.iterdir()] == ["my-demo"]
