@@ -137,8 +137,8 @@ def test_a_full_context_leaves_out_the_oldest_turns_and_keeps_the_system_prompt(
     assert conversation._held == [*prompt, *answer.token_ids[:-1]]
 
 
-def test_a_conversation_needs_a_terminal_and_a_template(tiny_bundle: Path, tmp_path: Path) -> None:
-    with on_a_terminal([*NEARFAR, "run", str(tiny_bundle), "--raw"], tmp_path) as (terminal, process):
+def test_raw_text_is_no_conversation(light_demo: Path, tmp_path: Path) -> None:
+    with on_a_terminal([*NEARFAR, "run", str(light_demo), "--raw"], tmp_path) as (terminal, process):
         terminal.read_to_the_end()
         assert "--raw needs a prompt" in terminal.text
         assert process.wait() == 2
