@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import io
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from types import FrameType
 
 from ..errors import NearfarError, OutputError
+from .overview import DESCRIPTION, ShowVersion, add_commands, make_overview
 from .parser import Parser
 
-# Found by name, as targets are: the compiler imports nothing of the layer above, and Ctrl-C while they load is no traceback.
-COMMANDS = (
-    *(f"nearfar.compiler.cli.{name}" for name in ("compile", "inspect", "sign", "run", "score", "quality", "demo")),
-    *(f"nearfar.server_fallback.cli.{name}" for name in ("serve", "gateway", "bench", "router")),
-)
 # The exit code for the user's mistakes; a bug of ours is a traceback and 1.
 USER_ERROR = 2
 # As shells count what signals end.
@@ -39,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if not (sys.argv[1:] if arguments is None else arguments):
+        print(make_overview())
+        return 0
     try:
         options = make_parser().parse_args(arguments)
         as_json = getattr(options, "json", False) is True
@@ -94,12 +91,10 @@ def ending_on_signals() -> Iterator[None]:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="nearfar",
-        description="Compile a language model once; run it near (browser, phone, laptop) and far (GPU server), with the same answers.",
+        description=DESCRIPTION,
         epilog="example: nearfar compile ./Qwen3-0.6B -o qwen3 && nearfar run qwen3 'Why is the sky blue?'",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"nearfar {version('nearfar')}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        importlib.import_module(name).add_parser(commands)
+    parser.add_argument("--version", action=ShowVersion, nargs=0, help="show the version and exit")
+    add_commands(parser)
     return parser

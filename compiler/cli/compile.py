@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from .. import quant
 from ..bundle.folder import Bundle
 from ..bundle.manifest import EXPORTS
 from ..demo import DEMOS
+from ..errors import RequestError
+from ..measure.report import Report
 from ..pipeline.target import TARGETS
+from .inspect import export_facts, facts
 from .output import add_command, megabytes, print_json, print_note
+from .phases import PhaseClock, phase_table, phases_json, timed_phases, waiting
+from .program import path_word
+from .trial import Trial, find_trial
 
-PHASES = {"kernels": "lowering kernels", "weights": "packing weights", "self-test": "running reference"}
+if TYPE_CHECKING:
+    from ..measure.dry_run import DryRun
+    from ..pipeline.compile import CompileOptions
 
 
 def add_parser(commands: Any) -> None:
@@ -29,11 +34,10 @@ def add_parser(commands: Any) -> None:
         commands,
         "compile",
         run,
-        summary="compile a checkpoint into a bundle",
         example="nearfar compile ./Qwen3-0.6B --target webgpu --quantization q4f16 -o qwen3-web",
     )
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder, a name on its hub such as Qwen/Qwen3-0.6B, or demo")
-    parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, required=True, help="the folder to make")
+    parser.add_argument("-o", "--output", metavar="BUNDLE", type=Path, help="the folder to make; --dry-run needs none")
     parser.add_argument("--target", choices=(*TARGETS, *EXPORTS), default="webgpu", help="the device or framework (default: %(default)s)")
     parser.add_argument(
         "--arch",
@@ -69,6 +73,7 @@ def add_parser(commands: Any) -> None:
         "--no-self-test", action="store_false", dest="self_test",
         help="leave out the prompt by which runtimes find out whether a GPU computes right",
     )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="show sizes, memory, dispatches and an estimate of the time; write nothing")
     parser.add_argument("--force", action="store_true", help="replace a bundle that exists")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of progress")
 
@@ -76,7 +81,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..pipeline.compile import CompileOptions, compile_any
 
-    started = time.perf_counter()
+    model = str(DEMOS.get(options.model, options.model))
     wanted = CompileOptions(
         target=options.target,
         arch=options.arch,
@@ -91,49 +96,75 @@ def run(options: argparse.Namespace) -> None:
         tuning=tuple(options.tuning),
         force=options.force,
     )
+    if options.dry_run:
+        show_dry_run(model, wanted, as_json=options.json)
+        return
+    if options.output is None:
+        raise RequestError("-o BUNDLE is missing: name the folder to make, or take --dry-run, which writes nothing")
     notes: list[str] = []
-    with progress_bars(quiet=options.json) as bars:
-        bundle = compile_any(str(DEMOS.get(options.model, options.model)), options.output, wanted, phases(bars), notes.append)
-    seconds = time.perf_counter() - started
+    with timed_phases(quiet=options.json) as clock:
+        bundle = compile_any(model, options.output, wanted, clock.progress, notes.append)
     size = bundle.size_bytes()
     kernels = len(bundle.manifest.kernels) if isinstance(bundle, Bundle) else 0
     if options.json:
-        print_json({"bundle": str(options.output), "bytes": size, "seconds": round(seconds, 3), "kernels": kernels, "notes": notes})
+        result = {"bundle": str(options.output), "bytes": size, "kernels": kernels, "notes": notes}
+        print_json({**result, **clock.total.to_json(), "phases": phases_json(clock.durations)})
         return
     for note in notes:
         print_note(note)
-    # A path that is wrapped is none any more.
-    name, console = escape(shlex.quote(str(options.output))), Console(soft_wrap=True)
-    console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}, {f'{kernels} kernels, ' if kernels else ''}{seconds:.1f} s")
-    if bundle.manifest.embedding is None:
-        console.print(f"try it:  nearfar run {name} 'hello'", highlight=False)
-    elif bundle.manifest.target == "webgpu":
-        console.print(f"it makes embeddings: engine.embeddings.create in a page, or nearfar serve {name}", highlight=False)
-    else:
-        console.print(f"it makes embeddings; try it:  nearfar serve {name}", highlight=False)
+    name, count = escape(path_word(str(options.output))), f", {kernels} kernels" if kernels else ""
+    # A path that is wrapped cannot be copied.
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}{count}, {clock.total.seconds:.1f} s\n")
+    print_phases(console, clock)
+    print_trial(console, find_trial(bundle))
 
 
-@contextmanager
-def progress_bars(*, quiet: bool = False) -> Iterator[Progress]:
-    """Bars on the terminal's error stream, so that what a command prints can be piped on. They show from ``start()`` on."""
-    columns = (TextColumn("{task.description:17}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    bars = Progress(*columns, console=Console(stderr=True), disable=quiet)
-    try:
-        yield bars
-    finally:
-        # Stopping what never started would print an empty line above an error.
-        if bars.tasks:
-            bars.stop()
+def print_phases(console: Console, clock: PhaseClock) -> None:
+    console.print(phase_table(clock))
+    if (line := waiting(clock.total)) is not None:
+        console.print(f"  {line}", style="dim")
+    console.print()
 
 
-def phases(bars: Progress) -> Callable[[str, int, int], None]:
-    """What `compile_model` tells its progress to: one bar a phase, from the phase's start."""
-    tasks: dict[str, TaskID] = {}
+def print_trial(console: Console, trial: Trial) -> None:
+    if trial.reason is not None:
+        console.print(escape(trial.reason), style="dim")
+    console.print(f"[bold]try it:[/]  {escape(trial.command)}")
 
-    def progress(phase: str, done: int, total: int) -> None:
-        if phase not in tasks:
-            bars.start()
-            tasks[phase] = bars.add_task(PHASES[phase], total=total)
-        bars.update(tasks[phase], completed=done)
 
-    return progress
+def show_dry_run(model: str, wanted: CompileOptions, *, as_json: bool) -> None:
+    from ..measure.dry_run import dry_run
+
+    notes: list[str] = []
+    with timed_phases(quiet=as_json) as clock:
+        found = dry_run(model, wanted, clock.progress, notes.append)
+    spent = clock.total.seconds
+    seconds = spent + found.estimate.weights_seconds + found.estimate.self_test_seconds
+    if as_json:
+        estimate = {"estimated_seconds": round(seconds, 3), "estimate": asdict(found.estimate), "notes": notes}
+        sizes = {"bytes": sum(found.sizes.values()), "file_bytes": dict(found.sizes)}
+        print_json({**found.report.to_json(), **sizes, **estimate, "phases": phases_json(clock.durations)})
+        return
+    for note in notes:
+        print_note(note)
+    console = Console(highlight=False)
+    console.print(dry_run_table(found, spent, seconds))
+    console.print("[bold]dry run:[/] nothing was written; sizes, memory and dispatches are exact")
+
+
+def dry_run_table(found: DryRun, spent: float, seconds: float) -> Table:
+    """``spent``: seconds of the dry run itself, which a compile needs as well."""
+    report, estimate = found.report, found.estimate
+    table = facts(report) if isinstance(report, Report) else export_facts(report)
+    if isinstance(report, Report):
+        kernel_bytes = sum(size for file, size in found.sizes.items() if file.startswith("kernels/"))
+        table.add_row("kernels", f"{report.kernels} in {megabytes(kernel_bytes)}")
+    self_test = ", and a few kB for the self-test" if found.has_self_test else ""
+    table.add_row("bundle", f"{megabytes(sum(found.sizes.values()))} in {len(found.sizes)} files{self_test}")
+    lines = [f"{seconds:.1f} s in all", f"{spent:.1f} s  up to the kernels, as measured now"]
+    lines.append(f"{estimate.weights_seconds:.1f} s  packing, by a sample of {estimate.sample_elements:,} weights")
+    if found.has_self_test:
+        lines.append(f"{estimate.self_test_seconds:.1f} s  self-test, by the same sample")
+    table.add_row("time (estimate)", "\n".join(lines))
+    return table

@@ -21,8 +21,8 @@ from ..bundle.folder import Bundle, open_bundle
 from ..demo import CHECKPOINT
 from ..errors import BundleError, RequestError
 from ..pipeline.compile import CompileOptions, compile_model
-from .compile import phases, progress_bars
 from .output import add_command, megabytes
+from .phases import phases, progress_bars
 
 PROMPTS = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pear apple fig")
 
@@ -32,7 +32,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "demo",
         run,
-        summary="show a bundle at work in headless Chromium, or serve its page",
         example="nearfar demo --prompt 'what is 27 + 58?'",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?", help="a webgpu bundle (default: the demo model, compiled now)")

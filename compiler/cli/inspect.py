@@ -18,6 +18,8 @@ from ..runtime.variant import stored_dtype
 from .output import add_command, megabytes, print_json
 from .sign import add_trust, trusted_keys
 
+# Whose memory a target takes, where it is certain.
+MEMORY = {"webgpu": " of the GPU", "cuda": " of the GPU", "cpu": " of the host"}
 # What a loader runs in its process, or on the GPU, as it is.
 NATIVE_TARGETS = ("cpu", "cuda")
 NATIVE_CODE = "native: it runs with your rights, so load it only if you trust its maker; see nearfar sign"
@@ -28,7 +30,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "inspect",
         run,
-        summary="show a bundle's model, sizes, kernels and costs",
         example="nearfar inspect qwen3-web --context 2048",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
@@ -101,7 +102,7 @@ def shared_facts(report: Report | ExportReport) -> dict[str, str]:
         "weights": f"{megabytes(report.weight_bytes)}, {8 * report.weight_bytes / report.parameters:.2f} bits a parameter",
         "KV cache": f"{megabytes(report.kv_bytes_per_token)} a token, "
         + (stored_dtype(report.activation) if report.kv == "activation" else report.kv),
-        "memory": f"{megabytes(report.runtime_memory_bytes)} at {report.context:,} tokens",
+        "memory": f"{megabytes(report.runtime_memory_bytes)}{MEMORY.get(report.target, '')} at {report.context:,} tokens",
     }
 
 

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import NearfarError
+from .overview import COMMANDS
 
 
-def add_command(commands: Any, name: str, run: Any, *, summary: str, example: str) -> argparse.ArgumentParser:
-    """A subcommand whose help ends in an example."""
+def add_command(commands: Any, name: str, run: Any, *, example: str, summary: str | None = None) -> argparse.ArgumentParser:
+    """A subcommand whose help ends in an example. ``summary`` None is that of the command in COMMANDS."""
+    summary = summary or COMMANDS[name].summary
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,

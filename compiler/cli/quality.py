@@ -23,8 +23,8 @@ from ..pipeline.target import RUNNERS, open_runner
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK
 from ..text.tokenizer import Tokenizer
-from .compile import progress_bars
 from .output import add_command, megabytes, print_json
+from .phases import progress_bars
 from .sign import add_trust, trusted_keys
 
 
@@ -33,7 +33,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "quality",
         run,
-        summary="compare bundles with the checkpoint that they were made of",
         example="nearfar quality qwen3-web qwen3-cpu --reference ./Qwen3-0.6B --text wiki.txt",
     )
     parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+")

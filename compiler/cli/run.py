@@ -1,22 +1,23 @@
-"""nearfar run: ask a bundle something on this machine."""
+"""nearfar run: one answer of a bundle on this machine, or a conversation with it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from ..bundle.folder import Bundle, ExportBundle, open_any
+from ..bundle.manifest import GENERATE
 from ..errors import RequestError
 from ..ir.sampling import Sampler
 from ..pipeline.target import RUNNERS, open_runner
-from ..runtime.batch import Limits
-from ..runtime.generate import Timings, generate
-from ..text.tokenizer import TextStream, Tokenizer
+from ..runtime.batch import Limits, require_plan
+from ..text.stop_strings import StopAutomaton
+from ..text.tokenizer import Tokenizer
+from .answer import Answer, Answerer, print_speed, write_out
+from .chat import Conversation, converse
 from .output import add_command, print_json
 from .sign import add_trust, trusted_keys
 
@@ -24,16 +25,29 @@ DEFAULT_MAX_TOKENS = 256
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(
-        commands, "run", run, summary="generate text with a bundle", example="nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100"
-    )
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path)
-    parser.add_argument("prompt", metavar="PROMPT")
+    parser = add_command(commands, "run", run, example="nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100")
+    parse_prompt_after_options(parser)
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="a folder that nearfar compile made")
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help=f"stop after N tokens (default: {DEFAULT_MAX_TOKENS}, or what the context holds)"
+        "prompt", metavar="PROMPT", nargs="?",
+        help="the message; - reads the standard input, as does a pipe; without it, a conversation starts",
+    )  # fmt: skip
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt, which tells the model how to answer")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"at most N tokens an answer (default: {DEFAULT_MAX_TOKENS}, or what the context holds)",
     )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default); 1 samples as the model was trained"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="sample from the likeliest tokens with this share of all (default: 1)"
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest tokens (default: 0, all)")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the answer before this text; may be given several times"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed gives the same text (default: %(default)s)")
     parser.add_argument("--runner", choices=RUNNERS, help="what computes (default: what the bundle was compiled for)")
@@ -45,60 +59,113 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming")
 
 
+def parse_prompt_after_options(parser: argparse.ArgumentParser) -> None:
+    """Accept `nearfar run BUNDLE --max-tokens 5 PROMPT`.
+
+    argparse reads an optional argument as missing if an option follows the arguments before it, and then refuses the one that comes later.
+    """
+    match = parser._match_arguments_partial
+
+    def match_late(actions: Sequence[argparse.Action], pattern: str) -> list[int]:
+        counts: list[int] = match(actions, pattern)
+        while counts and counts[-1] == 0 and "A" in pattern[sum(counts) :]:
+            counts.pop()
+        return counts
+
+    parser._match_arguments_partial = match_late  # type: ignore[method-assign,assignment]
+
+
 def run(options: argparse.Namespace) -> None:
+    """Raises RequestError for options that exclude each other, and what opening and running the bundle raises."""
+    check_options(options)
+    text = read_prompt(options)
+    if text is None and (options.json or options.raw):
+        raise RequestError(f"{'--json' if options.json else '--raw'} needs a prompt: as an argument, or on the standard input")
     bundle = open_any(options.bundle, trusted_keys(options))
+    require_plan(bundle.manifest, GENERATE)
     tokenizer = Tokenizer(bundle.tokenizer_files())
-    prompt = encode(tokenizer, options.prompt, raw=options.raw, split_special_tokens=not options.no_split_special_tokens)
-    sampler = Sampler(options.temperature, options.seed)
-    max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
+    sampler = Sampler(options.temperature, options.seed, options.top_k, options.top_p)
+    stops = StopAutomaton(options.stop)
+    if text is None:
+        # A model without a template cannot chat, which is reported before the first message is typed.
+        encode(tokenizer, "", raw=False, system=options.system)
+        prompt: list[int] = []
+    else:
+        split = not options.no_split_special_tokens
+        prompt = encode(tokenizer, text, raw=options.raw, split_special_tokens=split, system=options.system)
     runner = open_runner(options.runner or bundle.manifest.target, bundle, Limits())
-    timings, stream = Timings(), TextStream(tokenizer)
-    token_ids, text = [], ""
-    for token in generate(runner, prompt, max_tokens, sampler, timings):
-        token_ids.append(token)
-        text += show(stream.feed(token), quiet=options.json)
-    text += show(stream.finish(), quiet=options.json)
-    device = runner.device
-    runner.close()
+    try:
+        answerer = Answerer(runner, tokenizer, sampler, stops)
+        if text is None:
+            conversation = Conversation(answerer, options.system, options.max_tokens)
+            converse(conversation, f"{bundle.manifest.model} on {runner.device}")
+            return
+        max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
+        answer = answerer.answer(prompt, max_tokens, no_output if options.json else write_out)
+        device = runner.device
+    finally:
+        runner.close()
     if options.json:
-        print_json(
-            {
-                "text": text,
-                "token_ids": token_ids,
-                "prompt_token_ids": prompt,
-                "finish_reason": "length" if len(token_ids) == max_tokens else "stop",
-                "device": device,
-                "timings": {
-                    "prompt_tokens": timings.prompt_tokens,
-                    "completion_tokens": timings.completion_tokens,
-                    "time_to_first_token_seconds": round(timings.time_to_first_token_seconds, 6),
-                    "total_seconds": round(timings.total_seconds, 6),
-                    "tokens_per_second": round(timings.tokens_per_second, 3),
-                },
-            }
-        )
-        return
-    print()
-    first = f"first token after {timings.time_to_first_token_seconds * 1000:.0f} ms"
-    summary = f"{timings.completion_tokens} tokens, {first}, {timings.tokens_per_second:.1f} tokens/s on {escape(device)}"
-    Console(stderr=True, soft_wrap=True).print(summary, style="dim", highlight=False)
+        print_json(answer_json(answer, prompt, device))
+    else:
+        print(flush=True)
+        print_speed(answer, f"on {device}")
 
 
-def encode(tokenizer: Tokenizer, prompt: str, *, raw: bool, split_special_tokens: bool = True) -> list[int]:
+def check_options(options: argparse.Namespace) -> None:
+    if options.raw and options.system is not None:
+        raise RequestError("--system needs the chat template, which --raw leaves out; give one of the two")
+    if options.temperature == 0 and (options.top_p != 1 or options.top_k != 0):
+        raise RequestError("--top-p and --top-k need --temperature above 0; at 0 the likeliest token is always chosen")
+
+
+def read_prompt(options: argparse.Namespace) -> str | None:
+    """The prompt, from the standard input if it is "-" or missing there; None on a terminal. Raises RequestError."""
+    if options.prompt not in (None, "-"):
+        return str(options.prompt)
+    if options.prompt is None and sys.stdin.isatty():
+        return None
+    try:
+        # The line's end belongs to `echo`, and not to the prompt.
+        text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the standard input is not UTF-8 (byte {error.start}); convert it, such as with iconv") from error
+    if not text:
+        raise RequestError("the prompt on the standard input is empty; give one as an argument, or pipe one in")
+    return text
+
+
+def answer_json(answer: Answer, prompt: list[int], device: str) -> dict[str, Any]:
+    timings = answer.timings
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "prompt_token_ids": prompt,
+        "finish_reason": answer.finish_reason,
+        "device": device,
+        "timings": {
+            "prompt_tokens": timings.prompt_tokens,
+            "completion_tokens": timings.completion_tokens,
+            "time_to_first_token_seconds": round(timings.time_to_first_token_seconds, 6),
+            "total_seconds": round(timings.total_seconds, 6),
+            "tokens_per_second": round(timings.tokens_per_second, 3),
+        },
+    }
+
+
+def encode(tokenizer: Tokenizer, prompt: str, *, raw: bool, split_special_tokens: bool = True, system: str | None = None) -> list[int]:
     """The prompt as the user's turn of a chat, or as it stands. Raises RequestError for control tokens in a user's turn."""
     if raw:
         return tokenizer.encode(prompt, split_special_tokens=split_special_tokens)
     if not split_special_tokens:
         raise RequestError("--no-split-special-tokens needs --raw: in a chat, only the template writes control tokens")
-    return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return tokenizer.encode_chat([*first, {"role": "user", "content": prompt}])
 
 
 def default_max_tokens(bundle: Bundle | ExportBundle, prompt_tokens: int) -> int:
     return max(1, min(DEFAULT_MAX_TOKENS, bundle.manifest.context - prompt_tokens + 1))
 
 
-def show(text: str, *, quiet: bool) -> str:
-    if not quiet:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    return text
+def no_output(text: str) -> None:
+    """Takes the place of `write_out` where the text is printed at the end."""

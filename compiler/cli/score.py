@@ -15,8 +15,8 @@ from ..errors import OutputError, RequestError, reason_of
 from ..pipeline.target import RUNNERS, open_runner
 from ..runtime.batch import Limits
 from ..runtime.generate import PREFILL_CHUNK, score
-from .compile import progress_bars
 from .output import add_command, print_json
+from .phases import progress_bars
 from .sign import add_trust, trusted_keys
 
 
@@ -25,7 +25,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "score",
         run,
-        summary="write the logits of given tokens",
         example="nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)

@@ -22,7 +22,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "sign",
         run,
-        summary="sign a bundle, or make a key to sign with",
         example="nearfar sign --new-key me.pem && nearfar sign qwen3-cpu --key me.pem && nearfar run qwen3-cpu hello --trust me.pem.pub",
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?")

@@ -105,16 +105,23 @@ class Sampler:
 
     temperature: float = 0.0
     state: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise RequestError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
         if not 0 <= self.state <= WORD:
             raise RequestError(f"seed is {self.state}; it must be between 0 and {WORD}")
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
 
     def next(self) -> Settings:
         """The next token's settings; greedy ones need no number."""
-        return Settings(temperature=self.temperature, draw=self.draw() if self.temperature else 0.0)
+        draw = self.draw() if self.temperature else 0.0
+        return Settings(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, draw=draw)
 
     def draw(self) -> float:
         """The next number of mulberry32 (Ettinger 2017), in [0, 1)."""

@@ -13,8 +13,8 @@ from ..ir.expr import evaluate
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.variant import choose_kernels
 
-# The dims of one sequence, with all that sampling can do.
-ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1}
+# The dims of one sequence, with all that sampling can do and without a LoRA adapter.
+ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "A": 1, "W": 1, "M": 0, "G": 0}
 
 
 @dataclass(frozen=True, slots=True)

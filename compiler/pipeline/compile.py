@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from .. import quant
 from ..arch import by_model_type
-from ..bundle.folder import Bundle, ExportBundle, file_entry, tokenizer_entry
+from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
 from ..bundle.manifest import (
     EMBED,
     EXPORTS,
@@ -30,6 +29,7 @@ from ..bundle.manifest import (
     Manifest,
     PlanEntry,
     StepEntry,
+    TuningEntry,
 )
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
@@ -46,15 +46,16 @@ from ..quant import Quantization
 from ..runtime.variant import stored_dtype
 from .export import DEFAULT_CONTEXT, export_model
 from .self_test import Reference, make_self_test
-from .target import LoweredPlan, load_target
-from .weights import check_tensors, write_weights
+from .store import FolderStore, Store
+from .target import LoweredPlan, Target, load_target
+from .weights import check_tensors
 
 PAGE_SIZE = 16
 MAX_LORA_RANK = 256
 
 # Called with a sentence that the user should read.
 Note = Callable[[str], None]
-# Called with a phase ("kernels", "weights", "self-test"), what is done and what there is in all.
+# Called with a phase ("read", "graph", "kernels", "weights", "self-test"), what is done and what there is in all.
 Progress = Callable[[str, int, int], None]
 
 
@@ -88,10 +89,7 @@ def compile_any(
     """`compile_model`, or for a target of EXPORTS `export_model`."""
     if options.target not in EXPORTS:
         return compile_model(model, output, options, progress, note)
-    given = {"--arch": options.arch, "--lora-rank": options.lora_rank, "--tuning": options.tuning}
-    for flag, value in given.items():
-        if value:
-            raise RequestError(f"{flag}: target {options.target} takes none; leave it out")
+    require_export(options)
     return export_model(
         model,
         output,
@@ -103,9 +101,17 @@ def compile_any(
         context=options.context,
         kv=options.kv,
         force=options.force,
-        progress=lambda done, total: progress("weights", done, total),
+        progress=progress,
         note=note,
     )
+
+
+def require_export(options: CompileOptions) -> None:
+    """Raises RequestError for options that targets of EXPORTS do not take."""
+    given = {"--arch": options.arch, "--lora-rank": options.lora_rank, "--tuning": options.tuning}
+    for flag, value in given.items():
+        if value:
+            raise RequestError(f"{flag}: target {options.target} takes none; leave it out")
 
 
 def compile_model(
@@ -115,6 +121,27 @@ def compile_model(
 
     Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError, and leaves nothing half-written.
     """
+    job = prepare(model, options, progress, note)
+    with new_folder(output, force=options.force) as folder:
+        return Bundle(output, build(job, FolderStore(folder), progress))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model that can be compiled with the options: what they choose, checked against its spec. No tensor has been read."""
+
+    model: str
+    options: CompileOptions
+    target: Target
+    quantization: Quantization
+    activations: tuple[str, ...]
+    tuning: Mapping[Path, TuningEntry]
+    checkpoint: Checkpoint
+    context: int
+
+
+def prepare(model: str, options: CompileOptions, progress: Progress, note: Note) -> Job:
+    """Raises CheckpointError, UnsupportedModel or RequestError."""
     target = load_target(options.target)
     quantization = quant.by_name(options.quantization)
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS)
@@ -125,61 +152,72 @@ def compile_model(
         raise RequestError(f"--lora-rank {options.lora_rank}: must be 0, for no adapters, to {MAX_LORA_RANK}")
     if options.lora_rank and not target.TAKES_LORA:
         raise RequestError(f"--lora-rank {options.lora_rank}: target {options.target} takes no LoRA adapters; leave it out")
+    progress("read", 0, 1)
     checkpoint = load(model)
     for text in checkpoint.notes:
         note(text)
+    progress("read", 1, 1)
     spec = checkpoint.spec
     if options.kv == "q8" and spec.head_dim % 4:
         raise RequestError(f"--kv q8: the model's head size of {spec.head_dim} is not a multiple of 4; leave it out")
     context = choose_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
-    with new_folder(output, force=options.force) as folder:
-        graphs = graphs_of(checkpoint, context)
-        check_tensors(checkpoint, union(graph.parameters for graph in graphs.values()))
-        plans = {
-            name: make_plan(run_passes(graph, quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank), f"{name}_buffer")
-            for name, graph in graphs.items()
-        }
-        whole = join_plans(plans.values())
-        lowered = target.lower_plan(whole, quantization, activations, options.arch, lambda done, total: progress("kernels", done, total))
-        check_tuning(tuning, lowered.variants)
-        kernels = write_kernels(lowered, folder)
-        weights, shards = write_weights(
-            checkpoint, whole.weights, quantization, folder, lambda done, total: progress("weights", done, total), target.LAYOUT
-        )
-        (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.read())
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            generator=f"nearfar {version('nearfar')}",
-            target=options.target,
-            arch=lowered.arch,
-            model=Path(model).resolve().name,
-            spec=spec,
-            embedding=checkpoint.embedding,
-            quantization=quantization.name,
-            context=context,
-            page_size=PAGE_SIZE,
-            kv=options.kv,
-            lora=lora_entry(whole, options.lora_rank) if options.lora_rank else None,
-            activations=list(lowered.activations),
-            plans=plan_entries(plans, lowered.step_variants),
-            variants={name: list(rows) for name, rows in lowered.variants.items()},
-            scratch=dict(lowered.scratch),
-            kernels=kernels,
-            weights=weights,
-            shards=shards,
-            tokenizer=tokenizer_entry(checkpoint.tokenizer),
-            files=[file_entry(folder, "tokenizer.json")],
-            self_test=None,
-            tuning=list(tuning.values()),
-        )
-        # The self-test compares logits.
-        if options.self_test and GENERATE in graphs:
-            unfused = quantize_kv(graphs[GENERATE]) if options.kv == "q8" else graphs[GENERATE]
-            reference = Reference(Bundle(folder, manifest), unfused, whole.weights)
-            self_test = make_self_test(reference, lambda done, total: progress("self-test", done, total))
-            manifest = manifest.model_copy(update={"self_test": self_test})
-        (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False))
-    return Bundle(output, manifest)
+    return Job(model, options, target, quantization, activations, tuning, checkpoint, context)
+
+
+def build(job: Job, store: Store, progress: Progress) -> Manifest:
+    """Put every file of the bundle into the store; the manifest. A store without a folder gets no self-test, which reads all weights."""
+    options, target, checkpoint = job.options, job.target, job.checkpoint
+    progress("graph", 0, 1)
+    graphs = graphs_of(checkpoint, job.context)
+    check_tensors(checkpoint, union(graph.parameters for graph in graphs.values()))
+    plans = {
+        name: make_plan(run_passes(graph, job.quantization, target.MAX_BINDING_BYTES, options.kv, options.lora_rank), f"{name}_buffer")
+        for name, graph in graphs.items()
+    }
+    whole = join_plans(plans.values())
+    progress("graph", 1, 1)
+    lowered = target.lower_plan(
+        whole, job.quantization, job.activations, options.arch, lambda done, total: progress("kernels", done, total)
+    )
+    check_tuning(job.tuning, lowered.variants)
+    kernels = write_kernels(lowered, store)
+    weights, shards = store.put_weights(
+        checkpoint, whole.weights, job.quantization, lambda done, total: progress("weights", done, total), target.LAYOUT
+    )
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        generator=f"nearfar {version('nearfar')}",
+        target=options.target,
+        arch=lowered.arch,
+        model=Path(job.model).resolve().name,
+        spec=checkpoint.spec,
+        embedding=checkpoint.embedding,
+        quantization=job.quantization.name,
+        context=job.context,
+        page_size=PAGE_SIZE,
+        kv=options.kv,
+        lora=lora_entry(whole, options.lora_rank) if options.lora_rank else None,
+        activations=list(lowered.activations),
+        plans=plan_entries(plans, lowered.step_variants),
+        variants={name: list(rows) for name, rows in lowered.variants.items()},
+        scratch=dict(lowered.scratch),
+        kernels=kernels,
+        weights=weights,
+        shards=shards,
+        tokenizer=tokenizer_entry(checkpoint.tokenizer),
+        files=[store.put("tokenizer.json", checkpoint.tokenizer.read())],
+        self_test=None,
+        tuning=list(job.tuning.values()),
+    )
+    # The self-test compares logits.
+    if options.self_test and GENERATE in graphs and store.folder is not None:
+        unfused = quantize_kv(graphs[GENERATE]) if options.kv == "q8" else graphs[GENERATE]
+        reference = Reference(Bundle(store.folder, manifest), unfused, whole.weights)
+        self_test = make_self_test(reference, lambda done, total: progress("self-test", done, total))
+        manifest = manifest.model_copy(update={"self_test": self_test})
+    text = json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False)
+    store.put(MANIFEST_FILE, text.encode())
+    return manifest
 
 
 def graphs_of(checkpoint: Checkpoint, context: int) -> dict[str, Graph]:
@@ -223,11 +261,8 @@ def choose_context(
     return wanted
 
 
-def write_kernels(lowered: LoweredPlan, folder: Path) -> dict[str, KernelEntry]:
-    (folder / "kernels").mkdir()
-    for file, data in lowered.files.items():
-        (folder / file).write_bytes(data)
-    hashes = {file: sha256(data).hexdigest() for file, data in lowered.files.items()}
+def write_kernels(lowered: LoweredPlan, store: Store) -> dict[str, KernelEntry]:
+    hashes = {file: store.put(file, data).sha256 for file, data in lowered.files.items()}
     return {
         name: KernelEntry(
             template=kernel.template,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, cast
@@ -15,12 +16,14 @@ from typing import Literal, cast
 from .. import quant
 from ..arch import by_model_type
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
-from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest
+from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest, FileEntry
 from ..bundle.new_folder import new_folder
 from ..errors import RequestError, UnsupportedModel
 from ..formats import load
+from ..formats.checkpoint import Checkpoint
+from ..ir.graph import Graph
 from ..ir.spec import ModelSpec
-from .target import ExportOptions, load_exporter
+from .target import Exporter, ExportOptions, load_exporter
 from .weights import check_tensors
 
 DEFAULT_CONTEXT = 4096
@@ -38,7 +41,7 @@ def export_model(
     context: int | None = None,
     kv: Literal["activation", "q8"] = "activation",
     force: bool = False,
-    progress: Callable[[int, int], None] = lambda *_: None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> ExportBundle:
     """Write a local folder or hub name as a bundle for ``target`` at ``output``.
@@ -47,15 +50,51 @@ def export_model(
     framework's default.
     Raises CheckpointError, UnsupportedModel, QuantizationError, OutputError or RequestError, and leaves nothing half-written.
     """
+    job = prepare_export(model, target, quantization, group_size, activations, device, context, kv, progress, note)
+    with new_folder(output, force=force) as folder:
+        job.exporter.export(job.checkpoint, job.graph, job.options, folder, lambda done, total: progress("weights", done, total))
+        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        manifest = export_manifest(job, [file_entry(folder, file) for file in files])
+        (folder / MANIFEST_FILE).write_text(manifest_text(manifest))
+    return ExportBundle(output, manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportJob:
+    """A model that can be exported with the options, checked against its spec. No tensor has been read."""
+
+    model: str
+    target: str
+    exporter: Exporter
+    checkpoint: Checkpoint
+    graph: Graph
+    options: ExportOptions
+
+
+def prepare_export(
+    model: str,
+    target: str,
+    quantization: str,
+    group_size: int | None,
+    activations: tuple[str, ...] | None,
+    device: str | None,
+    context: int | None,
+    kv: Literal["activation", "q8"],
+    progress: Callable[[str, int, int], None],
+    note: Callable[[str], None],
+) -> ExportJob:
+    """See `export_model`."""
     exporter = load_exporter(target)
     if device is not None and device not in exporter.DEVICES:
         known = f"known: {', '.join(exporter.DEVICES)}" if exporter.DEVICES else f"target {target} asks for none"
         raise RequestError(f"--device {device}: is not known; {known}")
     device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
     fmt = quant.by_name(quantization, group_size)
+    progress("read", 0, 1)
     checkpoint = load(model)
     for text in checkpoint.notes:
         note(text)
+    progress("read", 1, 1)
     spec = checkpoint.spec
     if checkpoint.embedding is not None:
         raise UnsupportedModel(f"{model}: makes embeddings, and {target} bundles generate text; take --target webgpu, cpu or cuda")
@@ -66,30 +105,36 @@ def export_model(
         kv=kv,
         context=choose_context(context, spec),
     )
+    progress("graph", 0, 1)
     graph = by_model_type(spec.model_type).forward(spec, options.context, options.context)
-    with new_folder(output, force=force) as folder:
-        check_tensors(checkpoint, graph.parameters)
-        exporter.export(checkpoint, graph, options, folder, progress)
-        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-        manifest = ExportManifest(
-            format_version=FORMAT_VERSION,
-            generator=f"nearfar {version('nearfar')}",
-            target=target,
-            model=Path(model).resolve().name,
-            spec=spec,
-            embedding=None,
-            quantization=fmt.name,
-            context=options.context,
-            page_size=options.context,
-            kv=kv,
-            tokenizer=tokenizer_entry(checkpoint.tokenizer),
-            files=[file_entry(folder, file) for file in files],
-            device=device,
-            activation=cast(Literal["float32", "float16", "bfloat16"], options.activation),
-            group_size=fmt.group,
-        )
-        (folder / MANIFEST_FILE).write_text(json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False))
-    return ExportBundle(output, manifest)
+    check_tensors(checkpoint, graph.parameters)
+    progress("graph", 1, 1)
+    return ExportJob(model, target, exporter, checkpoint, graph, options)
+
+
+def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
+    options = job.options
+    return ExportManifest(
+        format_version=FORMAT_VERSION,
+        generator=f"nearfar {version('nearfar')}",
+        target=job.target,
+        model=Path(job.model).resolve().name,
+        spec=job.checkpoint.spec,
+        embedding=None,
+        quantization=options.quantization.name,
+        context=options.context,
+        page_size=options.context,
+        kv=cast(Literal["activation", "q8"], options.kv),
+        tokenizer=tokenizer_entry(job.checkpoint.tokenizer),
+        files=files,
+        device=options.device,
+        activation=cast(Literal["float32", "float16", "bfloat16"], options.activation),
+        group_size=options.quantization.group,
+    )
+
+
+def manifest_text(manifest: ExportManifest) -> str:
+    return json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False)
 
 
 def choose_activation(wanted: tuple[str, ...] | None, offered: tuple[str, ...], possible: tuple[str, ...], device: str) -> str:

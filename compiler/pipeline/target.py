@@ -114,6 +114,12 @@ class Exporter(Protocol):
         Raises RequestError or QuantizationError for what the framework's kernels do not take, or run badly.
         """
 
+    def file_sizes(self, checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> Mapping[str, int]:
+        """The size in bytes of every file that `export` would write. No weight is read; ``folder`` is a place for small files.
+
+        Raises as `export` does for everything that does not depend on the weights' values.
+        """
+
 
 def load_exporter(name: str) -> Exporter:
     return cast(Exporter, importlib.import_module(f"nearfar.targets.{name}.export"))
@@ -150,3 +156,8 @@ def open_runner(name: str, bundle: Bundle | ExportBundle, limits: Limits) -> Run
         runner.close()
         raise
     return runner
+
+
+def check_machine(bundle: Bundle | ExportBundle) -> None:
+    """Raises DeviceError or ToolError if this machine cannot run the bundle on its own target, without reading the weights."""
+    importlib.import_module(f"nearfar.targets.{bundle.manifest.target}.runner").check_machine(bundle)

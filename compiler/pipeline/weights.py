@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +122,7 @@ def write_weights(
     Raises CheckpointError or QuantizationError, naming the tensor.
     """
     placed = place_weights(parameters, quantization, layout)
-    count = placed[-1].entry.planes[-1].shard + 1
-    files = [f"weights/{number:05d}.bin" for number in range(count)]
+    files = shard_files(placed)
     (folder / "weights").mkdir()
     total = sum(int(np.prod(weight.parameter.shape)) for weight in placed)
     done = 0
@@ -142,6 +141,19 @@ def write_weights(
         for shard in shards:
             shard.close()
     return {weight.parameter.name: weight.entry for weight in placed}, [file_entry(folder, file) for file in files]
+
+
+def shard_files(placed: Sequence[Placed]) -> list[str]:
+    """The shards' paths in the bundle."""
+    return [f"weights/{number:05d}.bin" for number in range(placed[-1].entry.planes[-1].shard + 1)]
+
+
+def shard_sizes(placed: Sequence[Placed]) -> list[int]:
+    """Bytes of each shard: its last plane ends it."""
+    ends: dict[int, int] = {}
+    for plane in (plane for weight in placed for plane in weight.entry.planes):
+        ends[plane.shard] = max(ends.get(plane.shard, 0), plane.offset + plane.size)
+    return [ends[shard] for shard in sorted(ends)]
 
 
 def blocks(parameter: Parameter, layout: Layout) -> Iterator[tuple[int, int]]:

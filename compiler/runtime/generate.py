@@ -6,7 +6,7 @@ The engines that serve many requests live elsewhere; this is what `nearfar run`,
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,17 +37,34 @@ class Timings:
         return (self.completion_tokens - 1) / decoding if self.completion_tokens > 1 and decoding > 0 else 0.0
 
 
-def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sampler, timings: Timings | None = None) -> Iterator[int]:
-    """Yield token ids until the model ends (the end token is not yielded) or ``max_tokens`` are out.
+def generate(
+    runner: Runner,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampler: Sampler,
+    timings: Timings | None = None,
+    *,
+    cached: int = 0,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[int]:
+    """Yield token ids until the model ends (the end token is not yielded), ``max_tokens`` are out, or ``cancelled`` returns true.
+
+    The runner's pages hold keys and values of the first ``cached`` tokens of the prompt, which are fewer than all, from an earlier call.
+    ``cancelled`` is called before each forward pass.
 
     Raises RequestError for an empty prompt, ids out of the vocabulary, or more tokens than the bundle's context.
     """
     timings = timings if timings is not None else Timings()
     check_prompt(runner, prompt, max_tokens)
+    assert 0 <= cached < len(prompt), "the last token's logits are needed"
     timings.prompt_tokens = len(prompt)
     started = time.perf_counter()
     ends = set(runner.manifest.spec.eos_token_ids)
-    *_, output = prefill(runner, prompt, sample_all=False, settings=sampler.next())
+    passes = prefill(runner, prompt, sample_all=False, settings=sampler.next(), cached=cached)
+    while not cancelled() and (found := next(passes, None)) is not None:
+        output = found
+    if cancelled():
+        return
     length = len(prompt)
     for count in range(1, max_tokens + 1):
         token = int(output.next_token_ids[-1])
@@ -61,6 +78,8 @@ def generate(runner: Runner, prompt: Sequence[int], max_tokens: int, sampler: Sa
             return
         timings.completion_tokens = count
         yield token
+        if cancelled():
+            return
         if count < max_tokens:
             output = append(runner, [token], length, [0], sampler.next())
             length += 1
@@ -83,10 +102,16 @@ def not_finite(runner: Runner) -> DeviceError:
 
 
 def prefill(
-    runner: Runner, token_ids: Sequence[int], *, sample_all: bool, chunk: int = PREFILL_CHUNK, settings: Settings = GREEDY
+    runner: Runner,
+    token_ids: Sequence[int],
+    *,
+    sample_all: bool,
+    chunk: int = PREFILL_CHUNK,
+    settings: Settings = GREEDY,
+    cached: int = 0,
 ) -> Iterator[Output]:
-    """Run a sequence's tokens in chunks from position 0; every row is sampled, or the last one only."""
-    for start in range(0, len(token_ids), chunk):
+    """Run a sequence's tokens behind the ``cached`` ones in chunks; every row is sampled, or the last one only."""
+    for start in range(cached, len(token_ids), chunk):
         stop = min(start + chunk, len(token_ids))
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
         yield append(runner, token_ids[start:stop], start, rows, settings)

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from nearfar.compiler.cli.compile import phases, progress_bars
 from nearfar.compiler.cli.output import megabytes
+from nearfar.compiler.cli.phases import phases, progress_bars
 
 from ..executors.registry import Registry
 

@@ -22,7 +22,7 @@ KEY_VARIABLE = "NEARFAR_API_KEY"
 
 
 def add_parser(commands: Any) -> None:
-    benches = add_command(commands, "bench", run, summary="measure a server", example=EXAMPLE)
+    benches = add_command(commands, "bench", run, example=EXAMPLE)
     kinds = benches.add_subparsers(metavar="WHAT", required=True)
     parser = add_command(kinds, "serve", run, summary="measure an OpenAI-compatible server under load", example=EXAMPLE)
     parser.add_argument("url", metavar="URL", help="the server, such as http://127.0.0.1:8000")

@@ -30,7 +30,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "gateway",
         run,
-        summary="answer OpenAI's requests near or far, as a policy says",
         example="nearfar gateway --near demo --far http://host:8000 --policy policy.json",
     )
     parser.add_argument("--near", required=True, metavar="MODEL", help="a bundle, a Hugging Face folder or name, or demo; on this machine")

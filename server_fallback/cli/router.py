@@ -28,7 +28,7 @@ EXAMPLE = "nearfar router log --near demo --far http://127.0.0.1:8000 --prompts 
 
 
 def add_parser(commands: Any) -> None:
-    router = add_command(commands, "router", run_log, summary="fit a policy for near and far to what both answer", example=EXAMPLE)
+    router = add_command(commands, "router", run_log, example=EXAMPLE)
     steps = router.add_subparsers(metavar="STEP", required=True)
     log = add_command(steps, "log", run_log, summary="ask both sides the same prompts", example=EXAMPLE)
     log.add_argument("--near", metavar="MODEL", required=True, help="a bundle; a Hugging Face folder or name; or demo")
@@ -106,7 +106,7 @@ async def log_pairs(options: argparse.Namespace, prompts: Sequence[Prompt], envi
 
     from rich.console import Console
 
-    from nearfar.compiler.cli.compile import progress_bars
+    from nearfar.compiler.cli.phases import progress_bars
 
     from ..router.fitting.ask_both import ask_both
 

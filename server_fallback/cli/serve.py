@@ -28,7 +28,6 @@ def add_parser(commands: Any) -> None:
         commands,
         "serve",
         run,
-        summary="answer OpenAI's requests for models on this machine, or on others",
         example="nearfar serve ./Qwen3-0.6B --alias gpt-4o-mini=Qwen3-0.6B --port 8000",
     )
     parser.add_argument(

@@ -21,6 +21,7 @@ from nearfar.compiler.ir.sampling import WORD
 from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.embedding import normalized
+from nearfar.compiler.text.stop_strings import StopAutomaton
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..engine.request import MAX_PROMPT_LOGPROBS, Completion, GeneratedToken, PromptLogprobs, Sampling, TokenRequest, TokenSource
@@ -41,7 +42,6 @@ from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
 from ..text.requests import Terms, check_length, check_min_tokens, check_prompt, check_token_ids, stops_of, token_requests
 from ..text.response_format import answer_format, asked_grammar
-from ..text.stop_strings import StopAutomaton
 from ..text.template_variables import template_variables
 from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from nearfar.compiler.text.stop_strings import StopAutomaton, StopStrings
 from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
 
 from ..engine.request import Completion, FinishReason, GeneratedToken, PromptLogprobs, TokenRequest, TokenSource
-from .stop_strings import StopAutomaton, StopStrings
 
 
 @dataclass(frozen=True, slots=True)

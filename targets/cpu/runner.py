@@ -33,6 +33,11 @@ def open_runner(bundle: Bundle, limits: Limits) -> CpuRunner:
     return CpuRunner(bundle, limits=limits)
 
 
+def check_machine(bundle: Bundle) -> None:
+    """Raises DeviceError if this machine cannot run the bundle."""
+    require(bundle.manifest.arch, features())
+
+
 class CpuRunner(PlanRunner):
     """``activation`` None takes the first that the bundle offers; ``threads`` None those of `default_threads`; ``allowed`` None all
     features of the machine. Raises DeviceError if this machine cannot run the bundle.

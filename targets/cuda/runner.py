@@ -57,6 +57,15 @@ def open_runner(bundle: Bundle, limits: Limits) -> CudaRunner:
     return CudaRunner(bundle, limits=limits)
 
 
+def check_machine(bundle: Bundle) -> None:
+    """Raises DeviceError if this machine cannot run the bundle."""
+    driver = NvidiaDriver()
+    try:
+        require_arch(bundle.manifest, driver, bundle.path)
+    finally:
+        driver.close()
+
+
 class CudaRunner(PlanRunner):
     """``activation`` None takes the bundle's first. Raises DeviceError if this machine cannot run the bundle.
 

@@ -16,7 +16,7 @@ from nearfar.compiler.pipeline.target import ExportOptions
 
 from .config import write_config, write_tokenizer
 from .packing import Packing, kv_group
-from .shards import write_shards
+from .shards import INDEX_FILE, index_text, lay_out, write_shards
 
 # One folder runs wherever MLX does.
 DEVICES = ()
@@ -29,10 +29,25 @@ def activations(device: str | None) -> tuple[str, ...]:  # noqa: ARG001
 
 def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]) -> None:
     """Write the folder. Raises RequestError, UnsupportedModel or QuantizationError for what mlx-lm does not run."""
+    packing = write_small_files(checkpoint, options, folder)
+    write_shards(checkpoint, graph.parameters, packing, folder, progress)
+
+
+def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> dict[str, int]:
+    """Bytes of every file that `export` would write, by name; the small ones are written into ``folder``."""
+    packing = write_small_files(checkpoint, options, folder)
+    shards = lay_out(graph.parameters, packing)
+    (folder / INDEX_FILE).write_text(index_text(shards))
+    small = {path.name: path.stat().st_size for path in folder.iterdir()}
+    return {**small, **{shard.file: shard.size_bytes for shard in shards}}
+
+
+def write_small_files(checkpoint: Checkpoint, options: ExportOptions, folder: Path) -> Packing:
+    """Write all files that hold no weights, and return how these are stored."""
     if options.kv == "q8":
         # A matter of who runs the folder: our runner finds it in the manifest, mlx-lm takes an option.
         kv_group(checkpoint.spec.head_dim)
     packing = Packing(options.quantization, options.activation)
     write_config(checkpoint.spec, packing, options.context, folder)
     write_tokenizer(checkpoint, folder)
-    write_shards(checkpoint, graph.parameters, packing, folder, progress)
+    return packing

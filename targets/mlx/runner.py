@@ -30,6 +30,11 @@ def open_runner(bundle: ExportBundle, limits: Limits) -> MlxRunner:
     return MlxRunner(bundle, limits)
 
 
+def check_machine(bundle: ExportBundle) -> None:  # noqa: ARG001
+    """Raises ToolError if MLX is not installed; it computes every bundle on every machine."""
+    load_mlx()
+
+
 class MlxRunner(BaseRunner[ExportManifest]):
     """Raises ToolError if MLX is not installed, UnsupportedModel for an op that `forward.py` lacks, and DeviceError if the model does not
     fit into memory.

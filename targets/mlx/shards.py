@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,28 +39,54 @@ def write_shards(
 
     Raises CheckpointError or QuantizationError, naming the tensor.
     """
-    tensors = whole_tensors(parameters)
-    shards = split(tensors, packing, shard_bytes)
-    total = sum(math.prod(tensor.shape) for tensor in tensors)
-    done, data_bytes = 0, 0
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        header, places = make_header(shard, packing)
-        with (folder / name).open("wb") as file:
-            file.write(header)
-            for parameter in shard:
+    shards = lay_out(parameters, packing, shard_bytes)
+    total = sum(math.prod(tensor.shape) for shard in shards for tensor in shard.parameters)
+    done = 0
+    for shard in shards:
+        with (folder / shard.file).open("wb") as file:
+            file.write(shard.header)
+            for parameter in shard.parameters:
                 for start, stop in blocks(parameter, "rows"):
                     arrays = pack_rows(checkpoint, parameter, packing, start, stop)
                     for tensor, rows in zip(packing.tensors(parameter), arrays, strict=True):
-                        file.seek(len(header) + places[tensor] + start * rows[0].nbytes)
+                        file.seek(len(shard.header) + shard.offsets[tensor] + start * rows[0].nbytes)
                         file.write(rows.tobytes())
                     done += (stop - start) * (parameter.columns or 1)
                     progress(done, total)
-            data_bytes += file.seek(0, 2) - len(header)
-        weight_map |= dict.fromkeys(places, name)
-    index = {"metadata": {"total_size": data_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2))
+    (folder / INDEX_FILE).write_text(index_text(shards))
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file: its header, and where each tensor begins in the ``data_bytes`` behind it."""
+
+    file: str
+    parameters: list[Parameter]
+    header: bytes
+    offsets: dict[str, int]
+    data_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + self.data_bytes
+
+
+def lay_out(parameters: Mapping[str, Parameter], packing: Packing, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
+    """The files that `write_shards` writes. Raises QuantizationError."""
+    groups = split(whole_tensors(parameters), packing, shard_bytes)
+    shards = []
+    for number, group in enumerate(groups, 1):
+        name = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        header, offsets = make_header(group, packing)
+        data_bytes = sum(size_of(tensor) for parameter in group for tensor in packing.tensors(parameter).values())
+        shards.append(Shard(name, group, header, offsets, data_bytes))
+    return shards
+
+
+def index_text(shards: Sequence[Shard]) -> str:
+    weight_map = {tensor: shard.file for shard in shards for tensor in shard.offsets}
+    metadata = {"total_size": sum(shard.data_bytes for shard in shards)}
+    return json.dumps({"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
 
 
 def whole_tensors(parameters: Mapping[str, Parameter]) -> list[Parameter]:

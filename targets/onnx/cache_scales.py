@@ -4,8 +4,9 @@ measured: a graph with floats reads a text, and what its cache then holds shows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +52,16 @@ def measure_scales(model: Path, checkpoint: Checkpoint, context: int, caches: Ma
             largest[name] = np.maximum(largest.get(name, found), found)
     # A channel that is always zero needs a scale too.
     return {name: np.maximum(each * np.float32(MARGIN / 127), np.float32(1e-6)) for name, each in largest.items()}
+
+
+def unit_scales(inputs: Iterable[Any]) -> dict[str, Array]:
+    """Scales of 1 in the shapes that `measure_scales` returns. ``inputs``: the graph's, as ValueInfoProto."""
+    found = {}
+    for each in inputs:
+        if each.name.startswith("past_key_values."):
+            _, heads, _, head_dim = (dim.dim_value for dim in each.type.tensor_type.shape.dim)
+            found[each.name] = np.ones((1, heads, 1, head_dim), np.float32)
+    return found
 
 
 def largest_of(cache: Array, rotated: int) -> Array:

@@ -8,13 +8,15 @@ config.json and others   as the checkpoint has them, with what Transformers.js m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nearfar.compiler.errors import RequestError, ToolError
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
+from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.passes.fuse_gate_up import fuse_gate_up
 from nearfar.compiler.passes.fuse_projections import fuse_projections
 from nearfar.compiler.pipeline.target import ExportOptions
@@ -22,6 +24,9 @@ from nearfar.compiler.pipeline.target import ExportOptions
 from . import devices
 from .genai_config import one_shape, write_genai_config
 from .huggingface_files import write_huggingface_files
+
+if TYPE_CHECKING:
+    from .emitter import Emitter
 
 DEVICES = devices.NAMES
 MODEL_FILE = "onnx/model.onnx"
@@ -38,12 +43,50 @@ def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder:
     Raises UnsupportedModel for ops that the graph cannot hold, RequestError or QuantizationError for what ONNX Runtime's kernels do not
     take, or run badly, and ToolError if the packages onnx and onnxruntime are not installed.
     """
+    require_packages()
+    from .cache_scales import measure_scales
+    from .weights import write_weights
+
+    emitter = emit(checkpoint, graph, options)
+    model = folder / MODEL_FILE
+    model.parent.mkdir(parents=True)
+    weights = write_weights(checkpoint, emitter.graph.parameters, list(emitter.stored.values()), options.quantization, model, progress)
+    model.write_bytes(emitter.builder.model(weights).SerializeToString())
+    if options.kv == "q8":
+        scales = measure_scales(model, checkpoint, options.context, emitter.caches)
+        emitter = emit(checkpoint, graph, options, scales)
+        model.write_bytes(emitter.builder.model(weights).SerializeToString())
+    write_small_files(checkpoint, graph, options, folder, data_files=len(list(model.parent.glob("*_data*"))))
+
+
+def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> dict[str, int]:
+    """Bytes of every file that `export` would write, by path in the folder; the small ones are written into ``folder``."""
+    require_packages()
+    from .cache_scales import unit_scales
+    from .weights import empty_weights
+
+    emitter = emit(checkpoint, graph, options)
+    model = folder / MODEL_FILE
+    weights, data_sizes = empty_weights(list(emitter.stored.values()), model)
+    if options.kv == "q8":
+        emitter = emit(checkpoint, graph, options, unit_scales(emitter.builder.inputs))
+    write_small_files(checkpoint, graph, options, folder, data_files=len(data_sizes))
+    return {
+        **{path.name: path.stat().st_size for path in folder.iterdir()},
+        MODEL_FILE: emitter.builder.model(weights).ByteSize(),
+        **{str(Path(MODEL_FILE).with_name(name)): size for name, size in data_sizes.items()},
+    }
+
+
+def require_packages() -> None:
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise ToolError("compiling for onnx needs the packages onnx and onnxruntime; install them with: pip install 'nearfar[onnx]'")
-    from .cache_scales import measure_scales
+
+
+def emit(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, scales: Mapping[str, Array] | None = None) -> Emitter:
+    """The decoder's nodes. ``scales``: of 8-bit keys and values, once they are known."""
     from .decoder import build_decoder
     from .emitter import Emitter
-    from .weights import write_weights
 
     name = options.device or DEVICES[0]
     device = devices.by_name(name)
@@ -51,16 +94,11 @@ def export(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder:
         raise RequestError(f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or take --device cpu")
     if device.stacks_projections:
         graph = fuse_projections(fuse_gate_up(graph))
-    emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation)
+    emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales or {})
     build_decoder(emitter)
-    model = folder / MODEL_FILE
-    model.parent.mkdir(parents=True)
-    weights = write_weights(checkpoint, graph.parameters, list(emitter.stored.values()), options.quantization, model, progress)
-    model.write_bytes(emitter.builder.model(weights).SerializeToString())
-    if options.kv == "q8":
-        scales = measure_scales(model, checkpoint, options.context, emitter.caches)
-        emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales)
-        build_decoder(emitter)
-        model.write_bytes(emitter.builder.model(weights).SerializeToString())
+    return emitter
+
+
+def write_small_files(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, data_files: int) -> None:
     write_genai_config(folder, MODEL_FILE, checkpoint, options, one_shape(graph))
-    write_huggingface_files(folder, checkpoint, name, data_files=len(list(model.parent.glob("*_data*"))))
+    write_huggingface_files(folder, checkpoint, options.device or DEVICES[0], data_files)

@@ -26,10 +26,17 @@ from nearfar.compiler.runtime.host_sampler import HostSampler
 from ..threads import default_threads
 from .kv_rows import KvRows
 from .rows_decoder import RowsDecoder
+from .session import require_cpu, require_packages
 
 
 def open_runner(bundle: ExportBundle, limits: Limits) -> OnnxRunner:
     return OnnxRunner(bundle, limits=limits)
+
+
+def check_machine(bundle: ExportBundle) -> None:
+    """Raises ToolError if a package is missing, and DeviceError if the graph is for another device than the CPU."""
+    require_packages()
+    require_cpu(bundle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,22 +22,15 @@ SPIN_MICROSECONDS = 50
 def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
     """Raises ToolError where ONNX Runtime is not installed, BundleError for a graph that it cannot read, and DeviceError where this machine
     has not what the graph was made for, or too little memory."""
-    try:
-        import onnxruntime
-        from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, RuntimeException
+    require_packages()
+    import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, InvalidProtobuf, RuntimeException
 
-        from .check_graph import check_graph
-        from .rows_graph import read_graph, rows_graph
-    except ImportError as error:
-        raise ToolError(f"running ONNX bundles needs {error.name}: pip install 'nearfar[onnx]'") from error
+    from .check_graph import check_graph
+    from .rows_graph import read_graph, rows_graph
+
+    require_cpu(bundle)
     file = bundle.file(next(entry.file for entry in bundle.manifest.files if entry.file.endswith(".onnx")))
-    device = bundle.manifest.device
-    if device != "cpu":
-        raise DeviceError(
-            f"{bundle.path}: its graph was made for {device}, and this runner has ONNX Runtime's CPU provider alone; "
-            "compile with --device cpu, or run the folder with onnxruntime-genai or Transformers.js",
-            device=device,
-        )
     model = read_graph(file)
     check_graph(model.graph, bundle)
     graph = rows_graph(model)
@@ -60,3 +53,23 @@ def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
             "free memory (loading takes twice as much), or compile with a quantization of fewer bits",
             needed_bytes=2 * size,
         ) from error
+
+
+def require_packages() -> None:
+    """Raises ToolError."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise ToolError(f"running ONNX bundles needs {error.name}: pip install 'nearfar[onnx]'") from error
+
+
+def require_cpu(bundle: ExportBundle) -> None:
+    """Raises DeviceError if the graph was made for another device."""
+    device = bundle.manifest.device
+    if device != "cpu":
+        raise DeviceError(
+            f"{bundle.path}: its graph was made for {device}, and this runner uses only ONNX Runtime's CPU provider; "
+            "compile with --device cpu, or run the folder with onnxruntime-genai or Transformers.js",
+            device=device,
+        )

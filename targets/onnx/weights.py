@@ -115,6 +115,18 @@ def write_weights(
     return {stored.name: places[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}
 
 
+def empty_weights(wanted: list[Stored], model: Path) -> tuple[dict[str, TensorProto], dict[str, int]]:
+    """All initializers as `write_weights` returns them, and the bytes of each data file. Those in the graph's own file are zeros."""
+    places = place(stored for stored in wanted if stored.alias is None)
+    sizes: dict[str, int] = {}
+    for each in places.values():
+        if each.file is None:
+            each.inline = bytearray(each.stored.size_bytes)
+        else:
+            sizes[data_file(model.name, each.file)] = each.offset + each.stored.size_bytes
+    return {stored.name: places[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}, sizes
+
+
 def place(wanted: Iterable[Stored]) -> dict[str, Place]:
     """Give every initializer a file and an offset, in order."""
     places: dict[str, Place] = {}

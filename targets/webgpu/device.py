@@ -23,6 +23,14 @@ DEFAULT_LIMITS = {
 
 def open_device(manifest: Manifest, activation: str | None, path: Path) -> tuple[str, Any, str]:
     """The adapter's name, a device, and the activation dtype chosen. Raises DeviceError."""
+    adapter, chosen = find_adapter(manifest, activation, path)
+    features = [*chosen.needs, *({"subgroup"} & set(adapter.features))]
+    device = adapter.request_device_sync(required_features=features, required_limits=DEFAULT_LIMITS)
+    return str(adapter.info["device"]), device, chosen.dtype
+
+
+def find_adapter(manifest: Manifest, activation: str | None, path: Path) -> tuple[Any, ActivationEntry]:
+    """The adapter that a bundle runs on, and the activations chosen. Raises DeviceError."""
     import wgpu
 
     # wgpu prefers OpenGL where it finds it first, and there some limits are below WebGPU's defaults.
@@ -32,10 +40,7 @@ def open_device(manifest: Manifest, activation: str | None, path: Path) -> tuple
             "no WebGPU adapter was found; install a Vulkan driver (Debian: apt-get install mesa-vulkan-drivers), or use --runner numpy"
         )
     adapter = min(adapters, key=lambda adapter: adapter.info["adapter_type"] == "CPU")
-    chosen = choose_activation(manifest, set(adapter.features), activation, path)
-    features = [*chosen.needs, *({"subgroup"} & set(adapter.features))]
-    device = adapter.request_device_sync(required_features=features, required_limits=DEFAULT_LIMITS)
-    return str(adapter.info["device"]), device, chosen.dtype
+    return adapter, choose_activation(manifest, set(adapter.features), activation, path)
 
 
 def for_naga(code: str) -> str:

@@ -21,7 +21,7 @@ from nearfar.compiler.runtime.batch import Array, Batch, Limits
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, scratch_entries
 from nearfar.compiler.runtime.variant import choose_kernels
 
-from .device import MAX_GRID, features_of, for_naga, open_device
+from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device
 
 # WebGPU wants offsets of bindings in multiples of 256 bytes.
 ALIGNMENT = 256
@@ -38,6 +38,11 @@ class Region:
 
 def open_runner(bundle: Bundle, limits: Limits) -> WebGPURunner:
     return WebGPURunner(bundle, limits=limits)
+
+
+def check_machine(bundle: Bundle) -> None:
+    """Raises DeviceError if this machine cannot run the bundle."""
+    find_adapter(bundle.manifest, None, bundle.path)
 
 
 class WebGPURunner(PlanRunner):

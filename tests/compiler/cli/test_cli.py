@@ -53,7 +53,11 @@ def test_version_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_importing_the_command_line_loads_no_heavy_library() -> None:
     heavy = ("tvm", "torch", "wgpu", "transformers", "tokenizers", "huggingface_hub", "playwright")
-    code = f"import sys, nearfar.compiler.cli; print([name for name in {heavy!r} if name in sys.modules])"
+    code = (
+        "import importlib, sys; from nearfar.compiler.cli.overview import COMMANDS; "
+        "[importlib.import_module(command.module) for command in COMMANDS.values()]; "
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "[]"
 
 
@@ -185,6 +189,9 @@ def test_bundles_and_checkpoints_in_each_others_place_are_told_apart(
     assert "is a bundle already" in fails(capsys, "compile", str(tiny_bundle), "-o", str(tmp_path / "bundle"), "--json")
     server_bundle = str(compile_tiny("qwen3", "f32", target="cpu", lora_rank=4))
     assert "is a bundle for cpu; compile one for browsers" in fails(capsys, "demo", server_bundle, "--serve")
+    # A bundle that takes LoRA adapters is counted without one.
+    report = run_json(capsys, "inspect", server_bundle, "--json")
+    assert int(str(report["dispatches_per_token"])) > 0
 
 
 @pytest.mark.parametrize("runner", ["numpy", "webgpu"])

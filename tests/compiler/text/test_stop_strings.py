@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearfar.compiler.errors import RequestError
-from nearfar.server_fallback.text.stop_strings import MAX_CHARACTERS, StopAutomaton, StopStrings
+from nearfar.compiler.text.stop_strings import MAX_CHARACTERS, StopAutomaton, StopStrings
 
 
 def run(stops: list[str], parts: list[str]) -> tuple[list[str], bool]:

@@ -1,7 +1,7 @@
-"""Stop strings: an answer's text flows in as it comes, the text before the first stop string flows out.
+"""Stop strings: they receive an answer's text as it comes and return the text before the first stop string.
 
-What may still become one is held back. One automaton for all stop strings, so that a character costs the same however many there are (Aho
-and Corasick 1975).
+Text that may still become one is held back. All stop strings share one automaton, so that the cost of a character does not depend on their
+number (Aho and Corasick 1975).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from nearfar.compiler.errors import RequestError
+from ..errors import RequestError
 
 # The automaton has a node for each character.
 MAX_CHARACTERS = 16_384

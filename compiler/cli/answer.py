@@ -1,0 +1,82 @@
+"""One answer on the terminal: a prompt's token ids become text, written as it comes, up to a stop string, a limit or Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..ir.sampling import Sampler
+from ..runtime.batch import Runner
+from ..runtime.generate import Timings, generate
+from ..text.stop_strings import StopAutomaton, StopStrings
+from ..text.tokenizer import TextStream, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``token_ids`` are those that were generated, a stop string's among them. ``text`` ends before the stop string."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length", "cancelled"]
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """What all answers of one call of `nearfar run` share. ``sampler`` moves on from answer to answer."""
+
+    runner: Runner
+    tokenizer: Tokenizer
+    sampler: Sampler
+    stops: StopAutomaton
+
+    def answer(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        write: Callable[[str], object],
+        *,
+        cached: int = 0,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """``write`` receives the text piece by piece. See `generate` for the rest, and for what it raises."""
+        timings, stream, stops = Timings(), TextStream(self.tokenizer), StopStrings(self.stops)
+        token_ids: list[int] = []
+        pieces: list[str] = []
+
+        def show(text: str) -> None:
+            pieces.append(text)
+            write(text)
+
+        for token in generate(self.runner, prompt, max_tokens, self.sampler, timings, cached=cached, cancelled=cancelled):
+            token_ids.append(token)
+            show(stops.feed(stream.feed(token)))
+            if stops.stopped:
+                break
+        if not stops.stopped:
+            show(stops.feed(stream.finish()))
+            show(stops.finish())
+        reason: Literal["stop", "length", "cancelled"] = "stop"
+        if not stops.stopped:
+            reason = "length" if len(token_ids) == max_tokens else "cancelled" if cancelled() else "stop"
+        return Answer("".join(pieces), token_ids, reason, timings)
+
+
+def write_out(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def print_speed(answer: Answer, more: str) -> None:
+    """One line on the error stream. ``more`` ends it."""
+    timings = answer.timings
+    first = f"first after {timings.time_to_first_token_seconds * 1000:.0f} ms"
+    ended = {"stop": "", "length": ", cut at the most tokens", "cancelled": ", stopped"}[answer.finish_reason]
+    line = f"{timings.completion_tokens} tokens{ended}, {first}, {timings.tokens_per_second:.1f} tokens/s {more}"
+    Console(stderr=True, soft_wrap=True).print(escape(line), style="dim", highlight=False)

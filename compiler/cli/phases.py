@@ -1,0 +1,158 @@
+"""The phases of a compile: their progress while they run, and what each took in wall time and processor time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+# What users read, by the compiler's name of a phase, in order. The compiler reports all but the first.
+PHASES = {
+    "start": "loading compiler",
+    "read": "reading model",
+    "graph": "building graph",
+    "kernels": "lowering kernels",
+    "weights": "packing weights",
+    "self-test": "running reference",
+}
+# A difference between wall time and processor time that is worth a line: this share of the wall time, and these seconds.
+WAITED_SHARE, WAITED_SECONDS = 0.25, 1.0
+
+
+@dataclass(slots=True)
+class Duration:
+    """``processor_seconds`` are those of all threads and of child processes that ended."""
+
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, float]:
+        return {"seconds": round(self.seconds, 3), "processor_seconds": round(self.processor_seconds, 3)}
+
+
+class PhaseClock:
+    """Measures phases. One ends where the next begins, so together they are the whole time since the clock was made.
+
+    ``shown`` receives the compiler's progress, ``ended`` each phase that ends, with its duration.
+    """
+
+    def __init__(
+        self,
+        shown: Callable[[str, int, int], None] = lambda *_: None,
+        ended: Callable[[str, Duration], None] = lambda *_: None,
+    ) -> None:
+        self.durations: dict[str, Duration] = {}
+        self._shown, self._ended = shown, ended
+        self._phase = "start"
+        self._wall, self._processor = time.perf_counter(), processor_seconds()
+        shown(self._phase, 0, 1)
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """What the compiler calls."""
+        if phase != self._phase:
+            if self._phase == "start":
+                self._shown("start", 1, 1)
+            self.finish()
+            self._phase = phase
+        self._shown(phase, done, total)
+
+    def finish(self) -> None:
+        """End the phase that runs."""
+        wall, processor = time.perf_counter(), processor_seconds()
+        duration = self.durations.setdefault(self._phase, Duration())
+        duration.seconds += wall - self._wall
+        duration.processor_seconds += processor - self._processor
+        self._wall, self._processor = wall, processor
+        self._ended(self._phase, duration)
+
+    @property
+    def total(self) -> Duration:
+        """Of all phases that ended."""
+        durations = self.durations.values()
+        return Duration(sum(each.seconds for each in durations), sum(each.processor_seconds for each in durations))
+
+
+def processor_seconds() -> float:
+    """Of this process's threads, and of its children that ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@contextmanager
+def timed_phases(*, quiet: bool = False) -> Iterator[PhaseClock]:
+    """A clock whose phases show on the error stream: as bars on a terminal, elsewhere as one line for each phase that ended."""
+    if quiet or not Console(stderr=True).is_terminal:
+        clock = PhaseClock() if quiet else PhaseClock(ended=print_phase)
+        yield clock
+        clock.finish()
+        return
+    # The table of all phases follows.
+    with progress_bars(transient=True) as bars:
+        clock = PhaseClock(phases(bars))
+        yield clock
+        clock.finish()
+
+
+def print_phase(phase: str, duration: Duration) -> None:
+    line = f"{PHASES[phase]:17} {duration.seconds:8.1f} s, processor {duration.processor_seconds:.1f} s"
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_bars(*, quiet: bool = False, transient: bool = False) -> Iterator[Progress]:
+    """Bars on the terminal's error stream, so that what a command prints can be piped on. They show from ``start()`` on.
+
+    ``transient``: they vanish at the end.
+    """
+    columns = (TextColumn("{task.description:17}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    bars = Progress(*columns, console=Console(stderr=True), disable=quiet, transient=transient)
+    try:
+        yield bars
+    finally:
+        # Stopping what never started would print an empty line above an error.
+        if bars.tasks:
+            bars.stop()
+
+
+def phases(bars: Progress) -> Callable[[str, int, int], None]:
+    """What the compiler's progress calls: one bar for each phase, from its start."""
+    tasks: dict[str, TaskID] = {}
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if phase not in tasks:
+            bars.start()
+            tasks[phase] = bars.add_task(PHASES[phase], total=total)
+        bars.update(tasks[phase], completed=done)
+
+    return progress
+
+
+def phase_table(clock: PhaseClock) -> Table:
+    """Seconds by phase. Its last line is the whole."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("phase")
+    table.add_column("seconds", justify="right")
+    table.add_column("processor", justify="right")
+    for phase, duration in clock.durations.items():
+        table.add_row(PHASES[phase], f"{duration.seconds:.1f}", f"{duration.processor_seconds:.1f}")
+    table.add_row("total", f"{clock.total.seconds:.1f}", f"{clock.total.processor_seconds:.1f}", style="bold")
+    return table
+
+
+def waiting(total: Duration) -> str | None:
+    """What to say about a compile that waited more than it computed."""
+    waited = total.seconds - total.processor_seconds
+    if waited < max(WAITED_SECONDS, WAITED_SHARE * total.seconds):
+        return None
+    return f"{waited:.1f} s of this was waiting: for other programs, the disk or the network"
+
+
+def phases_json(durations: Mapping[str, Duration]) -> dict[str, dict[str, float]]:
+    return {phase: duration.to_json() for phase, duration in durations.items()}

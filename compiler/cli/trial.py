@@ -1,0 +1,83 @@
+"""The command that tries a new bundle, chosen so that it works on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from ..bundle.folder import Bundle, ExportBundle
+from ..errors import NearfarError
+from ..pipeline.target import check_machine
+from ..text.tokenizer import Tokenizer
+from .program import path_word, program
+
+PROMPT = "hello"
+# The most bytes of weights that the numpy runner is proposed for: it unpacks all of them for every token.
+NUMPY_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A line for the user's shell. ``reason``: why it does not use the bundle's own runner; None if it does."""
+
+    command: str
+    reason: str | None = None
+
+
+def find_trial(bundle: Bundle | ExportBundle) -> Trial:
+    """The first that works here: the bundle's own runner, numpy for small models, or a look at the bundle."""
+    name = path_word(str(bundle.path))
+    look = f"{program()} inspect {name}"
+    try:
+        with native_silence():
+            check_machine(bundle)
+        reason = None
+    except NearfarError as error:
+        reason = f"this machine cannot run it: {error.message}"
+    if bundle.manifest.embedding is not None:
+        if reason is None and find_spec("fastapi") is not None:
+            return Trial(f"{program()} serve {name}")
+        return Trial(look, reason or "it makes embeddings; nearfar serve needs: pip install 'nearfar[serve]'")
+    options = prompt_options(bundle)
+    if options is None:
+        return Trial(look, "its context is too short for a prompt")
+    small = isinstance(bundle, Bundle) and sum(shard.size for shard in bundle.manifest.shards) <= NUMPY_BYTES
+    if reason is not None and not small:
+        return Trial(look, reason)
+    runner = [] if reason is None else ["--runner", "numpy"]
+    return Trial(" ".join([program(), "run", name, *runner, *options, PROMPT]), reason)
+
+
+@contextmanager
+def native_silence() -> Iterator[None]:
+    """Drop what graphics drivers write to the error stream while adapters are counted, such as "XDG_RUNTIME_DIR is invalid"."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def prompt_options(bundle: Bundle | ExportBundle) -> Sequence[str] | None:
+    """What `nearfar run` needs so that the prompt is valid: nothing in a chat, --raw without a template that takes the prompt.
+
+    None if the prompt does not fit into the bundle's context in either way.
+    """
+    tokenizer = Tokenizer(bundle.tokenizer_files())
+    encoders: list[tuple[list[str], Callable[[], list[int]]]] = [
+        ([], lambda: tokenizer.encode_chat([{"role": "user", "content": PROMPT}])),
+        (["--raw"], lambda: tokenizer.encode(PROMPT)),
+    ]
+    for options, encode in encoders:
+        with suppress(NearfarError):
+            if 0 < len(encode()) <= bundle.manifest.context:
+                return options
+    return None

@@ -1,0 +1,117 @@
+"""A dry run: what a compile would write and how long it would take, without writing it.
+
+Everything but the time is exact: the spec, graph, kernels and layout of the weights are made as in a compile, and no weight is needed for
+them. Kernels really are lowered, because their size is not known before.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..bundle.manifest import EXPORTS, GENERATE, MANIFEST_FILE, ExportManifest, FileEntry, Manifest
+from ..formats.checkpoint import Checkpoint
+from ..pipeline.compile import CompileOptions, Note, Progress, build, prepare, require_export
+from ..pipeline.export import export_manifest, manifest_text, prepare_export
+from ..pipeline.self_test import LENGTH
+from ..pipeline.store import NO_HASH, SizeStore
+from ..pipeline.weights import PACKING_THREADS, Placed, place_weights, read_and_pack
+from ..quant import Quantization
+from ..quant.layout import rows_per_tile
+from .report import ExportReport, Report, make_export_report, make_report
+
+# Elements that are converted as a sample: 0.1 s or less on a desktop.
+SAMPLE_ELEMENTS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How long the phases would take that a dry run leaves out, in seconds of wall time.
+
+    The first rows of the largest matrix, ``sample_elements`` weights, were read, packed and unpacked, and multiplied as the self-test does.
+    The time for all ``elements`` is in proportion; packing runs on PACKING_THREADS threads.
+    """
+
+    elements: int
+    sample_elements: int
+    weights_seconds: float
+    self_test_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """``sizes``: bytes of every file by its path in the bundle. A self-test adds a few kB to the manifest's."""
+
+    report: Report | ExportReport
+    sizes: Mapping[str, int]
+    has_self_test: bool
+    estimate: Estimate
+
+
+def dry_run(model: str, options: CompileOptions, progress: Progress = lambda *_: None, note: Note = lambda _: None) -> DryRun:
+    """Raises what `compile_any` raises for everything but the weights' values and the output."""
+    if options.target in EXPORTS:
+        return dry_export(model, options, progress, note)
+    job = prepare(model, options, progress, note)
+    store = SizeStore()
+    manifest: Manifest = build(job, store, progress)
+    has_self_test = options.self_test and GENERATE in manifest.plans
+    estimate = estimate_time(job.checkpoint, store.placed, job.quantization, self_test=has_self_test)
+    return DryRun(make_report(manifest), store.sizes, has_self_test, estimate)
+
+
+def dry_export(model: str, options: CompileOptions, progress: Progress, note: Note) -> DryRun:
+    require_export(options)
+    job = prepare_export(
+        model,
+        options.target,
+        options.quantization,
+        options.group_size,
+        options.activations,
+        options.device,
+        options.context,
+        options.kv,
+        progress,
+        note,
+    )
+    with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
+        sizes = dict(job.exporter.file_sizes(job.checkpoint, job.graph, job.options, Path(folder)))
+    files = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sorted(sizes.items())]
+    manifest: ExportManifest = export_manifest(job, files)
+    sizes[MANIFEST_FILE] = len(manifest_text(manifest).encode())
+    placed = place_weights(job.graph.parameters, job.options.quantization, "rows")
+    estimate = estimate_time(job.checkpoint, placed, job.options.quantization, self_test=False)
+    return DryRun(make_export_report(manifest), sizes, False, estimate)
+
+
+def estimate_time(checkpoint: Checkpoint, placed: Sequence[Placed], quantization: Quantization, *, self_test: bool) -> Estimate:
+    """See `Estimate`. Raises CheckpointError or QuantizationError for the sample's values."""
+    elements = sum(each.parameter.rows * (each.parameter.columns or 1) for each in placed)
+    largest = max((each for each in placed if each.parameter.columns), key=lambda each: each.parameter.rows * (each.parameter.columns or 1))
+    columns = largest.parameter.columns or 1
+    tile = rows_per_tile(largest.entry.layout)
+    rows = min(largest.parameter.rows, max(1, SAMPLE_ELEMENTS // (columns * tile)) * tile)
+    sample = rows * columns
+    started = time.perf_counter()
+    read_and_pack(checkpoint, largest, 0, rows, quantization)
+    packing = time.perf_counter() - started
+    threads = min(PACKING_THREADS, os.cpu_count() or 1)
+    testing = self_test_seconds(rows, columns, quantization) if self_test else 0.0
+    return Estimate(elements, sample, elements / sample * packing / threads, elements / sample * testing)
+
+
+def self_test_seconds(rows: int, columns: int, quantization: Quantization) -> float:
+    """What unpacking a matrix of zeros and multiplying its rows with the self-test's tokens in two dtypes takes."""
+    planes = quantization.pack(np.zeros((rows, columns), np.float32))
+    tokens = np.zeros((LENGTH, columns), np.float32)
+    started = time.perf_counter()
+    weights = quantization.unpack(planes, columns)
+    for _ in range(2):
+        tokens @ weights.T
+    return time.perf_counter() - started

@@ -1,0 +1,77 @@
+"""A program on a pseudo-terminal, as a user at a keyboard drives it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+# Long, because the machine may be busy.
+TIMEOUT_SECONDS = 120
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """``text``: everything that the program has shown, without escape sequences."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.text = ""
+        self._read_until = 0
+
+    def send(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    def expect(self, pattern: str) -> re.Match[str]:
+        """Read until the pattern appears behind what was expected before."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while (found := re.compile(pattern).search(self.text, self._read_until)) is None:
+            assert time.monotonic() < deadline, f"{pattern!r} did not appear in {self.text[self._read_until :]!r}"
+            self._read()
+        self._read_until = found.end()
+        return found
+
+    def read_to_the_end(self) -> None:
+        while self._read():
+            pass
+
+    def _read(self) -> bool:
+        if not select.select([self._descriptor], [], [], 1)[0]:
+            return True
+        try:
+            data = os.read(self._descriptor, 65536)
+        except OSError:
+            # Linux reports a terminal without a program so.
+            return False
+        self.text += ESCAPES.sub("", data.decode(errors="replace")).replace("\r\n", "\n")
+        return bool(data)
+
+
+@contextmanager
+def on_a_terminal(command: Sequence[str], folder: Path, columns: int = 80) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    main, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True, preexec_fn=control
+    )
+    os.close(terminal)
+    try:
+        yield Terminal(main), process
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+
+
+def control() -> None:
+    """Make the terminal that of the new session, so that Ctrl-C reaches the program as a signal."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
