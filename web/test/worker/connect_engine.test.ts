@@ -1,7 +1,7 @@
 import { afterEach, expect, test, vi } from "vitest";
 
 import type { EngineApi } from "../../src/api/engine_api.js";
-import { createLanguageModel } from "../../src/api/language_model.js";
+import { createLanguageModel } from "../../src/language_model/index.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import type { LoadOptions } from "../../src/load.js";
 import { BundleError } from "../../src/errors.js";

@@ -1,14 +1,13 @@
 import { expect, test } from "vitest";
 
 import type { EngineApi } from "../../src/api/engine_api.js";
-import type { LanguageModel, LanguageModelCreateOptions } from "../../src/api/language_model.js";
-import { createLanguageModel } from "../../src/api/language_model.js";
-import type { LanguageModelPrompt } from "../../src/api/language_model_prompt.js";
+import type { LanguageModel, LanguageModelCreateOptions, LanguageModelPrompt } from "../../src/language_model/index.js";
+import { createLanguageModel } from "../../src/language_model/index.js";
 import type { Model } from "../../src/api/model.js";
 import type { LoadProgress } from "../../src/load.js";
 import { BundleError } from "../../src/errors.js";
-import type { FakeSource } from "./fake_model.js";
-import { fakeEngine, fakeModel, modelOf, promptText } from "./fake_model.js";
+import type { FakeSource } from "../api/fake_model.js";
+import { fakeEngine, fakeModel, modelOf, promptText } from "../api/fake_model.js";
 
 interface Made {
   readonly session: LanguageModel;

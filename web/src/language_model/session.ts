@@ -1,54 +1,13 @@
-// Chrome's Prompt API on an engine of ours: createLanguageModel gives what window.LanguageModel is. Prompts flow in, answers flow out, and the
-// session keeps the conversation. Names, errors and events are those of https://webmachinelearning.github.io/prompt-api.
+// A session of the Prompt API: a conversation with an engine. The names, errors and events are those of
+// https://webmachinelearning.github.io/prompt-api.
 
-import type { LoadProgress } from "../load.js";
-import { NearfarError, messageOf } from "../errors.js";
-import type { EngineApi } from "./engine_api.js";
-import type { LanguageModelPrompt, TextMessage } from "./language_model_prompt.js";
-import { canonicalPrompt } from "./language_model_prompt.js";
-import { anySignal } from "./stream.js";
-import type { ChatCompletionMessageParam, ResponseFormat } from "./types.js";
-
-export type Availability = "unavailable" | "downloadable" | "downloading" | "available";
-
-// How free each mode is: the specification leaves the figures to the implementation.
-const MODE_TEMPERATURES = {
-  "most-predictable": 0,
-  predictable: 0.3,
-  "slightly-predictable": 0.5,
-  balanced: 0.7,
-  "slightly-creative": 0.85,
-  creative: 1,
-  "most-creative": 1.3,
-} as const;
-
-export type SamplingMode = keyof typeof MODE_TEMPERATURES;
-
-export interface LanguageModelExpected {
-  readonly type: string;
-  readonly languages?: readonly string[] | undefined;
-}
-
-export interface LanguageModelCreateCoreOptions {
-  readonly topK?: number | undefined;
-  readonly temperature?: number | undefined;
-  readonly samplingMode?: SamplingMode | undefined;
-  readonly expectedInputs?: readonly LanguageModelExpected[] | undefined;
-  readonly expectedOutputs?: readonly LanguageModelExpected[] | undefined;
-  readonly tools?: readonly unknown[] | undefined;
-}
-
-export interface LanguageModelCreateOptions extends LanguageModelCreateCoreOptions {
-  readonly initialPrompts?: LanguageModelPrompt | undefined;
-  readonly signal?: AbortSignal | undefined;
-  readonly monitor?: ((monitor: CreateMonitor) => void) | undefined;
-}
-
-/** Its "downloadprogress" events have ``loaded`` from 0 to 1. */
-export interface CreateMonitor extends EventTarget {
-  addEventListener(type: "downloadprogress", listener: (event: ProgressEvent) => void, options?: AddEventListenerOptions | boolean): void;
-  addEventListener(...args: Parameters<EventTarget["addEventListener"]>): void;
-}
+import type { EngineApi } from "../api/engine_api.js";
+import { anySignal } from "../api/stream.js";
+import type { ChatCompletionMessageParam, ResponseFormat } from "../api/types.js";
+import { domError, quotaExceeded, unlessAborted } from "./dom_errors.js";
+import type { LanguageModelPrompt, TextMessage } from "./prompt.js";
+import { canonicalPrompt } from "./prompt.js";
+import type { Sampling, SamplingMode } from "./sampling.js";
 
 export interface LanguageModelPromptOptions {
   /** A JSON schema, or a RegExp. */
@@ -59,69 +18,6 @@ export interface LanguageModelPromptOptions {
 
 export interface SignalOption {
   readonly signal?: AbortSignal | undefined;
-}
-
-/** What window.LanguageModel has. */
-export interface LanguageModelFactory {
-  availability(options?: LanguageModelCreateCoreOptions): Promise<Availability>;
-  create(options?: LanguageModelCreateOptions): Promise<LanguageModel>;
-}
-
-export type EngineLoader = (options: { readonly onProgress: (progress: LoadProgress) => void }) => Promise<EngineApi>;
-
-/** ``engine``: one that is loaded, or a function that loads it, which the first create() calls. */
-export function createLanguageModel(engine: EngineApi | EngineLoader): LanguageModelFactory {
-  let loading: Promise<EngineApi> | null = typeof engine === "function" ? null : Promise.resolve(engine);
-  let loaded = typeof engine !== "function";
-  const monitors = new Set<(loaded: number) => void>();
-  const load = (): Promise<EngineApi> =>
-    (loading ??= (engine as EngineLoader)({
-      onProgress: ({ loadedBytes, totalBytes }) => {
-        for (const monitor of monitors) monitor(totalBytes === 0 ? 0 : loadedBytes / totalBytes);
-      },
-    }).then(
-      (ready) => {
-        loaded = true;
-        return ready;
-      },
-      (error: unknown) => {
-        // The next create tries again.
-        loading = null;
-        throw domError(error);
-      },
-    ));
-  return {
-    availability: (options = {}) => {
-      const isText = [...(options.expectedInputs ?? []), ...(options.expectedOutputs ?? [])].every(({ type }) => type === "text");
-      if (!isText || (options.tools ?? []).length > 0) return Promise.resolve("unavailable");
-      return Promise.resolve(loaded ? "available" : loading === null ? "downloadable" : "downloading");
-    },
-    async create(options = {}) {
-      const { signal, monitor, initialPrompts } = options;
-      signal?.throwIfAborted();
-      const sampling = readSampling(options);
-      if ((await this.availability(options)) === "unavailable") throw new DOMException("This model reads and writes text, without tools", "NotSupportedError");
-      const first = initialPrompts === undefined ? [] : canonicalPrompt(initialPrompts, true);
-      const report = progressMonitor(monitor);
-      report(0);
-      monitors.add(report);
-      try {
-        const ready = await unlessAborted(load(), signal);
-        report(1);
-        const session = new LanguageModel(ready, sampling);
-        if (first.length > 0) await session.append(first, { signal });
-        return session;
-      } finally {
-        monitors.delete(report);
-      }
-    },
-  };
-}
-
-interface Sampling {
-  readonly temperature: number;
-  readonly topK: number | undefined;
-  readonly samplingMode: SamplingMode | null;
 }
 
 /** A conversation. Its calls run one after the other, in the order in which they were made. */
@@ -294,22 +190,6 @@ const chatMessage = ({ role, content }: TextMessage): ChatCompletionMessageParam
 
 const isPrefixed = (messages: readonly TextMessage[]): boolean => messages.at(-1)?.prefix === true;
 
-function readSampling({ topK, temperature, samplingMode }: LanguageModelCreateCoreOptions): Sampling {
-  if (topK === undefined && temperature === undefined) {
-    const mode = samplingMode ?? "balanced";
-    if (!Object.hasOwn(MODE_TEMPERATURES, mode)) throw new TypeError(`samplingMode is '${mode}', it must be one of ${Object.keys(MODE_TEMPERATURES).join(", ")}`);
-    return { temperature: MODE_TEMPERATURES[mode], topK: undefined, samplingMode: mode };
-  }
-  if (samplingMode !== undefined) throw new TypeError("samplingMode cannot be given together with topK or temperature");
-  if (topK !== undefined && !(topK >= 1)) throw new RangeError(`topK is ${topK}, it must be at least 1`);
-  if (temperature !== undefined && !(temperature >= 0)) throw new RangeError(`temperature is ${temperature}, it must be at least 0`);
-  return {
-    temperature: Math.min(temperature ?? MODE_TEMPERATURES.balanced, 2),
-    topK: topK === undefined || topK > Number.MAX_SAFE_INTEGER ? undefined : Math.floor(topK),
-    samplingMode: null,
-  };
-}
-
 function responseFormat(constraint: object | undefined): ResponseFormat {
   if (constraint === undefined) return { type: "text" };
   if (constraint instanceof RegExp && /[imsv]/.test(constraint.flags)) {
@@ -334,50 +214,4 @@ function withConstraint(
   const hint = isPattern ? `Answer with a text that matches ${String(responseConstraint)}` : `Answer with JSON of this schema: ${JSON.stringify(responseConstraint)}`;
   const last = messages.findLastIndex(({ role }) => role === "user");
   return messages.map((message, index) => (index === last ? { ...message, content: `${message.content}\n\n${hint}` } : message));
-}
-
-function progressMonitor(monitor: LanguageModelCreateOptions["monitor"]): (loaded: number) => void {
-  const target = new EventTarget();
-  let last = -1;
-  // Node has no ProgressEvent, so its fields are put on an Event.
-  monitor?.(target as CreateMonitor);
-  return (loaded) => {
-    if (loaded <= last) return;
-    last = loaded;
-    target.dispatchEvent(Object.assign(new Event("downloadprogress"), { loaded, total: 1, lengthComputable: true }));
-  };
-}
-
-/** The promise, or the signal's reason as soon as it aborts. */
-async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
-  if (signal === undefined) return promise;
-  const settled = new AbortController();
-  const aborted = new Promise<never>((_, reject) => {
-    const stop = (): void => {
-      reject(signal.reason as Error);
-    };
-    if (signal.aborted) stop();
-    else signal.addEventListener("abort", stop, { signal: settled.signal });
-  });
-  try {
-    return await Promise.race([promise, aborted]);
-  } finally {
-    settled.abort();
-    promise.catch(() => undefined);
-  }
-}
-
-/** An engine's error as the exception that the specification names; what is one of those already stays as it is. */
-function domError(error: unknown): unknown {
-  if (error instanceof DOMException || error instanceof TypeError || error instanceof RangeError) return error;
-  const name = error instanceof NearfarError && error.param === "response_format" ? "NotSupportedError" : "UnknownError";
-  return new DOMException(messageOf(error), name);
-}
-
-/** Browsers are about to make this a class of its own. */
-function quotaExceeded(requested: number, quota: number): Error {
-  const message = `The prompt needs ${requested} tokens, and the context holds ${quota}`;
-  type Constructor = new (message: string, options: { readonly requested: number; readonly quota: number }) => Error;
-  const native = (globalThis as { readonly QuotaExceededError?: Constructor }).QuotaExceededError;
-  return native === undefined ? Object.assign(new DOMException(message, "QuotaExceededError"), { requested, quota }) : new native(message, { requested, quota });
 }
