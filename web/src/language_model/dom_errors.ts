@@ -1,25 +1,6 @@
-// The exceptions that the Prompt API's specification names, and waiting that a signal ends.
+// The exceptions that the Prompt API's specification names.
 
 import { NearfarError, messageOf } from "../errors.js";
-
-/** The promise, or the signal's reason as soon as it aborts. */
-export async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
-  if (signal === undefined) return promise;
-  const settled = new AbortController();
-  const aborted = new Promise<never>((_, reject) => {
-    const stop = (): void => {
-      reject(signal.reason as Error);
-    };
-    if (signal.aborted) stop();
-    else signal.addEventListener("abort", stop, { signal: settled.signal });
-  });
-  try {
-    return await Promise.race([promise, aborted]);
-  } finally {
-    settled.abort();
-    promise.catch(() => undefined);
-  }
-}
 
 /** An engine's error as the exception that the specification names; what is one of those already stays as it is. */
 export function domError(error: unknown): unknown {

@@ -2,7 +2,8 @@
 
 import type { EngineApi } from "../api/engine_api.js";
 import type { LoadProgress } from "../load.js";
-import { domError, unlessAborted } from "./dom_errors.js";
+import { unlessAborted } from "../runtime/abort.js";
+import { domError } from "./dom_errors.js";
 import type { LanguageModelPrompt } from "./prompt.js";
 import { canonicalPrompt } from "./prompt.js";
 import type { SamplingOptions } from "./sampling.js";

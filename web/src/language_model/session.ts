@@ -4,7 +4,8 @@
 import type { EngineApi } from "../api/engine_api.js";
 import { anySignal } from "../api/stream.js";
 import type { ChatCompletionMessageParam, ResponseFormat } from "../api/types.js";
-import { domError, quotaExceeded, unlessAborted } from "./dom_errors.js";
+import { unlessAborted } from "../runtime/abort.js";
+import { domError, quotaExceeded } from "./dom_errors.js";
 import type { LanguageModelPrompt, TextMessage } from "./prompt.js";
 import { canonicalPrompt } from "./prompt.js";
 import type { Sampling, SamplingMode } from "./sampling.js";
