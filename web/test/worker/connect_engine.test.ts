@@ -132,6 +132,12 @@ test("a load ends when all who wait for it have aborted, and not before", async 
   expect(signal?.aborted).toBe(true);
 });
 
+test("a page that is not a secure context gets the reason", async () => {
+  vi.stubGlobal("isSecureContext", false);
+  await expect(connectEngine(fakeWorker(loader("x").load), BUNDLE)).rejects.toMatchObject({ code: "device_error", message: expect.stringContaining("https") as string });
+  vi.unstubAllGlobals();
+});
+
 test("calls on a destroyed engine are a WorkerError", async () => {
   const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
   engine.destroy();
