@@ -5,7 +5,8 @@ import { NearfarError, messageOf } from "../errors.js";
 /** An engine's error as the exception that the specification names; what is one of those already stays as it is. */
 export function domError(error: unknown): unknown {
   if (error instanceof DOMException || error instanceof TypeError || error instanceof RangeError) return error;
-  const name = error instanceof NearfarError && error.param === "response_format" ? "NotSupportedError" : "UnknownError";
+  const isUnsupported = error instanceof NearfarError && (error.param === "response_format" || "missing" in error.details);
+  const name = isUnsupported ? "NotSupportedError" : "UnknownError";
   return new DOMException(messageOf(error), name);
 }
 

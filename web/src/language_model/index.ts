@@ -8,8 +8,10 @@ export type {
   LanguageModelCreateOptions,
   LanguageModelExpected,
   LanguageModelFactory,
+  LanguageModelOptions,
 } from "./factory.js";
 export { createLanguageModel } from "./factory.js";
 export type { LanguageModelMessage, LanguageModelMessageContent, LanguageModelPrompt } from "./prompt.js";
 export type { SamplingMode } from "./sampling.js";
 export type { LanguageModel, LanguageModelPromptOptions } from "./session.js";
+export type { LanguageModelTool } from "./tools.js";

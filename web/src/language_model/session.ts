@@ -3,12 +3,17 @@
 
 import type { EngineApi } from "../api/engine_api.js";
 import { anySignal } from "../api/stream.js";
-import type { ChatCompletionMessageParam, ResponseFormat } from "../api/types.js";
+import type { ChatCompletionMessageParam, FunctionTool, ResponseFormat } from "../api/types.js";
 import { unlessAborted } from "../runtime/abort.js";
 import { domError, quotaExceeded } from "./dom_errors.js";
 import type { LanguageModelPrompt, TextMessage } from "./prompt.js";
 import { canonicalPrompt } from "./prompt.js";
 import type { Sampling, SamplingMode } from "./sampling.js";
+import type { LanguageModelTool, ToolCall } from "./tools.js";
+import { functionTools, runTool } from "./tools.js";
+
+/** A model that goes on calling tools is stopped after this many rounds. */
+const MAX_TOOL_ROUNDS = 16;
 
 export interface LanguageModelPromptOptions {
   /** A JSON schema, or a RegExp. */
@@ -38,6 +43,7 @@ export class LanguageModel extends EventTarget {
   constructor(
     private readonly engine: EngineApi,
     private readonly sampling: Sampling,
+    private readonly tools: readonly LanguageModelTool[] = [],
   ) {
     super();
     this.contextWindow = engine.info.context;
@@ -49,7 +55,7 @@ export class LanguageModel extends EventTarget {
     return this.#contextUsage;
   }
 
-  /** The whole answer. Where it fails or is aborted, the session stays as it was. */
+  /** The whole answer, after all calls of tools. If it fails or is aborted, the session stays as it was. */
   async prompt(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<string> {
     return this.answer(input, options, () => undefined);
   }
@@ -99,7 +105,7 @@ export class LanguageModel extends EventTarget {
   /** A session that starts from this one's conversation. */
   async clone({ signal }: SignalOption = {}): Promise<LanguageModel> {
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
-    const copy = new LanguageModel(this.engine, this.sampling);
+    const copy = new LanguageModel(this.engine, this.sampling, this.tools);
     copy.#messages = this.#messages;
     copy.#contextUsage = this.#contextUsage;
     return Promise.resolve(copy);
@@ -113,33 +119,67 @@ export class LanguageModel extends EventTarget {
   private answer(input: LanguageModelPrompt, options: LanguageModelPromptOptions, onText: (text: string) => void): Promise<string> {
     return this.inTurn(options.signal, async (signal) => {
       const added = canonicalPrompt(input, this.#messages.length === 0);
-      const asked = withConstraint(added, options);
-      // The answer needs a token at least.
-      const { kept } = await this.makeRoom(asked, this.contextWindow - 1);
-      const chunks = await this.engine.chat.completions.create(
-        {
-          messages: [...kept, ...asked].map(chatMessage),
-          temperature: this.temperature,
-          top_k: this.topK,
-          continue_final_message: isPrefixed(asked),
-          response_format: responseFormat(options.responseConstraint),
-          stream: true,
-        },
-        { signal },
-      );
+      let asked = withConstraint(added, options);
+      const steps: TextMessage[] = [];
       let text = "";
-      for await (const { choices } of chunks) {
-        const piece = choices[0]?.delta.content ?? "";
-        if (piece !== "") onText(piece);
-        text += piece;
+      for (let round = 0; ; round++) {
+        // The answer needs at least one token.
+        const { kept } = await this.makeRoom([...asked, ...steps], this.contextWindow - 1);
+        const answer = await this.complete([...kept, ...asked, ...steps], options.responseConstraint, signal, onText);
+        text += answer.text;
+        const isPrefix = round === 0 && isPrefixed(added);
+        const said: TextMessage = { role: "assistant", content: (isPrefix ? (added.at(-1)?.content ?? "") : "") + answer.text, prefix: false };
+        if (answer.calls.length === 0) {
+          const messages: readonly TextMessage[] = [...kept, ...(isPrefixed(added) ? added.slice(0, -1) : added), ...steps, said];
+          this.#contextUsage = await this.count(messages);
+          this.#messages = messages;
+          return text;
+        }
+        if (round === MAX_TOOL_ROUNDS) throw new DOMException(`The model called tools ${MAX_TOOL_ROUNDS} times in a row without an answer`, "OperationError");
+        const results = await Promise.all(answer.calls.map((call) => runTool(this.tools, call, signal)));
+        if (isPrefix) asked = asked.slice(0, -1);
+        steps.push({ ...said, calls: answer.calls }, ...answer.calls.map(({ id }, index): TextMessage => ({ role: "tool", content: results[index] ?? "", prefix: false, callId: id })));
       }
-      const before = isPrefixed(added) ? added.slice(0, -1) : added;
-      const start = isPrefixed(added) ? (added.at(-1)?.content ?? "") : "";
-      const messages: readonly TextMessage[] = [...kept, ...before, { role: "assistant", content: start + text, prefix: false }];
-      this.#contextUsage = await this.count(messages);
-      this.#messages = messages;
-      return text;
     });
+  }
+
+  /** One answer of the engine: its text, and the tools that it calls. */
+  private async complete(
+    messages: readonly TextMessage[],
+    constraint: object | undefined,
+    signal: AbortSignal,
+    onText: (text: string) => void,
+  ): Promise<{ readonly text: string; readonly calls: readonly ToolCall[] }> {
+    const chunks = await this.engine.chat.completions.create(
+      {
+        messages: messages.map(chatMessage),
+        temperature: this.temperature,
+        top_k: this.topK,
+        continue_final_message: isPrefixed(messages),
+        response_format: responseFormat(constraint),
+        ...this.toolParams(),
+        stream: true,
+      },
+      { signal },
+    );
+    let text = "";
+    const calls: { id: string; name: string; arguments: string }[] = [];
+    for await (const { choices } of chunks) {
+      const { content = "", tool_calls: deltas = [] } = choices[0]?.delta ?? {};
+      if (content !== "") onText(content);
+      text += content;
+      for (const { index, id, function: called } of deltas) {
+        const call = (calls[index] ??= { id: "", name: "", arguments: "" });
+        call.id += id ?? "";
+        call.name += called?.name ?? "";
+        call.arguments += called?.arguments ?? "";
+      }
+    }
+    return { text, calls };
+  }
+
+  private toolParams(): { readonly tools?: readonly FunctionTool[] } {
+    return this.tools.length === 0 ? {} : { tools: functionTools(this.tools) };
   }
 
   /** Drops the oldest turns, never the system message, until ``added`` fits as well. Throws QuotaExceededError where it never does. */
@@ -166,7 +206,7 @@ export class LanguageModel extends EventTarget {
 
   private async count(messages: readonly TextMessage[]): Promise<number> {
     if (messages.length === 0) return 0;
-    return this.engine.countTokens(messages.map(chatMessage), { continueFinalMessage: isPrefixed(messages) }).catch((error: unknown) => {
+    return this.engine.countTokens(messages.map(chatMessage), { continueFinalMessage: isPrefixed(messages), ...this.toolParams() }).catch((error: unknown) => {
       throw domError(error);
     });
   }
@@ -187,7 +227,12 @@ export class LanguageModel extends EventTarget {
   }
 }
 
-const chatMessage = ({ role, content }: TextMessage): ChatCompletionMessageParam => ({ role, content });
+const chatMessage = ({ role, content, calls, callId }: TextMessage): ChatCompletionMessageParam => ({
+  role,
+  content,
+  ...(calls === undefined ? {} : { tool_calls: calls.map(({ id, ...called }) => ({ id, type: "function", function: called })) }),
+  ...(callId === undefined ? {} : { tool_call_id: callId }),
+});
 
 const isPrefixed = (messages: readonly TextMessage[]): boolean => messages.at(-1)?.prefix === true;
 

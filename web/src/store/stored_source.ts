@@ -2,9 +2,9 @@
 // the store as it comes; a broken download goes on where it stopped. One tab fetches a file at a time, the others wait and read it from the store.
 
 import { BundleError } from "../errors.js";
-import type { AnyManifest } from "../runtime/load_manifest.js";
+import type { AnyManifest } from "../runtime/any_manifest.js";
 import { unlessAborted } from "../runtime/abort.js";
-import { MANIFEST_FILE } from "../runtime/load_manifest.js";
+import { MANIFEST_FILE } from "../runtime/any_manifest.js";
 import { cancelPart, collect, fileChunks, openPart, problemOf, readFile, wrongSize } from "../runtime/read_file.js";
 import type { Bytes, Expected, OnBytes, Part, Source } from "../runtime/source.js";
 import { BundleStore } from "./bundle_store.js";
