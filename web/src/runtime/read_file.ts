@@ -6,11 +6,9 @@ import type { Bytes, Expected, OnBytes, Part, Source } from "./source.js";
 
 export type { Bytes, Expected } from "./source.js";
 
-/** How often in a row a broken connection is made again, with a pause that starts at ``PAUSE_MS`` and doubles: 7.75 seconds in all. */
+/** How often the broken connection of a file is made again, with a pause before each that starts at ``PAUSE_MS`` and doubles: 7.75 seconds in all. */
 const RETRIES = 5;
 const PAUSE_MS = 250;
-/** The count starts anew once this many bytes have arrived, so that a large file survives any number of breaks, and a server cannot drip forever. */
-const PROGRESS_BYTES = 1 << 20;
 
 const CORRUPT = "the file was damaged or cut off on its way; upload or compile the bundle again, and clear caches in between";
 
@@ -66,7 +64,7 @@ export async function* fileChunks(source: Source, { file, size }: Expected, part
   const openAt = source.openAt?.bind(source);
   let length = part.start;
   let open = (): Promise<Part> => Promise.resolve(part);
-  for (let failures = 0, progress = 0; ; ) {
+  for (let retries = 0; ; retries++) {
     const before = length;
     let broken: BundleError | null = null;
     try {
@@ -86,13 +84,11 @@ export async function* fileChunks(source: Source, { file, size }: Expected, part
     }
     // Without Content-Length a connection that was cut looks like the end. If the next one brings nothing more, the file is too short.
     if (length >= (size ?? Infinity) || (broken === null && (size === undefined || length === before))) return;
-    progress += length - before;
-    if (progress >= PROGRESS_BYTES) failures = progress = 0;
-    if (openAt === undefined || failures === RETRIES) {
+    if (openAt === undefined || retries === RETRIES) {
       if (broken === null) return;
       throw broken;
     }
-    await pause(PAUSE_MS * 2 ** failures++, signal);
+    await pause(PAUSE_MS * 2 ** retries, signal);
     open = () => openAt(file, length, part.etag, signal);
   }
 }

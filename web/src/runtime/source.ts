@@ -80,7 +80,6 @@ export function httpSource(url: string | URL): Source {
           throw wrongSize(file, length, size);
         } catch (error) {
           if (method === "GET") throw error;
-          signal.throwIfAborted();
         }
       }
     },

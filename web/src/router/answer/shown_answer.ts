@@ -36,8 +36,8 @@ export class ShownAnswer {
 
   constructor(private readonly options: ShownOptions) {
     const { clock } = options;
-    // A page that was not loaded over https has no randomUUID; its far side answers all the same.
-    const id = "randomUUID" in crypto ? crypto.randomUUID() : Math.random().toString(36).slice(2);
+    // Not randomUUID, which a page has only over https: elsewhere near cannot answer, but far can.
+    const id = Math.random().toString(36).slice(2);
     this.#head = { id: `chatcmpl-${id}`, created: Math.floor(clock.date() / 1000), object: "chat.completion.chunk" };
     this.#startedAt = clock.now();
   }
