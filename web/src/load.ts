@@ -92,7 +92,7 @@ export async function load(given: BundleAddress | readonly BundleAddress[], want
   const discard = ({ backend }: Loaded): void => {
     backend.destroy();
   };
-  return unlessAborted(loadFirst(given, options), options.signal, { discard, graceMs: ABORT_GRACE_MS });
+  return unlessAborted(loadFirst(given, options), options.signal, discard, ABORT_GRACE_MS);
 }
 
 async function loadFirst(given: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {

@@ -9,7 +9,9 @@ import { afterEach, expect, test, vi } from "vitest";
 import { DeviceError } from "../src/errors.js";
 import type { LoadOptions, LoadProgress } from "../src/index.js";
 import { Engine } from "../src/index.js";
+import { Hybrid } from "../src/router/hybrid.js";
 import type { Source } from "../src/runtime/source.js";
+import { CreateMLCEngine } from "../src/webllm/index.js";
 import { dawn } from "../tools/dawn.js";
 import { lettersBundle, memorySource } from "./letters_bundle.js";
 
@@ -242,4 +244,11 @@ test.each([
     expect(error).toBeInstanceOf(DeviceError);
     expect((error as DeviceError).message).toContain(message);
   }
+});
+
+test("WebLLM's entry point and a router with near alone pass the reason on", async () => {
+  vi.stubGlobal("isSecureContext", false);
+  const reason = "not loaded over https or from localhost";
+  await expect(CreateMLCEngine("demo", { appConfig: { model_list: [{ model_id: "demo", model: "https://host/bundle/" }] } })).rejects.toThrow(reason);
+  await expect(Hybrid.create({ near: "https://host/bundle/", far: null, policy: { version: 1, mode: "near-only" } })).rejects.toThrow(reason);
 });

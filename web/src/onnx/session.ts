@@ -63,7 +63,7 @@ export async function openSession(
     const discard = (session: OnnxSession): void => {
       session.release().catch(() => undefined);
     };
-    return await unlessAborted(ort.InferenceSession.create(model, { ...sessionOptions, externalData }), signal, { discard });
+    return await unlessAborted(ort.InferenceSession.create(model, { ...sessionOptions, externalData }), signal, discard);
   } catch (error) {
     signal.throwIfAborted();
     throw sessionError(manifest, size, error);

@@ -1,14 +1,10 @@
 // Waiting that an AbortSignal can end, even where the awaited work itself cannot be cancelled.
 
-export interface AbortHandling<T> {
-  /** Called with the promise's value if it arrives after the abort, to free it. */
-  readonly discard?: (value: T) => void;
-  /** How long after the abort the promise may still settle by itself, in milliseconds; 0 by default. */
-  readonly graceMs?: number;
-}
-
-/** Waits for the promise. Throws the signal's reason as soon as it aborts; the promise's later outcome is discarded. */
-export async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | undefined, { discard, graceMs = 0 }: AbortHandling<T> = {}): Promise<T> {
+/**
+ * Waits for the promise. Throws the signal's reason as soon as it aborts, or ``graceMs`` milliseconds later, during which the promise may still settle by
+ * itself. ``discard`` frees a value that arrives after the abort.
+ */
+export async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal | undefined, discard?: (value: T) => void, graceMs = 0): Promise<T> {
   if (signal === undefined) return promise;
   return new Promise<T>((resolve, reject) => {
     const end = (): void => {

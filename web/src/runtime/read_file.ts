@@ -24,7 +24,7 @@ export async function readFile(source: Source, expected: Expected, signal: Abort
 /** The whole file as a part. Throws what the source throws, and the signal's reason as soon as it aborts. */
 export async function openPart(source: Source, file: string, signal: AbortSignal): Promise<Part> {
   const opening = source.open(file, signal).then((stream) => ({ stream, start: 0, etag: null }));
-  return unlessAborted(opening, signal, { discard: cancelPart });
+  return unlessAborted(opening, signal, cancelPart);
 }
 
 /** What is wrong with a file's bytes, or null. */
@@ -68,7 +68,7 @@ export async function* fileChunks(source: Source, { file, size }: Expected, part
     const before = length;
     let broken: BundleError | null = null;
     try {
-      const { stream, start } = await unlessAborted(open(), signal, { discard: cancelPart });
+      const { stream, start } = await unlessAborted(open(), signal, cancelPart);
       let position = start;
       for await (const chunk of chunksOf(stream, file, signal)) {
         // A server without ranges starts from the beginning; those bytes are here already.

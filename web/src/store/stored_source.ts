@@ -170,7 +170,7 @@ export class StoredSource implements Source {
 
   private async partOf(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
     if (this.source.openAt === undefined) return openPart(this.source, file, signal);
-    return unlessAborted(this.source.openAt(file, offset, etag, signal), signal, { discard: cancelPart });
+    return unlessAborted(this.source.openAt(file, offset, etag, signal), signal, cancelPart);
   }
 }
 

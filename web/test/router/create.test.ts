@@ -99,6 +99,14 @@ test("a silent far side is waited for while the bundle loads, and a second longe
   expect((await creating).near.state).toBe("ready");
 });
 
+test("far answers on a page without crypto.randomUUID, as over http", async () => {
+  const nf = await create(new FakeFar(), {});
+  vi.stubGlobal("crypto", {});
+  const answer = await nf.chat.completions.create({ messages: MESSAGES });
+  vi.unstubAllGlobals();
+  expect(answer).toMatchObject({ id: expect.stringMatching(/^chatcmpl-./) as string, choices: [{ message: { content: "far away" } }] });
+});
+
 test("a server that proves to be another later fails as far does, and near answers", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
   const nf = await create(far, {});
