@@ -37,6 +37,7 @@ const ENTRIES = {
   client: "src/worker/client.ts",
   calls: "src/worker/calls.ts",
   webllm: "src/webllm/index.ts",
+  "language-model": "src/language_model/index.ts",
 };
 
 const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };

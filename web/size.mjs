@@ -13,6 +13,7 @@ const FILES = {
   grammar_gzip_bytes: ["dist/grammar.js", 400_000],
   hybrid_gzip_bytes: ["dist/hybrid.js", 26_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
+  language_model_gzip_bytes: ["dist/language-model.js", 8_000],
 };
 
 const sizes = {};

@@ -1,13 +1,15 @@
-"""Bounds of an upstream's answer: choices flow in as the server sent them, those that belong to the answer flow out.
+"""Cut an upstream's answer where the request ends it.
 
 A server is not trusted to stop where it should. Choices that nobody asked for, text after a choice's end and tokens beyond ``max_tokens``
 are left out. Tokens are counted exactly if they are listed with their log-probabilities. Otherwise a piece of text counts as one token,
-which is the least that it can be; servers of the dialect openai may split tokens, so their pieces are not counted.
+which is the least that it can be; servers of the dialect openai may split tokens, so their pieces are not counted. Whatever a server says
+about its tokens, text that has more words or characters than so many tokens can hold is cut too.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,11 @@ from ..schema.chat import ChatCompletionRequest
 from ..schema.common import GenerationRequest
 from ..schema.completions import CompletionRequest
 from .dialect import Dialect
+
+# Tokenizers split text at spaces, except a few whose tokens hold up to 4 words.
+WORDS_PER_TOKEN = 4
+# The longest tokens of published vocabularies are runs of spaces.
+CHARACTERS_PER_TOKEN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class BoundedChoices:
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._tokens = Counter[int]()
+        self._texts = defaultdict[int, TextLength](TextLength)
         self._ended = set[int]()
         # One piece beyond the limit, with the end if that came: it may be text of earlier tokens that the server had held back.
         self._late: dict[int, list[dict[str, Any]]] = {}
@@ -61,13 +69,16 @@ class BoundedChoices:
         listed = listed_tokens(choice)
         size = listed or int(self._bounds.counts_pieces and says_text(choice))
         self._tokens[index] += size
-        if size and limit is not None and self._tokens[index] > limit and (listed or index in self._late):
+        is_over = bool(size) and limit is not None and self._tokens[index] > limit
+        self._texts[index].add(text_of(choice))
+        is_too_long = limit is not None and self._texts[index].exceeds(limit)
+        if is_too_long or (is_over and (listed or index in self._late)):
             self._late.pop(index, None)
             self._ended.add(index)
             return cut(index)
         if choice["finish_reason"] is not None:
             self._ended.add(index)
-        if index in self._late or (size and limit is not None and self._tokens[index] > limit):
+        if index in self._late or is_over:
             self._late.setdefault(index, []).append(choice)
             return None
         return choice
@@ -85,9 +96,31 @@ def cut(index: int) -> dict[str, Any]:
     return {"index": index, "delta": {}, "text": "", "finish_reason": "length"}
 
 
+class TextLength:
+    """Words and characters of a text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._words = self._characters = 0
+        self._last = " "
+
+    def add(self, piece: str) -> None:
+        self._words += len(re.findall(r"[ \n\t][^ \n\t]", self._last + piece))
+        self._characters += len(piece)
+        self._last = piece[-1:] or self._last
+
+    def exceeds(self, tokens: int) -> bool:
+        """Return whether no text of so many tokens is that long."""
+        return self._words > tokens * WORDS_PER_TOKEN or self._characters > tokens * CHARACTERS_PER_TOKEN
+
+
 def says_text(choice: Mapping[str, Any]) -> bool:
+    return bool(text_of(choice))
+
+
+def text_of(choice: Mapping[str, Any]) -> str:
     delta = choice.get("delta")
-    return bool(choice.get("text") or (isinstance(delta, dict) and delta.get("content")))
+    text = choice.get("text") or (isinstance(delta, dict) and delta.get("content"))
+    return text if isinstance(text, str) else ""
 
 
 def listed_tokens(choice: Mapping[str, Any]) -> int:

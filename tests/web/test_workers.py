@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, Route
 from nearfar.compiler.browser import page_server
 from nearfar.compiler.browser.page_server import PageServer
 
-SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js", "hybrid.js", "grammar.js")
+SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js", "language-model.js", "hybrid.js", "grammar.js")
 # The machine may be busy.
 TIMEOUT_MS = 180_000
 CONNECT = """

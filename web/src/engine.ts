@@ -4,7 +4,7 @@ import { ChatCompletions } from "./api/chat_completions.js";
 import { encodeChat } from "./api/chat_prompt.js";
 import { Completions } from "./api/completions.js";
 import { Embeddings } from "./api/embeddings.js";
-import type { EngineApi } from "./api/engine_api.js";
+import type { EngineApi, EngineWithSessions } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
 import { readParams, shown } from "./api/params.js";
 import type { Backend, BackendInfo } from "./backend.js";
@@ -49,7 +49,7 @@ export interface EngineInfo extends BackendInfo {
   readonly downloadBytes: number;
 }
 
-export class Engine implements EngineApi {
+export class Engine implements EngineWithSessions {
   /** As OpenAI's client has it: chat.completions.create. */
   readonly chat: { readonly completions: ChatCompletions };
   readonly completions: Completions;

@@ -1,18 +1,6 @@
 // @nearfar/web: run a language model's bundle in a page, through WebGPU.
 
-export type { EngineApi } from "./api/engine_api.js";
-export type {
-  Availability,
-  CreateMonitor,
-  EngineLoader,
-  LanguageModel,
-  LanguageModelCreateOptions,
-  LanguageModelFactory,
-  LanguageModelPromptOptions,
-  SamplingMode,
-} from "./api/language_model.js";
-export { createLanguageModel } from "./api/language_model.js";
-export type { LanguageModelMessage, LanguageModelPrompt } from "./api/language_model_prompt.js";
+export type { EngineApi, EngineWithSessions, SessionApi } from "./api/engine_api.js";
 export { Stream } from "./api/stream.js";
 export type * from "./api/types.js";
 export type { FinishReason, SamplingOptions, TokenRequest } from "./engine/request.js";

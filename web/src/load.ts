@@ -7,12 +7,14 @@ import type { GrammarModule } from "./grammar/index.js";
 import type { OnnxOptions } from "./onnx/options.js";
 import { openOnnx } from "./onnx_backend.js";
 import { LOAD_OPTIONS } from "./options.js";
+import { unlessAborted } from "./runtime/abort.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
-import { chooseActivation, findAdapter } from "./runtime/device.js";
+import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
 import { planExport } from "./runtime/export_memory.js";
-import type { AnyManifest } from "./runtime/load_manifest.js";
-import { isExport, loadManifest } from "./runtime/load_manifest.js";
+import type { AnyManifest } from "./runtime/any_manifest.js";
+import { isExport } from "./runtime/any_manifest.js";
+import { loadManifest } from "./runtime/load_manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
 import { planMemory } from "./runtime/memory_plan.js";
 import { readFile } from "./runtime/read_file.js";
@@ -82,12 +84,23 @@ interface Candidate extends Bundle<AnyManifest> {
   readonly stored: StoredSource | null;
 }
 
+/** An aborted load has this long to free the device and the store's locks before its caller goes on, in milliseconds; usually it takes one or two. */
+const ABORT_GRACE_MS = 100;
+
 /**
  * Of several bundles, the first for WebGPU that this device can run; where there is none, the first in ONNX's form. Throws RequestError for options that
  * there are not, BundleError, StorageError, the signal's reason, or DeviceError, which for several says of each why it does not run.
  */
 export async function load(given: BundleAddress | readonly BundleAddress[], wanted: LoadOptions): Promise<Loaded> {
   const options = readParams(wanted, LOAD_OPTIONS);
+  requireSecureContext();
+  const discard = ({ backend }: Loaded): void => {
+    backend.destroy();
+  };
+  return unlessAborted(loadFirst(given, options), options.signal, discard, ABORT_GRACE_MS);
+}
+
+async function loadFirst(given: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
   const addresses = Array.isArray(given) ? (given as readonly BundleAddress[]) : [given as BundleAddress];
   if (addresses.length === 0) throw new RequestError("The list of bundles is empty; give the address of at least one", { param: "bundle" });
   const signal = options.signal ?? new AbortController().signal;
@@ -158,7 +171,9 @@ async function loadCandidate(candidate: Candidate, reason: string, looksFirst: b
 /** What a bundle would take, by its manifest alone. Throws RequestError, BundleError, DeviceError, or the signal's reason. */
 export async function plan(address: BundleAddress, wanted: LoadOptions): Promise<MemoryPlan> {
   const options = readParams(wanted, LOAD_OPTIONS);
-  return planManifest(await loadManifest(sourceOf(address), options.signal ?? new AbortController().signal), options);
+  const { signal = new AbortController().signal } = options;
+  const planned = loadManifest(sourceOf(address), signal).then((manifest) => planManifest(manifest, options));
+  return unlessAborted(planned, signal);
 }
 
 async function planManifest(manifest: AnyManifest, options: LoadOptions): Promise<MemoryPlan> {
@@ -189,6 +204,8 @@ async function loadFrom(opened: Candidate, signal: AbortSignal, options: LoadOpt
     report({ loadedBytes, storedBytes, phase: downloads && loadedBytes < totalBytes ? "download" : "upload" });
   };
   report({ phase: downloads ? "download" : "upload", totalBytes });
+  // A missing file ends the load before kernels compile, not when its turn comes.
+  await Promise.all(filesToLoad(manifest).map(async (file) => opened.source.check?.(file, signal)));
   const onKernel = (compiledKernels: number, totalKernels: number): void => {
     report({ compiledKernels, totalKernels });
   };

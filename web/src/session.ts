@@ -1,5 +1,6 @@
 // A session: a conversation that keeps its keys and values on the device. Each message prefills itself only; a clone shares the pages of what was said.
 
+import type { SessionApi } from "./api/engine_api.js";
 import type { KeptSequence } from "./engine/kept_sequence.js";
 import type { Completion, GeneratedToken, TokenRequest } from "./engine/request.js";
 import type { TokenEngine } from "./engine/token_engine.js";
@@ -73,7 +74,7 @@ export class Session {
   }
 
   /** A second conversation with the same past. They share what is on the device; whichever goes on first gets its own copy of the last page. */
-  clone(): Session {
+  clone(): SessionApi {
     this.requireIdle();
     return new Session(this.host, { messages: this.#messages }, this.host.tokens.keep(this.#kept));
   }

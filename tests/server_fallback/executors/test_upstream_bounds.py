@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from nearfar.server_fallback.executors.upstream_bounds import Bounds, bounds_of
 from nearfar.server_fallback.schema.completions import CompletionRequest
 
 ENDS = Unavailable("broke")
+CASES = json.loads((Path(__file__).parents[2] / "conformance" / "answer_bounds.json").read_text())
 
 
 def answer(*values: Any, bounds: Bounds = Bounds()) -> tuple[dict[int, str], dict[int, str | None], int]:  # noqa: B008
@@ -103,3 +106,11 @@ def test_the_bounds_are_those_of_the_request() -> None:
     assert bounds(prompt="a", n=2) == Bounds(2, 5, counts_pieces=True)
     assert bounds(prompt=[1, 2, 3]) == Bounds(1, 5, counts_pieces=True)
     assert bounds(prompt=["a", "b"], n=2, echo=True) == Bounds(4, None, counts_pieces=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_an_answer_is_cut_at_max_tokens_whatever_its_length_claims_to_be(case: dict[str, Any]) -> None:
+    usage = [] if case["counted"] is None else [{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": case["counted"]}}]
+    values = [*(chunk(piece) for piece in case["pieces"]), chunk(finish="stop"), *usage]
+    bounds = Bounds(tokens=case["limit"], counts_pieces=case["counts_pieces"])
+    assert answer(*values, bounds=bounds)[:2] == ({0: case["text"]}, {0: case["finish_reason"]})

@@ -1,7 +1,8 @@
-// What an engine can do, wherever it runs: on the page, in a worker or in a service worker. Engine is one; connectEngine gives the same from afar.
+// What an engine can do wherever it runs: on the page, in a worker or in a service worker. Engine implements it, and connectEngine returns it for a worker.
 
 import type { EngineInfo } from "../engine.js";
 import type { GenerateOptions, GenerationEvent } from "../generation.js";
+import type { Session, SessionOptions } from "../session.js";
 import type { Message } from "../text/chat_template.js";
 import type { ChatPromptOptions } from "./chat_prompt.js";
 import type { ChatCompletions } from "./chat_completions.js";
@@ -21,4 +22,13 @@ export interface EngineApi {
   pause(): Promise<void>;
   resume(): Promise<void>;
   destroy(): void;
+}
+
+/** A conversation that keeps its keys and values on the device; see `Session`. */
+export type SessionApi = Pick<Session, keyof Session>;
+
+/** An engine with sessions: `Engine`, and an engine in a worker. */
+export interface EngineWithSessions extends EngineApi {
+  /** Close the session at the end. */
+  createSession(options?: SessionOptions): SessionApi;
 }

@@ -1,6 +1,7 @@
 // A session: ONNX Runtime with a bundle's graph and weights. Checked files flow in, a session flows out, or why there is none.
 
 import { BundleError, DeviceError, RequestError, messageOf } from "../errors.js";
+import { unlessAborted } from "../runtime/abort.js";
 import type { Bundle } from "../runtime/bundle.js";
 import { ONNX_FOLDER, filesToLoad } from "../runtime/bundle.js";
 import type { ExportManifest } from "../runtime/manifest.js";
@@ -60,11 +61,13 @@ export async function openSession(
   // The graph names them beside itself.
   const externalData = [...files].map(([file, data]) => ({ path: file.slice(ONNX_FOLDER.length), data }));
   try {
-    return await ort.InferenceSession.create(model, { ...sessionOptions, externalData });
+    const discard = (session: OnnxSession): void => {
+      session.release().catch(() => undefined);
+    };
+    return await unlessAborted(ort.InferenceSession.create(model, { ...sessionOptions, externalData }), signal, discard);
   } catch (error) {
-    throw sessionError(manifest, size, error);
-  } finally {
     signal.throwIfAborted();
+    throw sessionError(manifest, size, error);
   }
 }
 

@@ -56,8 +56,8 @@ export class Hybrid {
   }
 
   /**
-   * Resolves once the far side has said what it serves, or cannot be reached and the policy lets near answer; a bundle goes on loading meanwhile. Where
-   * near alone may answer it resolves once near is there. Throws RequestError (``details.code``: bad_policy, wrong_key, api_version, unknown_model),
+   * Resolves once the far side has said what it serves. If near may answer, it also resolves when far cannot be reached, or says nothing for a second while
+   * near is ready; a bundle goes on loading meanwhile. If only near may answer, it resolves once near is there. Throws RequestError (``details.code``: bad_policy, wrong_key, api_version, unknown_model),
    * Unavailable, and what Engine.load throws.
    */
   static async create(given: HybridOptions): Promise<Hybrid> {
@@ -124,11 +124,19 @@ async function speculatingFar(far: FarSide, near: NearSide, { speculation, priva
   return new SpeculatingFar(far, near, { ...options.far, draftTokens: speculation.draft_tokens, WebSocket: options.WebSocket, isPrivate });
 }
 
-/** A missing network is no error where near may answer. */
+/** How long a far side that says nothing may delay an engine that is ready to answer, in milliseconds. */
+const FAR_GRACE_MS = 1000;
+
+/** If near may answer, a missing network is not an error, and a silent far side is waited for only until near is ready; it is asked again with the next chat. */
 async function reach(far: FarSide, near: NearSide, { timeouts }: Policy, clock: Clock): Promise<void> {
-  try {
-    await withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal));
-  } catch (error) {
+  const reaching = withTimeout(clock, timeouts.far_first_token_ms, (signal) => far.reach(signal)).catch((error: unknown) => {
     if (!(error instanceof Unavailable) || near.state === "none") throw error;
-  }
+  });
+  const nearAlone = near.settled.then(
+    () =>
+      new Promise<void>((resolve) => {
+        if (near.state === "ready") clock.after(FAR_GRACE_MS, resolve);
+      }),
+  );
+  await Promise.race([reaching, nearAlone]);
 }

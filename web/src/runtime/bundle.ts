@@ -1,8 +1,9 @@
 // A bundle, opened: its manifest, checked, and the source of its other files.
 
 import { BundleError } from "../errors.js";
-import type { AnyManifest } from "./load_manifest.js";
-import { MANIFEST_FILE, isExport, loadManifest } from "./load_manifest.js";
+import type { AnyManifest } from "./any_manifest.js";
+import { MANIFEST_FILE, isExport } from "./any_manifest.js";
+import { loadManifest } from "./load_manifest.js";
 import type { FileEntry, Manifest } from "./manifest.js";
 import { sha256 } from "./read_file.js";
 import type { Source } from "./source.js";

@@ -1,7 +1,7 @@
 // The check that a manifest agrees with itself, before anything is fetched or allocated: names are defined, planes lie inside the shards, tokens in the
 // vocabulary. compiler/bundle/check.py checks the same, and the shapes of steps besides; here WebGPU keeps kernels inside their buffers.
 
-import type { AnyManifest } from "./load_manifest.js";
+import type { AnyManifest } from "./any_manifest.js";
 import type { Manifest } from "./manifest.js";
 
 /** A walk over the layers ends before any file is read. */

@@ -88,19 +88,24 @@ function languageFeatures(given: GPU | undefined): Iterable<string> {
   return findGpu(given)?.wgslLanguageFeatures ?? [];
 }
 
-function findGpu(given: GPU | undefined): GPU | undefined {
-  return given ?? (typeof navigator === "undefined" ? undefined : (navigator.gpu));
+/** Some pages and browsers switch WebGPU off by setting navigator.gpu to null. */
+function findGpu(given: GPU | undefined): GPU | null | undefined {
+  return given ?? (typeof navigator === "undefined" ? undefined : navigator.gpu);
 }
 
-/** Throws DeviceError that says why there is none. */
+/** Throws DeviceError on a page that was not loaded over https or from localhost: browsers give it neither WebGPU nor SHA-256. */
+export function requireSecureContext(): void {
+  if ("isSecureContext" in globalThis && !globalThis.isSecureContext) {
+    throw new DeviceError("This page has no WebGPU, because it was not loaded over https or from localhost; serve it so", { missing: "navigator.gpu" });
+  }
+}
+
+/** Throws DeviceError with the reason if there is no adapter. */
 export async function findAdapter(given: GPU | undefined): Promise<GPUAdapter> {
   const gpu = findGpu(given);
-  if (gpu === undefined) {
-    const reason =
-      "isSecureContext" in globalThis && !globalThis.isSecureContext
-        ? "This page has no WebGPU, because it was not loaded over https or from localhost; serve it so"
-        : "This browser has no WebGPU; use a current Chrome, Edge, Safari or Firefox with WebGPU switched on";
-    throw new DeviceError(reason, { missing: "navigator.gpu" });
+  if (gpu === undefined || gpu === null) {
+    requireSecureContext();
+    throw new DeviceError("This browser has no WebGPU; use a current Chrome, Edge, Safari or Firefox with WebGPU switched on", { missing: "navigator.gpu" });
   }
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
   if (adapter === null) {

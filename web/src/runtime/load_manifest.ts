@@ -3,6 +3,8 @@
 // The shapes below repeat manifest.ts as data, because types are gone at run time; the compiler refuses them when a key is missing.
 
 import { BundleError } from "../errors.js";
+import type { AnyManifest } from "./any_manifest.js";
+import { MANIFEST_FILE } from "./any_manifest.js";
 import type {
   ActivationEntry,
   AdapterEntry,
@@ -36,15 +38,6 @@ import { disagreement } from "./check_agreement.js";
 import { isComparison, isOperator } from "./expr.js";
 import { readFile } from "./read_file.js";
 import type { Source } from "./source.js";
-
-export const MANIFEST_FILE = "manifest.json";
-
-/** A bundle with kernels of ours for WebGPU, or one in ONNX's form. */
-export type AnyManifest = Manifest | ExportManifest;
-
-export function isExport(manifest: AnyManifest): manifest is ExportManifest {
-  return manifest.target === "onnx";
-}
 
 /** Throws BundleError where the manifest is missing, not JSON, of another format version or target, or has a key too few or too many. */
 export async function loadManifest(source: Source, signal: AbortSignal): Promise<AnyManifest> {

@@ -1,19 +1,30 @@
 // One file of a bundle, whole and checked. What the manifest says of it flows in with a source; its bytes flow out once size and SHA-256 agree.
 
 import { BundleError, messageOf } from "../errors.js";
-import type { Bytes, Expected, OnBytes, Source } from "./source.js";
+import { pause, unlessAborted } from "./abort.js";
+import type { Bytes, Expected, OnBytes, Part, Source } from "./source.js";
 
 export type { Bytes, Expected } from "./source.js";
+
+/** How often the broken connection of a file is made again, with a pause before each that starts at ``PAUSE_MS`` and doubles: 7.75 seconds in all. */
+const RETRIES = 5;
+const PAUSE_MS = 250;
 
 const CORRUPT = "the file was damaged or cut off on its way; upload or compile the bundle again, and clear caches in between";
 
 /** Throws BundleError for wrong bytes, and what the source throws. */
 export async function readFile(source: Source, expected: Expected, signal: AbortSignal, onBytes: OnBytes = () => undefined): Promise<Bytes> {
   if (source.read !== undefined) return source.read(expected, signal, onBytes);
-  const bytes = await collect(await source.open(expected.file, signal), expected, signal, onBytes);
+  const bytes = await collect(fileChunks(source, expected, await openPart(source, expected.file, signal), signal), expected, onBytes);
   const problem = await problemOf(bytes, expected);
   if (problem !== null) throw problem;
   return bytes;
+}
+
+/** The whole file as a part. Throws what the source throws, and the signal's reason as soon as it aborts. */
+export async function openPart(source: Source, file: string, signal: AbortSignal): Promise<Part> {
+  const opening = source.open(file, signal).then((stream) => ({ stream, start: 0, etag: null }));
+  return unlessAborted(opening, signal, cancelPart);
 }
 
 /** What is wrong with a file's bytes, or null. */
@@ -28,13 +39,13 @@ export async function problemOf(bytes: Bytes, { file, size, sha256: expected }: 
   });
 }
 
-/** The whole of a stream. Throws BundleError where it breaks off or is longer than expected. */
-export async function collect(stream: ReadableStream<Uint8Array>, { file, size }: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
+/** All chunks as one. Throws BundleError if they are more than expected, and what ``chunks`` throws. */
+export async function collect(chunks: AsyncIterable<Uint8Array>, { file, size }: Expected, onBytes: OnBytes): Promise<Bytes> {
   // Of a known size, the bytes go straight to their place, so that a shard is in memory once.
   const whole = size === undefined ? null : new Uint8Array(size);
   const parts: Uint8Array[] = [];
   let length = 0;
-  for await (const chunk of chunksOf(stream, file, signal)) {
+  for await (const chunk of chunks) {
     if (whole !== null && length + chunk.length > whole.length) throw wrongSize(file, length + chunk.length, whole.length);
     if (whole === null) parts.push(chunk);
     else whole.set(chunk, length);
@@ -45,8 +56,45 @@ export async function collect(stream: ReadableStream<Uint8Array>, { file, size }
   return new Uint8Array(await new Blob(parts as BlobPart[]).arrayBuffer());
 }
 
-/** A stream's bytes as they come; a loop that is left cancels it. Throws BundleError where it breaks off, and the signal's reason. */
-export async function* chunksOf(stream: ReadableStream<Uint8Array>, file: string, signal: AbortSignal): AsyncGenerator<Uint8Array, void, undefined> {
+/**
+ * The bytes of a file from ``part`` on, as they arrive. If the source can open a file at an offset, a broken connection is made again a few times and goes on
+ * from there. Throws BundleError if it still breaks, and the signal's reason.
+ */
+export async function* fileChunks(source: Source, { file, size }: Expected, part: Part, signal: AbortSignal): AsyncGenerator<Uint8Array, void, undefined> {
+  const openAt = source.openAt?.bind(source);
+  let length = part.start;
+  let open = (): Promise<Part> => Promise.resolve(part);
+  for (let retries = 0; ; retries++) {
+    const before = length;
+    let broken: BundleError | null = null;
+    try {
+      const { stream, start } = await unlessAborted(open(), signal, cancelPart);
+      let position = start;
+      for await (const chunk of chunksOf(stream, file, signal)) {
+        // A server without ranges starts from the beginning; those bytes are here already.
+        const added = chunk.subarray(Math.max(0, length - position));
+        position += chunk.length;
+        length = Math.max(length, position);
+        if (added.length > 0) yield added;
+      }
+    } catch (error) {
+      // What the server refuses now it will refuse again, unless the fault is its own.
+      if (!(error instanceof BundleError) || Number(error.details.status) < 500) throw error;
+      broken = error;
+    }
+    // Without Content-Length a connection that was cut looks like the end. If the next one brings nothing more, the file is too short.
+    if (length >= (size ?? Infinity) || (broken === null && (size === undefined || length === before))) return;
+    if (openAt === undefined || retries === RETRIES) {
+      if (broken === null) return;
+      throw broken;
+    }
+    await pause(PAUSE_MS * 2 ** retries, signal);
+    open = () => openAt(file, length, part.etag, signal);
+  }
+}
+
+/** A stream's bytes as they arrive; a loop that is left cancels it. Throws BundleError if it breaks, and the signal's reason as soon as it aborts. */
+async function* chunksOf(stream: ReadableStream<Uint8Array>, file: string, signal: AbortSignal): AsyncGenerator<Uint8Array, void, undefined> {
   const reader = stream.getReader();
   try {
     for (;;) {
@@ -55,9 +103,14 @@ export async function* chunksOf(stream: ReadableStream<Uint8Array>, file: string
       yield value;
     }
   } finally {
-    // Of a stream that has ended or failed there is nothing to cancel.
-    await reader.cancel().catch(() => undefined);
+    // A stream that has ended or failed has nothing to cancel, and nobody waits for one that hangs.
+    reader.cancel().catch(() => undefined);
   }
+}
+
+/** For a part that nobody reads any more. */
+export function cancelPart({ stream }: Pick<Part, "stream">): void {
+  stream.cancel().catch(() => undefined);
 }
 
 /** Run ``task`` on all items, at most ``limit`` at a time. The first failure ends it. */
@@ -86,8 +139,7 @@ async function next(
   signal: AbortSignal,
 ): Promise<ReadableStreamReadResult<Uint8Array>> {
   try {
-    signal.throwIfAborted();
-    return await reader.read();
+    return await unlessAborted(reader.read(), signal);
   } catch (error) {
     signal.throwIfAborted();
     throw new BundleError(`${file}: the download broke off (${messageOf(error)}); check the connection and load again`, { file }, { cause: error });

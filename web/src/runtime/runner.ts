@@ -3,6 +3,7 @@
 // Nothing here waits: a batch is submitted when it is given, and may take the tokens of the batches before it on the device.
 
 import { BundleError, DeviceError, NearfarError, RequestError, messageOf } from "../errors.js";
+import { unlessAborted } from "./abort.js";
 import { Allocator } from "./allocator.js";
 import { Arena } from "./arena.js";
 import type { Batch } from "./batch.js";
@@ -154,7 +155,8 @@ export class Runner {
     const failed = new AbortController();
     const signal = options.signal === undefined ? failed.signal : AbortSignal.any([options.signal, failed.signal]);
     try {
-      return await Runner.build(bundle, open, allocator, signal, options);
+      // Pipelines cannot be cancelled, but the device that they are compiled for can go.
+      return await unlessAborted(Runner.build(bundle, open, allocator, signal, options), signal);
     } catch (error) {
       // What still downloads would be for nothing.
       failed.abort(error);

@@ -2,6 +2,7 @@
 
 import { BundleError, messageOf } from "../errors.js";
 import { parseContentRange } from "./content_range.js";
+import { wrongSize } from "./read_file.js";
 
 export type Bytes = Uint8Array<ArrayBuffer>;
 
@@ -29,6 +30,8 @@ export interface Source {
   open(file: string, signal: AbortSignal): Promise<ReadableStream<Uint8Array>>;
   /** From byte ``offset`` of the version ``etag`` on, or from the start where that cannot be had. For files that the caller keeps itself. */
   openAt?(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part>;
+  /** Throws BundleError if the file is missing or, as far as headers tell, has another size; cheap, because a load checks all files before it starts. */
+  check?(expected: Expected, signal: AbortSignal): Promise<void>;
   /** The file whole and checked, of a source that sees to that itself: `readFile` leaves it all to this. */
   read?(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes>;
 }
@@ -66,6 +69,20 @@ export function httpSource(url: string | URL): Source {
   };
   return {
     location: base.href,
+    async check({ file, size }, signal) {
+      // Some hosts answer HEAD differently, so a refusal is only believed of GET.
+      for (const method of ["HEAD", "GET"]) {
+        try {
+          const response = await request(file, { signal, cache: "no-store", method });
+          response.body?.cancel().catch(() => undefined);
+          const length = lengthOf(response);
+          if (size === undefined || length === null || length === size) return;
+          throw wrongSize(file, length, size);
+        } catch (error) {
+          if (method === "GET") throw error;
+        }
+      }
+    },
     async open(file, signal) {
       // A copy in the browser's cache may be older than the manifest, so the server is asked whether it is still good.
       return bodyOf(await request(file, { signal, cache: "no-cache" }));
@@ -103,6 +120,12 @@ async function fetched(address: string, file: string, init: RequestInit & { read
       { cause: error },
     );
   }
+}
+
+/** The file's bytes; null if the headers do not tell, because of compression or because another origin hides it. */
+function lengthOf({ headers, type }: Response): number | null {
+  const length = headers.get("Content-Length");
+  return length === null || type === "cors" || headers.has("Content-Encoding") ? null : Number(length);
 }
 
 function bodyOf(response: Response): ReadableStream<Uint8Array> {

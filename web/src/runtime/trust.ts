@@ -2,6 +2,7 @@
 // bundle's self-test, now or on an earlier load, with the variants that did not pass switched off, or else an error.
 
 import { BundleError, DeviceError } from "../errors.js";
+import { unlessAborted } from "./abort.js";
 import type { Bundle } from "./bundle.js";
 import { bundleId } from "./bundle.js";
 import type { Choices } from "./choices.js";
@@ -155,7 +156,7 @@ async function verdictOf(
     if (tolerance === undefined) {
       throw new BundleError(`manifest.json: self_test.tolerances has none for ${activation}; compile the bundle again`, { activation });
     }
-    return await selfTest(testable(runner), { ...test, tolerance, variants, front, pageSize, signal });
+    return await unlessAborted(selfTest(testable(runner), { ...test, tolerance, variants, front, pageSize, signal }), signal);
   } catch (error) {
     runner.destroy();
     throw error;

@@ -5,7 +5,7 @@
 
 import { StorageError } from "../errors.js";
 import { filesToLoad } from "../runtime/bundle.js";
-import type { AnyManifest } from "../runtime/load_manifest.js";
+import type { AnyManifest } from "../runtime/any_manifest.js";
 import { sha256 } from "../runtime/read_file.js";
 import type { Bytes } from "../runtime/source.js";
 import { bundleAddress } from "../runtime/source.js";

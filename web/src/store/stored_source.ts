@@ -2,9 +2,10 @@
 // the store as it comes; a broken download goes on where it stopped. One tab fetches a file at a time, the others wait and read it from the store.
 
 import { BundleError } from "../errors.js";
-import type { AnyManifest } from "../runtime/load_manifest.js";
-import { MANIFEST_FILE } from "../runtime/load_manifest.js";
-import { chunksOf, collect, problemOf, readFile, wrongSize } from "../runtime/read_file.js";
+import type { AnyManifest } from "../runtime/any_manifest.js";
+import { unlessAborted } from "../runtime/abort.js";
+import { MANIFEST_FILE } from "../runtime/any_manifest.js";
+import { cancelPart, collect, fileChunks, openPart, problemOf, readFile, wrongSize } from "../runtime/read_file.js";
 import type { Bytes, Expected, OnBytes, Part, Source } from "../runtime/source.js";
 import { BundleStore } from "./bundle_store.js";
 import { askToPersist } from "./quota.js";
@@ -36,6 +37,12 @@ export class StoredSource implements Source {
 
   open(file: string, signal: AbortSignal): Promise<ReadableStream<Uint8Array>> {
     return this.source.open(file, signal);
+  }
+
+  /** Files that are stored whole need no network. */
+  async check(expected: Expected, signal: AbortSignal): Promise<void> {
+    if (expected.sha256 !== undefined && (await this.store.file(expected.sha256).part()).complete) return;
+    await this.source.check?.(expected, signal);
   }
 
   async read(expected: Expected, signal: AbortSignal, onBytes: OnBytes): Promise<Bytes> {
@@ -119,7 +126,8 @@ export class StoredSource implements Source {
     const { file, size } = expected;
     if (size === undefined) {
       // A kernel: too small to go on with.
-      const bytes = await collect((await this.partOf(file, 0, null, signal)).stream, expected, signal, onBytes);
+      const part = await this.partOf(file, 0, null, signal);
+      const bytes = await collect(fileChunks(this.source, expected, part, signal), expected, onBytes);
       const problem = await problemOf(bytes, expected);
       if (problem === null) {
         await stored.restart(null);
@@ -145,7 +153,7 @@ export class StoredSource implements Source {
         written = length;
       };
       try {
-        for await (const chunk of chunksOf(rest.stream, file, signal)) {
+        for await (const chunk of fileChunks(this.source, expected, rest, signal)) {
           if (length + chunk.length > size) return wrongSize(file, length + chunk.length, size);
           whole.set(chunk, length);
           length += chunk.length;
@@ -161,8 +169,8 @@ export class StoredSource implements Source {
   }
 
   private async partOf(file: string, offset: number, etag: string | null, signal: AbortSignal): Promise<Part> {
-    if (this.source.openAt !== undefined) return this.source.openAt(file, offset, etag, signal);
-    return { stream: await this.source.open(file, signal), start: 0, etag: null };
+    if (this.source.openAt === undefined) return openPart(this.source, file, signal);
+    return unlessAborted(this.source.openAt(file, offset, etag, signal), signal, cancelPart);
   }
 }
 

@@ -1,11 +1,13 @@
 // The page's side: connectEngine gives an engine that runs in a worker or a service worker as if it were here.
 
-import type { EngineApi } from "../api/engine_api.js";
+import type { EngineApi, EngineWithSessions } from "../api/engine_api.js";
 import type { LoadOptions } from "../load.js";
 import { WorkerError } from "../errors.js";
 import type { OnnxOptions } from "../onnx/options.js";
+import { requireSecureContext } from "../runtime/device.js";
 import { hold, whenGone } from "./liveness.js";
 import { Remote } from "./remote.js";
+import { RemoteSession } from "./remote_session.js";
 import type { Greeting } from "./wire.js";
 
 /** A Worker, or a service worker: the ``active`` one of a registration. */
@@ -27,8 +29,9 @@ const MISSED_PINGS = 6;
  * Load the bundle in a worker whose script calls serveEngine. Addresses are relative to the page. Throws what Engine.load throws, and WorkerError
  * where the worker's script does not start; calls that are under way when a worker dies throw WorkerError, at once where the browser has Web Locks.
  */
-export async function connectEngine(worker: WorkerLike, bundle: string | URL | readonly (string | URL)[], options: ConnectOptions = {}): Promise<EngineApi> {
+export async function connectEngine(worker: WorkerLike, bundle: string | URL | readonly (string | URL)[], options: ConnectOptions = {}): Promise<EngineWithSessions> {
   options.signal?.throwIfAborted();
+  requireSecureContext();
   const connection = crypto.randomUUID();
   const { port1, port2 } = new MessageChannel();
   const remote = new Remote(port1);
@@ -68,9 +71,10 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL | r
     whenGone(connection, "worker", over.signal, gone);
     const info = (await remote.call(["load"], [addresses, sent])) as EngineApi["info"];
     isLoaded = true;
-    return remoteEngine(remote, info, () => {
+    const engine = remoteEngine(remote, info, () => {
       disconnect("The engine was destroyed");
     });
+    return { ...engine, createSession: (session) => new RemoteSession(remote, session) };
   } catch (error) {
     disconnect("The engine was not loaded");
     throw error;

@@ -7,6 +7,7 @@ import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
 import { hold, whenGone } from "./liveness.js";
 import { serve } from "./serve.js";
+import { ServedSessions } from "./served_sessions.js";
 import type { LoadEngine, Loan } from "./shared_engines.js";
 import { SharedEngines } from "./shared_engines.js";
 import type { Greeting } from "./wire.js";
@@ -24,6 +25,7 @@ const KEEP_ALIVE_MS = 120_000;
 
 /** What a page calls: see connectEngine. */
 class Connection {
+  readonly sessions = new ServedSessions(() => this.engine);
   #loan: Loan | null = null;
 
   constructor(
@@ -46,6 +48,7 @@ class Connection {
   }
 
   release(): void {
+    this.sessions.closeAll();
     this.#loan?.release();
     this.#loan = null;
   }

@@ -62,6 +62,51 @@ test("a missing network is none where near may answer, and far is asked later", 
   await expect(create(Object.assign(new FakeFar(), { reachable: false }), { mode: "far-only" })).rejects.toMatchObject({ code: "unavailable" });
 });
 
+test("a silent far side does not delay an engine that is ready by more than a second, and answers later", async () => {
+  const clock = new FakeClock();
+  const far = new FakeFar();
+  const silent = (_: string, { signal }: RequestInit): Promise<Response> => new Promise((__, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));
+  let isSilent = true;
+  const fetch = (url: string, init: RequestInit): Promise<Response> => (isSilent ? silent(url, init) : far.fetch(url, init));
+  const creating = create(far, {}, { clock, fetch });
+  let created = false;
+  void creating.then(() => (created = true));
+  await clock.pass(900);
+  expect(created).toBe(false);
+  await clock.pass(200);
+  expect(created).toBe(true);
+  const nf = await creating;
+  expect(nf.far).toBeNull();
+  isSilent = false;
+  expect((await nf.chat.completions.create({ messages: MESSAGES })).route).toMatchObject({ side: "far" });
+  // The question that was left open ends by its own timeout, and nobody trips over it.
+  await clock.pass(60_000);
+});
+
+test("a silent far side is waited for while the bundle loads, and a second longer", async () => {
+  const clock = new FakeClock();
+  const fetch = (_: string, { signal }: RequestInit): Promise<Response> => new Promise((__, reject) => signal?.addEventListener("abort", () => { reject(signal.reason as Error); }));
+  let created = false;
+  const creating = create(new FakeFar(), { timeouts: { far_first_token_ms: 20_000 } }, { clock, fetch, near: "./bundle/" }).then((nf) => {
+    created = true;
+    return nf;
+  });
+  await clock.pass(5000);
+  expect(created).toBe(false);
+  loads[0]?.resolve(near({ text: "near by" }).engine);
+  await clock.pass(1100);
+  expect(created).toBe(true);
+  expect((await creating).near.state).toBe("ready");
+});
+
+test("far answers on a page without crypto.randomUUID, as over http", async () => {
+  const nf = await create(new FakeFar(), {});
+  vi.stubGlobal("crypto", {});
+  const answer = await nf.chat.completions.create({ messages: MESSAGES });
+  vi.unstubAllGlobals();
+  expect(answer).toMatchObject({ id: expect.stringMatching(/^chatcmpl-./) as string, choices: [{ message: { content: "far away" } }] });
+});
+
 test("a server that proves to be another later fails as far does, and near answers", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
   const nf = await create(far, {});

@@ -1,5 +1,7 @@
 // A far side that filters, talks on, or sends nonsense: an end is an end, and near takes over from a failure.
 
+import { readFileSync } from "node:fs";
+
 import { expect, test } from "vitest";
 
 import type { FarScript } from "./fakes.js";
@@ -68,4 +70,21 @@ test.each<[string, FarScript]>([
 test("near goes on where nonsense follows a text, and whole surrogate pairs are text", async () => {
   expect(await answer({ data: [said("near "), '{"choices":[{"index":0,"delta":{"content":"\\ud800"}}]}'] })).toMatchObject({ side: "near", reason: "far_failed" });
   expect(await answer({ data: ['{"choices":[{"index":0,"delta":{"content":"\\ud83d\\ude00"},"finish_reason":"recitation"}]}'] })).toMatchObject({ text: "😀", end: "recitation", side: "far" });
+});
+
+interface BoundsCase {
+  readonly name: string;
+  readonly limit: number;
+  readonly counts_pieces: boolean;
+  readonly pieces: readonly string[];
+  readonly counted: number | null;
+  readonly text: string;
+  readonly finish_reason: string;
+}
+
+const BOUNDS = JSON.parse(readFileSync(new URL("../../../tests/conformance/answer_bounds.json", import.meta.url), "utf8")) as readonly BoundsCase[];
+
+test.each(BOUNDS)("an answer is cut at max_tokens, whatever its length claims to be: $name", async ({ limit, counts_pieces, pieces, counted, text, finish_reason }) => {
+  const data = [...pieces.map((piece) => said(piece)), said("", "stop"), ...(counted === null ? [] : [usage(counted)])];
+  expect(await answer({ data }, { max_tokens: limit }, counts_pieces ? "nearfar" : "openai")).toMatchObject({ text, end: finish_reason, side: "far" });
 });

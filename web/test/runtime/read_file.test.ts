@@ -1,7 +1,9 @@
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import { BundleError } from "../../src/errors.js";
+import { pause } from "../../src/runtime/abort.js";
 import { inParallel, readFile, sha256 } from "../../src/runtime/read_file.js";
+import type { Part, Source } from "../../src/runtime/source.js";
 import { bytesOf, memorySource } from "../letters_bundle.js";
 
 const SIGNAL = new AbortController().signal;
@@ -46,6 +48,78 @@ test("an abort ends a download with its reason", async () => {
     controller.abort();
   });
   await expect(reading).rejects.toHaveProperty("name", "AbortError");
+});
+
+test("an abort ends a download from a source that hangs and heeds no signal, and closes its stream", async () => {
+  let cancelled = 0;
+  const stream = (): ReadableStream<Uint8Array> => new ReadableStream({
+    cancel: () => {
+      cancelled++;
+    },
+  });
+  for (const open of [() => Promise.resolve(stream()), () => new Promise<ReadableStream<Uint8Array>>(() => undefined), () => pause(30, SIGNAL).then(stream)]) {
+    await expect(readFile({ location: "hangs", open }, { file: "shard" }, AbortSignal.timeout(10))).rejects.toHaveProperty("name", "TimeoutError");
+  }
+  await pause(40, SIGNAL);
+  expect(cancelled).toBe(2);
+});
+
+/** Answers from ``starts(offset)`` on with 130 bytes, then the connection breaks; the last answers are whole. */
+function breaking(starts: (offset: number) => number, breaks: number): { readonly source: Source; readonly offsets: number[] } {
+  const offsets: number[] = [];
+  const openAt = (_: string, offset: number): Promise<Part> => {
+    const start = starts(offset);
+    const isWhole = offsets.push(offset) > breaks;
+    const stream = new ReadableStream<Uint8Array>({
+      start(controller) {
+        controller.enqueue(BYTES.slice(start, isWhole ? undefined : offset + 130));
+        if (isWhole) controller.close();
+      },
+      pull(controller) {
+        controller.error(new TypeError("connection reset"));
+      },
+    });
+    return Promise.resolve({ stream, start, etag: null });
+  };
+  return { offsets, source: { location: "breaks", open: async (file) => (await openAt(file, 0)).stream, openAt } };
+}
+
+test.each<[string, (offset: number) => number]>([
+  ["goes on where it stopped", (offset) => offset],
+  ["starts again on a server without ranges, whose bytes count once", () => 0],
+])("a connection that breaks %s", async (_, starts) => {
+  const counts: number[] = [];
+  const { source, offsets } = breaking(starts, 2);
+  const expected = { file: "shard", size: BYTES.length, sha256: await sha256(BYTES) };
+  expect(await readFile(source, expected, SIGNAL, (count) => counts.push(count))).toEqual(BYTES);
+  expect(offsets).toEqual([0, 130, 260]);
+  expect(Math.min(...counts)).toBeGreaterThan(0);
+  expect(counts.reduce((sum, count) => sum + count, 0)).toBe(BYTES.length);
+});
+
+test("a connection that breaks again and again is given up after five tries, each after a longer pause", async () => {
+  vi.useFakeTimers();
+  const times: number[] = [];
+  const dead: Source = {
+    location: "dead",
+    open: () => Promise.resolve(new ReadableStream({ start: (controller) => { controller.error(new TypeError("connection reset")); } })),
+    openAt: () => (times.push(Date.now() - start), Promise.reject(new BundleError("no network"))),
+  };
+  const start = Date.now();
+  const reading = readFile(dead, { file: "shard", size: 400 }, SIGNAL).catch((error: unknown) => error);
+  await vi.advanceTimersByTimeAsync(8000);
+  vi.useRealTimers();
+  expect(await reading).toMatchObject({ message: "no network" });
+  expect(times).toEqual([250, 750, 1750, 3750, 7750]);
+});
+
+test("a server that refuses the rest is believed at once, and an abort ends the pause", async () => {
+  const { source } = breaking((offset) => offset, 9);
+  const refusing: Source = { ...source, openAt: () => Promise.reject(new BundleError("gone", { status: 404 })) };
+  await expect(readFile(refusing, { file: "shard", size: 400 }, SIGNAL)).rejects.toThrow("gone");
+  const started = performance.now();
+  await expect(readFile(source, { file: "shard", size: 400 }, AbortSignal.timeout(20))).rejects.toHaveProperty("name", "TimeoutError");
+  expect(performance.now() - started).toBeLessThan(200);
 });
 
 test("tasks run in parallel up to the limit", async () => {

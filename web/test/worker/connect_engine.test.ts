@@ -1,7 +1,7 @@
 import { afterEach, expect, test, vi } from "vitest";
 
 import type { EngineApi } from "../../src/api/engine_api.js";
-import { createLanguageModel } from "../../src/api/language_model.js";
+import { createLanguageModel } from "../../src/language_model/index.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import type { LoadOptions } from "../../src/load.js";
 import { BundleError } from "../../src/errors.js";
@@ -130,6 +130,12 @@ test("a load ends when all who wait for it have aborted, and not before", async 
   await expect(loads[1]).rejects.toMatchObject({ name: "AbortError" });
   await pause();
   expect(signal?.aborted).toBe(true);
+});
+
+test("a page that is not a secure context gets the reason", async () => {
+  vi.stubGlobal("isSecureContext", false);
+  await expect(connectEngine(fakeWorker(loader("x").load), BUNDLE)).rejects.toMatchObject({ code: "device_error", message: expect.stringContaining("https") as string });
+  vi.unstubAllGlobals();
 });
 
 test("calls on a destroyed engine are a WorkerError", async () => {

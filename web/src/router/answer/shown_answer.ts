@@ -36,7 +36,9 @@ export class ShownAnswer {
 
   constructor(private readonly options: ShownOptions) {
     const { clock } = options;
-    this.#head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(clock.date() / 1000), object: "chat.completion.chunk" };
+    // Not randomUUID, which a page has only over https: elsewhere near cannot answer, but far can.
+    const id = Math.random().toString(36).slice(2);
+    this.#head = { id: `chatcmpl-${id}`, created: Math.floor(clock.date() / 1000), object: "chat.completion.chunk" };
     this.#startedAt = clock.now();
   }
 

@@ -1,7 +1,8 @@
-// The bounds of a far side's answer: chunks as the server sent them flow in, those of choice 0 that belong to the answer flow out.
+// Cut a far side's answer where the request ends it.
 //
 // A server is not trusted to stop where it should. Choices that nobody asked for, text after the end and tokens beyond the limit are left out. Tokens are
 // counted exactly if they are listed with their log-probabilities; otherwise, if pieces count, a piece of text counts as one token, the least that it can be.
+// Whatever a server says about its tokens, text that has more words or characters than so many tokens can hold is cut too.
 
 import type { ChatCompletionChunk } from "../../api/types.js";
 
@@ -10,9 +11,17 @@ type Choice = ChatCompletionChunk["choices"][number];
 /** The usage follows the end in one chunk. */
 const AFTER_END_CHUNKS = 16;
 
+/** Tokenizers split text at spaces, except a few whose tokens hold up to 4 words. */
+const WORDS_PER_TOKEN = 4;
+/** The longest tokens of published vocabularies are runs of spaces. */
+const CHARACTERS_PER_TOKEN = 256;
+
 /** ``limit`` in tokens, Infinity for none. A failure after the end changes nothing. Throws what ``chunks`` throws before it. */
 export async function* boundedAnswer(chunks: AsyncIterable<ChatCompletionChunk>, limit: number, countsPieces: boolean): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   let tokens = 0;
+  let words = 0;
+  let characters = 0;
+  let last = " ";
   let ended = false;
   let afterEnd = 0;
   let counted = Infinity;
@@ -28,11 +37,16 @@ export async function* boundedAnswer(chunks: AsyncIterable<ChatCompletionChunk>,
         continue;
       }
       const listed = choice.logprobs?.content?.length ?? 0;
-      const size = listed > 0 ? listed : Number(countsPieces && (choice.delta.content ?? "") !== "");
+      const { content = "" } = choice.delta;
+      words += (last + content).match(/[ \n\t][^ \n\t]/g)?.length ?? 0;
+      characters += content.length;
+      last = content.at(-1) ?? last;
+      const isTooLong = Math.max(words / WORDS_PER_TOKEN, characters / CHARACTERS_PER_TOKEN) > limit;
+      const size = listed > 0 ? listed : Number(countsPieces && content !== "");
       tokens += size;
       const isOver = size > 0 && tokens > limit;
       ended = choice.finish_reason !== null;
-      if (isOver && (listed > 0 || late.length > 0)) {
+      if (isTooLong || (isOver && (listed > 0 || late.length > 0))) {
         ended = true;
         late.length = 0;
         yield cut(chunk);

@@ -1,14 +1,17 @@
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import type { EngineApi } from "../../src/api/engine_api.js";
-import type { LanguageModel, LanguageModelCreateOptions } from "../../src/api/language_model.js";
-import { createLanguageModel } from "../../src/api/language_model.js";
-import type { LanguageModelPrompt } from "../../src/api/language_model_prompt.js";
+import type { LanguageModel, LanguageModelCreateOptions, LanguageModelPrompt } from "../../src/language_model/index.js";
+import { createLanguageModel } from "../../src/language_model/index.js";
 import type { Model } from "../../src/api/model.js";
 import type { LoadProgress } from "../../src/load.js";
-import { BundleError } from "../../src/errors.js";
-import type { FakeSource } from "./fake_model.js";
-import { fakeEngine, fakeModel, modelOf, promptText } from "./fake_model.js";
+import { BundleError, DeviceError } from "../../src/errors.js";
+import { BundleStore } from "../../src/store/bundle_store.js";
+import { storedSource } from "../../src/store/stored_source.js";
+import type { FakeSource } from "../api/fake_model.js";
+import { fakeEngine, fakeModel, modelOf, promptText } from "../api/fake_model.js";
+import { lettersBundle, memorySource } from "../letters_bundle.js";
+import { memoryDisk, memoryLocks } from "../store/memory_folder.js";
 
 interface Made {
   readonly session: LanguageModel;
@@ -176,7 +179,7 @@ test.each<[LanguageModelCreateOptions, string]>([
   [{ topK: 1, samplingMode: "creative" }, "TypeError"],
   [{ samplingMode: "wild" as "creative" }, "TypeError"],
   [{ expectedInputs: [{ type: "image" }] }, "NotSupportedError"],
-  [{ tools: [{}] }, "NotSupportedError"],
+  [{ tools: [{}] as never }, "TypeError"],
   [{ initialPrompts: user([{ type: "audio", value: 1 }]) }, "NotSupportedError"],
   [{ signal: AbortSignal.abort() }, "AbortError"],
 ])("create rejects what is out of range: %#", async (options, name) => {
@@ -213,4 +216,34 @@ test("a load that failed is tried again by the next create", async () => {
   const factory = createLanguageModel(() => (++loads === 1 ? Promise.reject(new BundleError("no network")) : Promise.resolve(fakeEngine(model))));
   await expect(factory.create()).rejects.toMatchObject({ name: "UnknownError", message: "no network" });
   expect(await (await factory.create()).prompt("a")).toBe("x");
+});
+
+test("a bundle that is stored whole is available without being loaded, and one that is stored in part is not", async () => {
+  const disk = memoryDisk();
+  const locks = memoryLocks();
+  vi.stubGlobal("navigator", { storage: { getDirectory: () => Promise.resolve(disk.root) }, locks });
+  vi.stubGlobal("FileSystemFileHandle", Object.assign(() => undefined, { prototype: { createWritable: 0 } }));
+  const { manifest, files } = lettersBundle();
+  const address = "https://host/bundle/";
+  const factory = createLanguageModel(() => Promise.reject(new Error("loaded")), { bundle: "https://host/bundle" });
+  expect(await factory.availability()).toBe("downloadable");
+  const store = await BundleStore.open();
+  if (store === null) throw new Error("no store");
+  const source = { ...memorySource(files), location: address };
+  const signal = new AbortController().signal;
+  const stored = await storedSource(source, store, signal);
+  await stored?.read({ file: "manifest.json" }, signal, () => undefined);
+  await stored?.begin(manifest);
+  expect(await factory.availability()).toBe("downloadable");
+  for (const file of [...manifest.shards, ...manifest.files]) await stored?.read(file, signal, () => undefined);
+  await stored?.finish();
+  expect(await factory.availability()).toBe("available");
+  expect(await createLanguageModel(() => Promise.reject(new Error("loaded")), { bundle: "https://host/other/" }).availability()).toBe("downloadable");
+  vi.unstubAllGlobals();
+});
+
+test("a device without WebGPU is a NotSupportedError with the reason", async () => {
+  const reason = "This browser has no WebGPU; use another";
+  const factory = createLanguageModel(() => Promise.reject(new DeviceError(reason, { missing: "navigator.gpu" })));
+  await expect(factory.create()).rejects.toMatchObject({ name: "NotSupportedError", message: reason });
 });

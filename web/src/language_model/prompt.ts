@@ -1,6 +1,8 @@
 // What the Prompt API takes for a prompt, in one form. A text or messages flow in, messages of plain text flow out, or the exception that the
 // specification asks for: https://webmachinelearning.github.io/prompt-api, "validate and canonicalize a prompt".
 
+import type { ToolCall } from "./tools.js";
+
 export interface LanguageModelMessageContent {
   readonly type: string;
   readonly value: unknown;
@@ -15,10 +17,14 @@ export interface LanguageModelMessage {
 
 export type LanguageModelPrompt = string | readonly LanguageModelMessage[];
 
+/** A message of a conversation. Calls of tools and their results come from the session itself, never from a prompt. */
 export interface TextMessage {
-  readonly role: LanguageModelMessage["role"];
+  readonly role: LanguageModelMessage["role"] | "tool";
   readonly content: string;
   readonly prefix: boolean;
+  readonly calls?: readonly ToolCall[];
+  /** Of a tool's result: the call that it answers. */
+  readonly callId?: string;
 }
 
 /** ``isFirst``: nothing is in the session yet, so that a system message may come. Throws TypeError, or DOMException as the specification says. */

@@ -1,0 +1,263 @@
+// A session of the Prompt API: a conversation with an engine. The names, errors and events are those of
+// https://webmachinelearning.github.io/prompt-api.
+
+import type { EngineApi } from "../api/engine_api.js";
+import { anySignal } from "../api/stream.js";
+import type { ChatCompletionMessageParam, FunctionTool, ResponseFormat } from "../api/types.js";
+import { unlessAborted } from "../runtime/abort.js";
+import { domError, quotaExceeded } from "./dom_errors.js";
+import type { LanguageModelPrompt, TextMessage } from "./prompt.js";
+import { canonicalPrompt } from "./prompt.js";
+import type { Sampling, SamplingMode } from "./sampling.js";
+import type { LanguageModelTool, ToolCall } from "./tools.js";
+import { functionTools, runTool } from "./tools.js";
+
+/** A model that goes on calling tools is stopped after this many rounds. */
+const MAX_TOOL_ROUNDS = 16;
+
+export interface LanguageModelPromptOptions {
+  /** A JSON schema, or a RegExp. */
+  readonly responseConstraint?: object | undefined;
+  readonly omitResponseConstraintInput?: boolean | undefined;
+  readonly signal?: AbortSignal | undefined;
+}
+
+export interface SignalOption {
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** A conversation. Its calls run one after the other, in the order in which they were made. */
+export class LanguageModel extends EventTarget {
+  /** Called when the oldest messages were dropped to make room, as listeners to "contextoverflow" are. */
+  oncontextoverflow: ((event: Event) => void) | null = null;
+  readonly contextWindow: number;
+  readonly topK: number | undefined;
+  readonly temperature: number;
+  readonly samplingMode: SamplingMode | null;
+  #messages: readonly TextMessage[] = [];
+  #contextUsage = 0;
+  #last: Promise<unknown> = Promise.resolve();
+  readonly #destroyed = new AbortController();
+
+  /** Use createLanguageModel(engine).create(). */
+  constructor(
+    private readonly engine: EngineApi,
+    private readonly sampling: Sampling,
+    private readonly tools: readonly LanguageModelTool[] = [],
+  ) {
+    super();
+    this.contextWindow = engine.info.context;
+    ({ topK: this.topK, temperature: this.temperature, samplingMode: this.samplingMode } = sampling);
+  }
+
+  /** Tokens of the conversation so far. */
+  get contextUsage(): number {
+    return this.#contextUsage;
+  }
+
+  /** The whole answer, after all calls of tools. If it fails or is aborted, the session stays as it was. */
+  async prompt(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<string> {
+    return this.answer(input, options, () => undefined);
+  }
+
+  /** The answer's text as it comes. Cancelling the stream aborts the prompt. */
+  promptStreaming(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): ReadableStream<string> {
+    const cancelled = new AbortController();
+    const signal = anySignal(options.signal, cancelled.signal);
+    return new ReadableStream<string>({
+      start: (controller) => {
+        const enqueue = (text: string): void => {
+          if (!cancelled.signal.aborted) controller.enqueue(text);
+        };
+        this.answer(input, { ...options, signal }, enqueue).then(
+          () => {
+            if (!cancelled.signal.aborted) controller.close();
+          },
+          (error: unknown) => {
+            controller.error(error);
+          },
+        );
+      },
+      cancel: (reason) => {
+        cancelled.abort(reason);
+      },
+    });
+  }
+
+  /** Put messages into the conversation without an answer. */
+  async append(input: LanguageModelPrompt, { signal }: SignalOption = {}): Promise<void> {
+    return this.inTurn(signal, async () => {
+      const added = canonicalPrompt(input, this.#messages.length === 0).map((message) => ({ ...message, prefix: false }));
+      const { kept, usage } = await this.makeRoom(added, this.contextWindow);
+      this.#messages = [...kept, ...added];
+      this.#contextUsage = usage;
+    });
+  }
+
+  /** Tokens that prompt() would add for this input. */
+  async measureContextUsage(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<number> {
+    const { signal } = options;
+    const asked = withConstraint(canonicalPrompt(input, this.#messages.length === 0), options);
+    anySignal(signal, this.#destroyed.signal).throwIfAborted();
+    return Math.max(0, (await this.count([...this.#messages, ...asked])) - this.#contextUsage);
+  }
+
+  /** A session that starts from this one's conversation. */
+  async clone({ signal }: SignalOption = {}): Promise<LanguageModel> {
+    anySignal(signal, this.#destroyed.signal).throwIfAborted();
+    const copy = new LanguageModel(this.engine, this.sampling, this.tools);
+    copy.#messages = this.#messages;
+    copy.#contextUsage = this.#contextUsage;
+    return Promise.resolve(copy);
+  }
+
+  /** Ends what runs, and every later call, with an AbortError. */
+  destroy(): void {
+    this.#destroyed.abort(new DOMException("The session was destroyed", "AbortError"));
+  }
+
+  private answer(input: LanguageModelPrompt, options: LanguageModelPromptOptions, onText: (text: string) => void): Promise<string> {
+    return this.inTurn(options.signal, async (signal) => {
+      const added = canonicalPrompt(input, this.#messages.length === 0);
+      let asked = withConstraint(added, options);
+      const steps: TextMessage[] = [];
+      let text = "";
+      for (let round = 0; ; round++) {
+        // The answer needs at least one token.
+        const { kept } = await this.makeRoom([...asked, ...steps], this.contextWindow - 1);
+        const answer = await this.complete([...kept, ...asked, ...steps], options.responseConstraint, signal, onText);
+        text += answer.text;
+        const isPrefix = round === 0 && isPrefixed(added);
+        const said: TextMessage = { role: "assistant", content: (isPrefix ? (added.at(-1)?.content ?? "") : "") + answer.text, prefix: false };
+        if (answer.calls.length === 0) {
+          const messages: readonly TextMessage[] = [...kept, ...(isPrefixed(added) ? added.slice(0, -1) : added), ...steps, said];
+          this.#contextUsage = await this.count(messages);
+          this.#messages = messages;
+          return text;
+        }
+        if (round === MAX_TOOL_ROUNDS) throw new DOMException(`The model called tools ${MAX_TOOL_ROUNDS} times in a row without an answer`, "OperationError");
+        const results = await Promise.all(answer.calls.map((call) => runTool(this.tools, call, signal)));
+        if (isPrefix) asked = asked.slice(0, -1);
+        steps.push({ ...said, calls: answer.calls }, ...answer.calls.map(({ id }, index): TextMessage => ({ role: "tool", content: results[index] ?? "", prefix: false, callId: id })));
+      }
+    });
+  }
+
+  /** One answer of the engine: its text, and the tools that it calls. */
+  private async complete(
+    messages: readonly TextMessage[],
+    constraint: object | undefined,
+    signal: AbortSignal,
+    onText: (text: string) => void,
+  ): Promise<{ readonly text: string; readonly calls: readonly ToolCall[] }> {
+    const chunks = await this.engine.chat.completions.create(
+      {
+        messages: messages.map(chatMessage),
+        temperature: this.temperature,
+        top_k: this.topK,
+        continue_final_message: isPrefixed(messages),
+        response_format: responseFormat(constraint),
+        ...this.toolParams(),
+        stream: true,
+      },
+      { signal },
+    );
+    let text = "";
+    const calls: { id: string; name: string; arguments: string }[] = [];
+    for await (const { choices } of chunks) {
+      const { content = "", tool_calls: deltas = [] } = choices[0]?.delta ?? {};
+      if (content !== "") onText(content);
+      text += content;
+      for (const { index, id, function: called } of deltas) {
+        const call = (calls[index] ??= { id: "", name: "", arguments: "" });
+        call.id += id ?? "";
+        call.name += called?.name ?? "";
+        call.arguments += called?.arguments ?? "";
+      }
+    }
+    return { text, calls };
+  }
+
+  private toolParams(): { readonly tools?: readonly FunctionTool[] } {
+    return this.tools.length === 0 ? {} : { tools: functionTools(this.tools) };
+  }
+
+  /** Drops the oldest turns, never the system message, until ``added`` fits as well. Throws QuotaExceededError where it never does. */
+  private async makeRoom(added: readonly TextMessage[], most: number): Promise<{ readonly kept: readonly TextMessage[]; readonly usage: number }> {
+    let kept = this.#messages;
+    for (;;) {
+      const usage = await this.count([...kept, ...added]);
+      if (usage <= most) {
+        if (kept.length < this.#messages.length) this.overflow();
+        return { kept, usage };
+      }
+      const oldest = kept.findIndex(({ role }) => role !== "system");
+      if (oldest < 0) throw quotaExceeded(usage, this.contextWindow);
+      const next = kept.findIndex(({ role }, index) => index > oldest && role === "user");
+      kept = [...kept.slice(0, oldest), ...(next < 0 ? [] : kept.slice(next))];
+    }
+  }
+
+  private overflow(): void {
+    const event = new Event("contextoverflow");
+    this.dispatchEvent(event);
+    this.oncontextoverflow?.(event);
+  }
+
+  private async count(messages: readonly TextMessage[]): Promise<number> {
+    if (messages.length === 0) return 0;
+    return this.engine.countTokens(messages.map(chatMessage), { continueFinalMessage: isPrefixed(messages), ...this.toolParams() }).catch((error: unknown) => {
+      throw domError(error);
+    });
+  }
+
+  private inTurn<T>(given: AbortSignal | undefined, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
+    const signal = anySignal(given, this.#destroyed.signal);
+    const turn = this.#last.then(async () => {
+      signal.throwIfAborted();
+      return run(signal);
+    });
+    this.#last = turn.catch(() => undefined);
+    return unlessAborted(
+      turn.catch((error: unknown) => {
+        throw signal.aborted ? error : domError(error);
+      }),
+      signal,
+    );
+  }
+}
+
+const chatMessage = ({ role, content, calls, callId }: TextMessage): ChatCompletionMessageParam => ({
+  role,
+  content,
+  ...(calls === undefined ? {} : { tool_calls: calls.map(({ id, ...called }) => ({ id, type: "function", function: called })) }),
+  ...(callId === undefined ? {} : { tool_call_id: callId }),
+});
+
+const isPrefixed = (messages: readonly TextMessage[]): boolean => messages.at(-1)?.prefix === true;
+
+function responseFormat(constraint: object | undefined): ResponseFormat {
+  if (constraint === undefined) return { type: "text" };
+  if (constraint instanceof RegExp && /[imsv]/.test(constraint.flags)) {
+    throw new DOMException(`responseConstraint has the flags '${constraint.flags}', which are not supported`, "NotSupportedError");
+  }
+  if (constraint instanceof RegExp) return { type: "regex", pattern: constraint.source };
+  return { type: "json_schema", json_schema: { name: "response", schema: constraint as Readonly<Record<string, unknown>> } };
+}
+
+/** The messages with the constraint in words, at the end of the last that is not the answer's start, unless that is not wanted. */
+function withConstraint(
+  messages: readonly TextMessage[],
+  { responseConstraint, omitResponseConstraintInput = false }: LanguageModelPromptOptions,
+): readonly TextMessage[] {
+  if (responseConstraint === undefined) {
+    if (omitResponseConstraintInput) throw new TypeError("omitResponseConstraintInput needs a responseConstraint");
+    return messages;
+  }
+  if (typeof (responseConstraint as unknown) !== "object") throw new TypeError("responseConstraint must be a JSON schema or a RegExp");
+  if (omitResponseConstraintInput) return messages;
+  const isPattern = responseConstraint instanceof RegExp;
+  const hint = isPattern ? `Answer with a text that matches ${String(responseConstraint)}` : `Answer with JSON of this schema: ${JSON.stringify(responseConstraint)}`;
+  const last = messages.findLastIndex(({ role }) => role === "user");
+  return messages.map((message, index) => (index === last ? { ...message, content: `${message.content}\n\n${hint}` } : message));
+}

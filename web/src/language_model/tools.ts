@@ -1,0 +1,55 @@
+// The tools of a session: functions of the page that the model may call while it answers.
+
+import type { FunctionTool } from "../api/types.js";
+import { messageOf } from "../errors.js";
+import { unlessAborted } from "../runtime/abort.js";
+
+export interface LanguageModelTool {
+  readonly name: string;
+  readonly description: string;
+  /** A JSON schema with type "object". */
+  readonly inputSchema: object;
+  /** Receives the arguments as one object. What is not a string is sent to the model as JSON. */
+  readonly execute: (input: never) => unknown;
+}
+
+/** A call as the model wrote it; ``arguments`` is JSON text. */
+export interface ToolCall {
+  readonly id: string;
+  readonly name: string;
+  readonly arguments: string;
+}
+
+/** Throws TypeError for tools that are not as the specification says, NotSupportedError for tools that the page wants to execute itself. */
+export function checkTools(tools: readonly LanguageModelTool[]): void {
+  const names = new Set<string>();
+  for (const { name, description, inputSchema, execute } of tools as readonly Partial<LanguageModelTool>[]) {
+    if (typeof name !== "string" || name === "" || typeof description !== "string" || typeof inputSchema !== "object") {
+      throw new TypeError("A tool must have a name, a description and an inputSchema");
+    }
+    if (names.has(name)) throw new TypeError(`There are two tools with the name '${name}'; give each its own`);
+    names.add(name);
+    if (execute === undefined) throw new DOMException(`The tool '${name}' has no execute function; tools that the page executes itself are not supported`, "NotSupportedError");
+    if (typeof execute !== "function") throw new TypeError(`The tool '${name}' has an execute that is not a function`);
+  }
+}
+
+/** The tools as a chat completion takes them. */
+export function functionTools(tools: readonly LanguageModelTool[]): readonly FunctionTool[] {
+  return tools.map(({ name, description, inputSchema }) => ({ type: "function", function: { name, description, parameters: inputSchema as Readonly<Record<string, unknown>> } }));
+}
+
+/** The tool's result as text for the model, which also gets to read an error. Throws the signal's reason. */
+export async function runTool(tools: readonly LanguageModelTool[], call: ToolCall, signal: AbortSignal): Promise<string> {
+  try {
+    const tool = tools.find(({ name }) => name === call.name);
+    if (tool === undefined) throw new Error(`There is no tool '${call.name}'; the tools are ${tools.map(({ name }) => name).join(", ")}`);
+    const execute = tool.execute as (input: unknown) => unknown;
+    const input: unknown = JSON.parse(call.arguments === "" ? "{}" : call.arguments);
+    const result = await unlessAborted(Promise.resolve(execute(input)), signal);
+    return typeof result === "string" ? result : JSON.stringify(result ?? null);
+  } catch (error) {
+    signal.throwIfAborted();
+    return JSON.stringify({ error: messageOf(error) });
+  }
+}

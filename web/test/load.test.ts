@@ -1,0 +1,254 @@
+// Loading from servers that hang, cut connections, omit files or answer HEAD in their own way, on Dawn in Node.
+
+import type { IncomingMessage, ServerResponse } from "node:http";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
+
+import { afterEach, expect, test, vi } from "vitest";
+
+import { DeviceError } from "../src/errors.js";
+import type { LoadOptions, LoadProgress } from "../src/index.js";
+import { Engine } from "../src/index.js";
+import { Hybrid } from "../src/router/hybrid.js";
+import type { Source } from "../src/runtime/source.js";
+import { CreateMLCEngine } from "../src/webllm/index.js";
+import { dawn } from "../tools/dawn.js";
+import { lettersBundle, memorySource } from "./letters_bundle.js";
+
+const gpu = dawn();
+const hasAdapter = (await gpu.requestAdapter()) !== null;
+const { files } = lettersBundle();
+const SHARD = "weights/00000.bin";
+
+type Answer = (request: IncomingMessage, response: ServerResponse, bytes: Uint8Array) => void;
+
+interface Host {
+  readonly url: string;
+  /** Method, path and range of each request, in order. */
+  readonly asked: string[];
+}
+
+const closing: (() => void)[] = [];
+
+afterEach(() => {
+  vi.unstubAllGlobals();
+  for (const close of closing.splice(0)) close();
+});
+
+/** A server of the bundle; ``answers`` replaces its answers by path. */
+async function host(answers: Readonly<Record<string, Answer>> = {}): Promise<Host> {
+  const asked: string[] = [];
+  const server = createServer((request, response) => {
+    const path = (request.url ?? "").slice(1);
+    asked.push([request.method, path, ...(request.headers.range === undefined ? [] : [request.headers.range])].join(" "));
+    const bytes = files[path];
+    if (bytes === undefined) response.writeHead(404).end();
+    else (answers[path] ?? whole)(request, response, bytes);
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  closing.push(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  return { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/`, asked };
+}
+
+const whole: Answer = ({ method, headers }, response, bytes) => {
+  const from = Number(/^bytes=(\d+)-$/.exec(headers.range ?? "")?.[1] ?? 0);
+  if (from > 0) response.writeHead(206, { "Content-Range": `bytes ${from}-${bytes.length - 1}/${bytes.length}`, "Content-Length": bytes.length - from });
+  else response.writeHead(200, { "Content-Length": bytes.length });
+  response.end(method === "HEAD" ? undefined : bytes.subarray(from));
+};
+
+const hang: Answer = () => undefined;
+const omit: Answer = (_, response) => {
+  response.writeHead(404).end();
+};
+
+/** Hangs up after 100 bytes, once. */
+function cutOnce(then: Answer, chunked = false): Answer {
+  let isCut = false;
+  return (request, response, bytes) => {
+    if (isCut || request.method === "HEAD") {
+      then(request, response, bytes);
+      return;
+    }
+    isCut = true;
+    if (!chunked) response.writeHead(200, { "Content-Length": bytes.length });
+    response.write(bytes.subarray(0, 100), () => response.socket?.destroy());
+  };
+}
+
+/** The error of the load, and how long after ``ms`` milliseconds, when it is aborted, it comes. */
+async function abortAfter(ms: number, bundle: string | Source, options: LoadOptions = {}): Promise<{ readonly error: unknown; readonly lateMs: number }> {
+  const controller = new AbortController();
+  let abortedAt = Infinity;
+  setTimeout(() => {
+    abortedAt = performance.now();
+    controller.abort();
+  }, ms);
+  const error: unknown = await Engine.load(bundle, { gpu, ...options, signal: controller.signal }).catch((error: unknown) => error);
+  return { error, lateMs: performance.now() - abortedAt };
+}
+
+const ABORTED = { name: "AbortError" };
+const SOON_MS = 1000;
+
+test.runIf(hasAdapter).each(["manifest.json", "tokenizer.json", SHARD, "kernels/sample.wgsl"])("an abort ends a load whose %s hangs", async (path) => {
+  const { url } = await host({ [path]: hang });
+  const { error, lateMs } = await abortAfter(100, url);
+  expect(error).toMatchObject(ABORTED);
+  expect(lateMs).toBeLessThan(SOON_MS);
+});
+
+test.runIf(hasAdapter)("an abort ends a load that waits for an adapter, or for notes, or for a source that heeds no signal", async () => {
+  const never = (): Promise<never> => new Promise(() => undefined);
+  const noAdapter = { requestAdapter: never } as unknown as GPU;
+  const notes = { read: never, write: never };
+  const hanging: Source = { location: "hangs", open: never };
+  const loads = [abortAfter(20, memorySource(files), { gpu: noAdapter }), abortAfter(20, memorySource(files), { notes }), abortAfter(20, hanging)];
+  for (const { error, lateMs } of await Promise.all(loads)) {
+    expect(error).toMatchObject(ABORTED);
+    expect(lateMs).toBeLessThan(SOON_MS);
+  }
+});
+
+/** A GPU whose devices' method ``name`` never resolves, and how many of its devices were destroyed. */
+function stuck(name: "createComputePipelineAsync"): { readonly gpu: GPU; destroyed: number; waiting: number } {
+  const made = {
+    destroyed: 0,
+    waiting: 0,
+    gpu: {
+      wgslLanguageFeatures: gpu.wgslLanguageFeatures,
+      async requestAdapter() {
+        const adapter = await gpu.requestAdapter();
+        const request = adapter?.requestDevice.bind(adapter);
+        return Object.assign(adapter ?? {}, {
+          async requestDevice(descriptor: GPUDeviceDescriptor) {
+            const device = await request?.(descriptor);
+            const destroy = device?.destroy.bind(device);
+            return Object.assign(device ?? {}, {
+              [name]: () => (made.waiting++, new Promise(() => undefined)),
+              destroy: () => {
+                made.destroyed++;
+                destroy?.();
+              },
+            });
+          },
+        });
+      },
+    } as unknown as GPU,
+  };
+  return made;
+}
+
+test.runIf(hasAdapter)("an abort while kernels compile frees the device at once", async () => {
+  const made = stuck("createComputePipelineAsync");
+  const { error, lateMs } = await abortAfter(300, memorySource(files), { gpu: made.gpu });
+  expect(error).toMatchObject(ABORTED);
+  expect(lateMs).toBeLessThan(SOON_MS);
+  expect(made.waiting).toBeGreaterThan(0);
+  expect(made.destroyed).toBe(1);
+});
+
+test.runIf(hasAdapter)("an abort during the self-test frees the device at once", async () => {
+  const controller = new AbortController();
+  const destroyed = vi.fn();
+  const adapter = await gpu.requestAdapter();
+  const request = adapter?.requestDevice.bind(adapter);
+  const watched = Object.assign(adapter ?? {}, {
+    requestDevice: async (descriptor: GPUDeviceDescriptor) => {
+      const device = await request?.(descriptor);
+      void device?.lost.then(destroyed);
+      return device;
+    },
+  }) as GPUAdapter;
+  const onProgress = ({ phase }: LoadProgress): void => {
+    if (phase === "self-test") controller.abort();
+  };
+  await expect(Engine.load(memorySource(files), { gpu, adapter: watched, signal: controller.signal, onProgress })).rejects.toMatchObject(ABORTED);
+  await vi.waitFor(() => {
+    expect(destroyed).toHaveBeenCalledOnce();
+  });
+});
+
+test.each<[string, Answer, object]>([
+  ["is missing", omit, { file: SHARD, status: 404 }],
+  ["has another size", (_, response) => void response.writeHead(200, { "Content-Length": 5 }).end("short"), { file: SHARD, found: 5, expected: 256 }],
+])("a shard that %s ends the load before anything else is fetched", async (_, answer, details) => {
+  const { url, asked } = await host({ [SHARD]: answer });
+  await expect(Engine.load(url, { gpu })).rejects.toMatchObject({ code: "bundle_error", details });
+  expect(asked.filter((request) => request.startsWith("GET") && !request.includes(SHARD))).toEqual(["GET manifest.json"]);
+});
+
+/** Answers HEAD by ``answer`` and all else as it should. */
+const toHead =
+  (answer: (response: ServerResponse) => void): Answer =>
+  (request, response, bytes) => {
+    if (request.method === "HEAD") answer(response);
+    else whole(request, response, bytes);
+  };
+
+test.runIf(hasAdapter).each<[string, Answer]>([
+  ["refuses HEAD", toHead((response) => response.writeHead(403).end())],
+  ["says 404 to HEAD", toHead((response) => response.writeHead(404).end())],
+  ["says length 0 to HEAD", toHead((response) => response.writeHead(200, { "Content-Length": 0 }).end())],
+  ["hangs up on HEAD", toHead((response) => response.destroy())],
+])("a host that %s serves the bundle all the same", async (_, answer) => {
+  const { url } = await host({ [SHARD]: answer });
+  (await Engine.load(url, { gpu })).destroy();
+});
+
+const withoutRanges: Answer = (request, response, bytes) => {
+  response.writeHead(200, { "Content-Length": bytes.length }).end(request.method === "HEAD" ? undefined : bytes);
+};
+
+test.runIf(hasAdapter).each<[string, Answer]>([
+  ["the rest comes by range", cutOnce(whole)],
+  ["the length was not announced", cutOnce(whole, true)],
+  ["the server has no ranges", cutOnce(withoutRanges)],
+])("a shard whose connection is cut is fetched on in the same load, and progress never goes back: %s", async (_, answer) => {
+  const { url, asked } = await host({ [SHARD]: answer });
+  const seen: number[] = [];
+  const engine = await Engine.load(url, { gpu, onProgress: ({ loadedBytes }) => seen.push(loadedBytes) });
+  engine.destroy();
+  expect(asked.filter((request) => request.startsWith(`GET ${SHARD}`))).toEqual([`GET ${SHARD}`, `GET ${SHARD} bytes=100-`]);
+  expect(seen).toEqual([...seen].sort((one, other) => one - other));
+  expect(seen.at(-1)).toBe(engine.info.downloadBytes);
+});
+
+test.runIf(hasAdapter)("what comes after a cut is hashed with the rest", async () => {
+  const { url } = await host({ [SHARD]: cutOnce((request, response, bytes) => {
+    whole(request, response, bytes.map((byte, index) => (index === 200 ? byte ^ 1 : byte)));
+  }) });
+  await expect(Engine.load(url, { gpu })).rejects.toMatchObject({ code: "bundle_error", details: { file: SHARD, found: expect.any(String) as string } });
+});
+
+test("a page that is not a secure context gets the reason from load, before anything is fetched, and from plan", async () => {
+  vi.stubGlobal("isSecureContext", false);
+  const { url, asked } = await host();
+  const reason = "not loaded over https or from localhost";
+  await expect(Engine.load(url)).rejects.toThrow(reason);
+  expect(asked).toEqual([]);
+  await expect(Engine.plan(url)).rejects.toThrow(reason);
+});
+
+test.each([
+  ["no navigator.gpu", undefined, "This browser has no WebGPU; use"],
+  ["navigator.gpu = null", null, "This browser has no WebGPU; use"],
+  ["no adapter", { requestAdapter: () => Promise.resolve(null) }, "This browser has no WebGPU adapter"],
+])("a browser with %s is a DeviceError that says so", async (_, found, message) => {
+  vi.stubGlobal("navigator", { userAgent: "test", gpu: found });
+  for (const start of [Engine.load.bind(Engine), Engine.plan.bind(Engine)]) {
+    const error: unknown = await start(memorySource(files)).catch((error: unknown) => error);
+    expect(error).toBeInstanceOf(DeviceError);
+    expect((error as DeviceError).message).toContain(message);
+  }
+});
+
+test("WebLLM's entry point and a router with near alone pass the reason on", async () => {
+  vi.stubGlobal("isSecureContext", false);
+  const reason = "not loaded over https or from localhost";
+  await expect(CreateMLCEngine("demo", { appConfig: { model_list: [{ model_id: "demo", model: "https://host/bundle/" }] } })).rejects.toThrow(reason);
+  await expect(Hybrid.create({ near: "https://host/bundle/", far: null, policy: { version: 1, mode: "near-only" } })).rejects.toThrow(reason);
+});
