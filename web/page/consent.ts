@@ -54,7 +54,7 @@ function answered(items: readonly Item[]): Promise<boolean> {
   const title = make("h2", "", "This link connects you to another site");
   title.id = "consent-title";
   const list = make("ul", "", ...items.map(({ kind, origin }) => make("li", "", make("strong", "", origin), make("span", "", consentWords(kind)))));
-  const advice = make("p", "quiet", "Nothing is sent there before you agree. Agree only if you trust the person who gave you the link.");
+  const advice = make("p", "quiet", "Nothing is loaded from there or sent there before you agree. Agree only if you trust the person who gave you the link.");
   const refuse = make("button", "plain", "Stay on this device");
   const accept = make("button", "solid", "Connect");
   refuse.id = "consent-refuse";

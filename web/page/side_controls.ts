@@ -54,6 +54,7 @@ export class SideControls {
   /** Why the message that is typed cannot be sent; null where it can. The lock stays, lest it goes to the server unlocked. */
   get refused(): string | null {
     if (!this.private) return null;
+    if (!this.#locks && this.#carried) return "This chat has private messages, and the policy sends every message to the server. Start a new chat to use the server.";
     if (!this.#locks) return "A private message would never be answered: the policy sends every message to the server. Unlock it to send it there.";
     if (this.#near !== "failed") return null;
     return "A private message would never be answered: there is no model on this device, and the server must not see it. Unlock it to send it there.";
