@@ -49,6 +49,8 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         return QueueFull(f"{url}: {message}", upstream=url, **hint)
     if status in NOT_THERE:
         return Unavailable(f"{url}: {message}", upstream=url, **hint)
+    if 300 <= status < 400:
+        return DeviceError(f"{url}: answers with a redirect, which is not followed; give its target instead", upstream=url, status=status)
     if 400 <= status < 500:
         param = error.get("param")
         code = error.get("code")

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from conftest import ROOT
@@ -162,6 +162,7 @@ def opened(browser: Browser, near_server: PageServer, far_server: RecordingProxy
     opened = Opened(page, [])
     page.route("**/bundle/weights/*", lambda route: opened.weights.append(route) if opened.loading else route.continue_())
     page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './policy.json'})}")
+    page.click("#consent-accept")
     page.wait_for_selector("body[data-sides]")
     yield opened
     context.close()
@@ -269,6 +270,7 @@ def far_alone(
     far_server.come_back()
     with page_of(browser, broken) as page:
         page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'bundle': bundle})}")
+        page.click("#consent-accept")
         page.wait_for_selector("body[data-near=failed][data-state=ready]")
         yield page
 
@@ -460,6 +462,18 @@ def test_where_near_is_unsure_far_goes_on_from_its_words(chat: Page, route_by: C
     assert "the near model became unsure" in (chat.get_attribute(".answer .mark", "aria-label") or "")
 
 
+def test_the_lock_holds_under_a_policy_with_labels_of_its_own(
+    chat: Page, route_by: Callable[..., None], far_server: RecordingProxy
+) -> None:
+    route_by(mode="prefer-far", quality={}, private={"labels": ["health"]})
+    before = bytes(far_server.received)
+    chat.click("#private")
+    send(chat, EASY)
+    assert ended(chat) == {"text": "27 + 58 = 85", "side": "near", "reason": "private"}
+    assert bytes(far_server.received) == before
+    assert "every message that is not private" in (chat.text_content("#far-state") or "")
+
+
 def test_a_server_that_cannot_be_one_of_two_sides_is_told_and_the_page_goes_on_as_before(
     chat: Page, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
@@ -502,7 +516,7 @@ def test_where_there_is_no_near_far_answers_alone_and_the_page_says_why(
     with far_alone(browser, broken, near_server, far_server, bundle) as page:
         notice = page.text_content("#near-notice") or ""
         assert page.is_visible("#near-notice")
-        for part in (title, why, "nothing stays on this device"):
+        for part in (title, why, "Private messages are not sent"):
             assert part in notice
         assert page.is_disabled("#pin input[value=near]")
         send(page, EASY)
@@ -511,6 +525,53 @@ def test_where_there_is_no_near_far_answers_alone_and_the_page_says_why(
         assert badge.startswith("Far")
         assert badge.endswith("no model on this device")
         assert "everything" in (page.text_content("#far-state") or "")
+
+
+@pytest.mark.parametrize("redirects", [False, True], ids=["foreign", "redirected"])
+def test_nothing_is_fetched_or_sent_elsewhere_before_the_user_agrees(
+    redirects: bool, browser: Browser, near_server: PageServer, far_server: RecordingProxy, policy_file: Path
+) -> None:
+    """A link names a server and a policy of another origin, or a policy that redirects there."""
+    far_server.come_back()
+    text = policy_file.read_text()
+    elsewhere = f"http://127.0.0.1:{urlsplit(near_server.url).port}/policy.json"
+    with page_of(browser, NO_WEBGPU) as page:
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.route(elsewhere, lambda route: route.fulfill(body=text, headers={"Access-Control-Allow-Origin": "*"}))
+        page.route("**/moved.json", lambda route: route.fulfill(status=302, headers={"Location": elsewhere}))
+        before = bytes(far_server.received)
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './moved.json' if redirects else elsewhere})}")
+        dialog = page.locator("#consent")
+        dialog.wait_for()
+        assert far_server.url in (dialog.text_content() or "")
+        assert ("may send every message there" in (dialog.text_content() or "")) is not redirects
+        if not redirects:
+            for shown in look(page):
+                page.screenshot(path=SCREENSHOTS / f"consent-{shown}.png")
+            assert page.evaluate(NAMELESS) == []
+        page.click("#consent-refuse")
+        page.wait_for_selector("body[data-state=error]")
+        assert bytes(far_server.received) == before
+        assert [url for url in requests if not url.startswith(near_server.origin)] == []
+        page.reload()
+        page.click("#consent-accept")
+        if redirects:
+            page.wait_for_selector("#far-problem", state="visible")
+            assert "answers with a redirect, which is not followed" in (page.text_content("#far-problem") or "")
+            assert elsewhere not in requests
+            return
+        page.wait_for_selector("body[data-near=failed][data-state=ready]")
+        assert elsewhere in requests
+        # The lock holds by that policy too.
+        page.click("#private")
+        send(page, "my diary says quokka")
+        assert (page.text_content("#status") or "").startswith("Not sent.")
+        # Who has agreed is not asked again.
+        page.reload()
+        page.wait_for_selector("body[data-near=failed][data-state=ready]")
+        assert dialog.count() == 0
+    assert b"quokka" not in far_server.received
 
 
 def test_where_there_is_no_near_a_private_message_is_refused_before_it_is_sent(
@@ -540,6 +601,7 @@ def test_without_near_and_far_the_page_explains_and_a_server_that_is_named_then_
     far_server.die()
     with page_of(browser, NO_WEBGPU) as page:
         page.goto(f"{near_server.url}?{urlencode({'far': far_server.url})}")
+        page.click("#consent-accept")
         page.wait_for_selector("body[data-state=error] #far-problem", state="visible")
         page.goto(near_server.url)
         page.wait_for_selector("body[data-state=error]")

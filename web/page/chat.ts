@@ -121,7 +121,7 @@ export class Chat {
     this.#controls.near(this.#near.state);
     this.notice.show(this.#near, far?.host ?? null);
     if (far === null) return;
-    this.#controls.appear();
+    this.#controls.appear(far.sides.locks);
     this.#form.tell(this.farWords(far));
     this.carry();
   }

@@ -4,8 +4,10 @@
 import type { Dialect } from "../src/router/index.js";
 import { element, factList } from "./elements.js";
 import { explain } from "./explain.js";
+import { agreeToFar, agrees } from "./consent.js";
 import type { FarAddress } from "./far_address.js";
 import { urlOf } from "./far_address.js";
+import { policyAddress } from "./policy.js";
 import { formatBytes, formatCount } from "./format.js";
 import type { Sent } from "./network.js";
 
@@ -30,6 +32,7 @@ export class FarForm {
     if (given.has("far")) this.keepInAddress();
     this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
+      agreeToFar(this.read().url);
       void this.submit();
     });
   }
@@ -68,6 +71,8 @@ export class FarForm {
     this.#connect.disabled = true;
     const address = this.read();
     try {
+      // A link may have named both; nothing is fetched or sent before the user agrees.
+      if (!(await agrees({ far: address.url, policy: policyAddress() }))) return;
       await this.connect(address);
       this.#details.querySelector("summary")?.replaceChildren("Connect another");
       this.#details.open = false;

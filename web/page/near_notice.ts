@@ -32,7 +32,7 @@ export class NearNotice {
     this.#why.hidden = near.state !== "failed";
     if (near.state === "failed") {
       this.#title.textContent = near.error instanceof DeviceError ? "This device cannot run the model" : "The model did not load on this device";
-      this.#words.textContent = `${far} answers instead. Everything you send goes there: nothing stays on this device, and nothing can be private.`;
+      this.#words.textContent = `${far} answers instead. What you send goes there. Private messages are not sent, so nobody answers them.`;
       explain(near.error, this.#why);
     } else {
       this.#title.textContent = "The model is still loading";

@@ -11,6 +11,8 @@ export class SideControls {
   /** Whether the conversation has a private message already, which goes with all that follow. */
   #carried = false;
   #near: Near["state"] = "loading";
+  /** Whether the policy lets this device answer. */
+  #locks = true;
 
   constructor(network: Network) {
     this.#lock.addEventListener("click", () => {
@@ -24,8 +26,10 @@ export class SideControls {
     });
   }
 
-  /** There are two sides from now on. */
-  appear(): void {
+  /** There are two sides from now on. ``locks``: whether the policy lets this device answer a private message. */
+  appear(locks: boolean): void {
+    this.#locks = locks;
+    this.show();
     document.body.dataset.sides = "";
     for (const id of ["private", "sides"]) element(id, HTMLElement).hidden = false;
   }
@@ -49,7 +53,10 @@ export class SideControls {
 
   /** Why the message that is typed cannot be sent; null where it can. The lock stays, lest it goes to the server unlocked. */
   get refused(): string | null {
-    if (!this.private || this.#near !== "failed") return null;
+    if (!this.private) return null;
+    if (!this.#locks && this.#carried) return "This chat has private messages, and the policy sends every message to the server. Start a new chat to use the server.";
+    if (!this.#locks) return "A private message would never be answered: the policy sends every message to the server. Unlock it to send it there.";
+    if (this.#near !== "failed") return null;
     return "A private message would never be answered: there is no model on this device, and the server must not see it. Unlock it to send it there.";
   }
 
@@ -63,12 +70,12 @@ export class SideControls {
   }
 
   private show(): void {
-    const failed = this.#near === "failed";
+    const failed = this.#near === "failed" || !this.#locks;
     disable("near", failed);
     disable("far", this.private);
     this.#note.hidden = !this.private;
     this.#note.dataset.refused = String(this.refused !== null);
-    this.#lock.title = failed ? "Private: not here, for no model is on this device" : "Private: this message never leaves this device";
+    this.#lock.title = failed ? "Private messages cannot be answered here" : "Private: this message never leaves this device";
     this.#note.textContent = this.refused ?? this.words();
   }
 

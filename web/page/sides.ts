@@ -4,19 +4,21 @@
 import type { HybridOptions } from "../src/router/index.js";
 import { Hybrid } from "../src/router/index.js";
 import { platformDevice } from "../src/router/decision/device_hints.js";
-import { parsePolicy } from "../src/router/decision/policy.js";
+import type { Policy } from "../src/router/decision/policy.js";
 import type { Engine } from "../src/index.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { FarAddress } from "./far_address.js";
 import type { AnswerEnd, Answerer, ChatMessage, Piece, Settings, Side } from "./model.js";
 import type { Network } from "./network.js";
-import { fittedPolicy, givenPolicy, ownPolicy, policyWords } from "./policy.js";
+import { fittedPolicy, givenPolicy, labelsOf, lockLabel, ownPolicy, policyWords, withLock } from "./policy.js";
 
 export interface Sides extends Answerer {
   /** What the server calls its model; null where it could not be reached yet. */
   readonly farModel: string | null;
   /** When the server is asked. */
   readonly words: string;
+  /** Whether a private message can be answered: not if the policy sends every message to the server. */
+  readonly locks: boolean;
 }
 
 /**
@@ -44,11 +46,11 @@ export async function connectSides(
     },
   };
   const given = await givenPolicy();
-  let policy: unknown = given ?? ownPolicy(dialect);
+  let policy = withLock(given ?? ownPolicy(dialect));
   let hybrid = await Hybrid.create({ ...options, policy });
   const fitted = given === null ? await fittedPolicy((await facts)?.model ?? null, hybrid.far?.id ?? null, dialect) : null;
   if (fitted !== null) {
-    policy = fitted;
+    policy = withLock(fitted);
     hybrid.close();
     hybrid = await Hybrid.create({ ...options, policy });
   }
@@ -56,13 +58,15 @@ export async function connectSides(
     get farModel() {
       return hybrid.far?.id ?? null;
     },
-    words: policyWords(parsePolicy(policy).quality),
-    answer: (messages, settings, signal) => answer(hybrid, messages, settings, pin(), signal),
+    words: policyWords(policy),
+    locks: lockLabel(policy) !== null,
+    answer: (messages, settings, signal) => answer(hybrid, policy, messages, settings, pin(), signal),
   };
 }
 
 async function* answer(
   hybrid: Hybrid,
+  policy: Policy,
   messages: readonly ChatMessage[],
   { temperature, maxTokens, seed }: Settings,
   pin: Side | null,
@@ -74,7 +78,7 @@ async function* answer(
   let usage: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens: number } } | null = null;
   const stream = await hybrid.chat.completions.create(
     {
-      messages: messages.map(({ role, content, private: secret }) => ({ role, content, ...(secret ? { labels: ["private"] } : {}) })),
+      messages: messages.map(({ role, content, private: secret }) => ({ role, content, labels: labelsOf(policy, secret) })),
       stream: true,
       stream_options: { include_usage: true },
       temperature,

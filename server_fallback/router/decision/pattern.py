@@ -18,8 +18,8 @@ from ...text.grammar.characters import ANY, Ranges, single, subtract, union
 from .readings import BOUNDARY
 
 MAX_CHARACTERS = 1000
-# How often a part may be repeated, the counts of all groups around it multiplied: engines copy it so many times.
-MAX_COPIES = 1000
+# Of the automaton that the pattern stands for; a counted part has the states of all its copies. automaton.ts has the same limit.
+MAX_STATES = 1000
 MAX_DEPTH = 50
 # Ranges are widened to both cases for the scripts up to here: Latin, Greek, Cyrillic.
 LAST_CASED = 0x52F
@@ -31,7 +31,13 @@ _CLASSES: dict[str, Ranges] = {
 }
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _COUNTS = re.compile(r"\{([0-9]{1,4})(,([0-9]{1,4})?)?\}")
+# How often at least and at most; None is without end.
+_QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _CODES = {"x": re.compile("[0-9a-fA-F]{2}"), "u": re.compile("[0-9a-fA-F]{4}")}
+
+
+# The regular expression of a part of a pattern, and how many states it needs.
+_Part = tuple[str, int]
 
 
 def read_pattern(pattern: str) -> str:
@@ -59,68 +65,68 @@ class _Parser:
         self._boundaries = boundaries
         self._position = 0
         self._depth = 0
-        self._copies = 1
 
     def parse(self) -> str:
         if len(self._pattern) > MAX_CHARACTERS:
             raise self._refusal(f"has more than {MAX_CHARACTERS} characters")
-        expression = self._alternation()
+        expression, states = self._alternation()
         if self._position < len(self._pattern):
             raise self._refusal("has a parenthesis too many")
+        if states > MAX_STATES:
+            raise self._refusal(f"needs more than {MAX_STATES} states; make it shorter, or its counts smaller")
         return expression
 
-    def _alternation(self) -> str:
-        parts = [self._sequence()]
+    def _alternation(self) -> _Part:
+        branches = [self._sequence()]
         while self._take("|"):
-            parts.append(self._sequence())
-        return "|".join(parts)
+            branches.append(self._sequence())
+        states = sum(states for _, states in branches)
+        return "|".join(expression for expression, _ in branches), states + (len(branches) > 1)
 
-    def _sequence(self) -> str:
+    def _sequence(self) -> _Part:
         parts = []
         while self._peek() not in ("", "|", ")"):
             parts.append(self._quantified())
-        return "".join(parts)
+        return "".join(expression for expression, _ in parts), sum(states for _, states in parts) or 1
 
-    def _quantified(self) -> str:
+    def _quantified(self) -> _Part:
         # In re, \B matches no empty text (until Python 3.14); in JavaScript it does.
         for written, meant in (("^", r"\A"), ("$", r"\Z"), (r"\b", r"\b"), (r"\B", r"(?!\b)")):
             if self._take(written):
                 # A lookahead matches in one way alone, so this adds no backtracking.
-                return rf"(?={meant}|(?<=\x0b)|\x0b)" if self._boundaries else meant
-        outer, self._copies = self._copies, 1
-        atom = self._atom()
-        quantifier = self._quantifier()
-        self._copies = max(outer, self._copies)
+                return rf"(?={meant}|(?<=\x0b)|\x0b)" if self._boundaries else meant, 1
+        expression, states = self._atom()
+        least, most, quantifier = self._quantifier()
         if self._peek() in ("*", "+", "?", "{"):
             raise self._refusal("repeats what is repeated already")
-        return atom + quantifier
+        # Each optional copy is reached from a state of its own, and so is the end of a loop.
+        more = 1 if most is None or most == 0 else most - least
+        return expression + quantifier, states * (max(least, 1) if most is None else most) + more
 
-    def _quantifier(self) -> str:
-        if self._peek() in ("*", "+", "?"):
+    def _quantifier(self) -> tuple[int, int | None, str]:
+        """How often at least, how often at most (None: without end), and as it is written."""
+        if self._peek() in _QUANTIFIERS:
             quantifier = self._next()
-        else:
-            counts = _COUNTS.match(self._pattern, self._position)
-            if counts is None:
-                return ""
+            least, most = _QUANTIFIERS[quantifier]
+        elif counts := _COUNTS.match(self._pattern, self._position):
             self._position = counts.end()
-            least, most = int(counts[1]), int(counts[3] or counts[1])
-            if most < least:
+            quantifier, least = counts[0], int(counts[1])
+            most = int(counts[3]) if counts[3] else None if counts[2] else least
+            if most is not None and most < least:
                 raise self._refusal("has the ends of a count the wrong way round")
-            self._copies *= max(most, 1)
-            if self._copies > MAX_COPIES:
-                raise self._refusal(f"repeats a part more than {MAX_COPIES} times")
-            quantifier = counts[0]
-        return quantifier + ("?" if self._take("?") else "")
+        else:
+            return 1, 1, ""
+        return least, most, quantifier + ("?" if self._take("?") else "")
 
-    def _atom(self) -> str:
+    def _atom(self) -> _Part:
         character = self._next()
         match character:
             case "(":
                 return self._group()
             case "[":
-                return self._written(self._bracket())
+                return self._written(self._bracket()), 1
             case ".":
-                return self._written(subtract(ANY, single("\n")))
+                return self._written(subtract(ANY, single("\n"))), 1
             case "]" | "{" | "}":
                 raise self._refusal(f"has a {character} that must be written \\{character}")
             case "*" | "+" | "?":
@@ -128,19 +134,19 @@ class _Parser:
             case _:
                 self._position -= 1
                 member, is_class = self._member()
-                return self._written(member if is_class else self._cased(member))
+                return self._written(member if is_class else self._cased(member)), 1
 
-    def _group(self) -> str:
+    def _group(self) -> _Part:
         if self._peek() == "?" and not self._take("?:"):
             raise self._refusal("has a group that Python and JavaScript read differently: lookaround, names and flags are not taken")
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._refusal("is nested too deep")
-        inner = self._alternation()
+        inner, states = self._alternation()
         self._depth -= 1
         if not self._take(")"):
             raise self._refusal("has a group without an end")
-        return f"(?:{inner})"
+        return f"(?:{inner})", states
 
     def _bracket(self) -> Ranges:
         negated = self._take("^")

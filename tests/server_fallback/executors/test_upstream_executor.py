@@ -163,6 +163,20 @@ def test_what_an_upstream_says_becomes_one_of_our_errors(reply: Reply, kind: typ
     with_upstream(check, FakeOpenAI(lambda _: reply))
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_request_goes_to_the_target_of_a_redirect(status: int) -> None:
+    target = FakeOpenAI()
+    redirecting = FakeOpenAI(lambda _: Reply(status, b"", headers={"Location": f"{target.url}/v1/chat/completions"}))
+
+    async def run() -> None:
+        async with running(target), opened(redirecting) as executor:
+            with pytest.raises(DeviceError, match="answers with a redirect, which is not followed"):
+                await ask(executor)
+
+    asyncio.run(run())
+    assert (len(redirecting.asked), target.asked) == (1, [])
+
+
 def scripted(*replies: Reply) -> Callable[[Asked], Reply]:
     rest = list(replies)
     return lambda _: rest.pop(0)

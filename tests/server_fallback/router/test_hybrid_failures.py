@@ -45,6 +45,12 @@ def test_far_dies_in_mid_answer_and_near_goes_on_from_there() -> None:
     assert len(far.generated) == 1
 
 
+def test_near_takes_over_from_a_server_that_redirects() -> None:
+    far = in_turn(Reply(307, b"", headers={"Location": "http://127.0.0.1:9/v1/chat/completions"}))
+    assert told(ask(FakeNear("one"), far, policy("prefer-far"))) == ("one", "near", "far_failed", None)
+    assert len(far.generated) == 1
+
+
 def test_near_dies_in_mid_answer_and_far_goes_on_by_token_ids() -> None:
     near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=completion("tw", "o")))
     answer = ask(near, far, policy(), max_tokens=20, min_tokens=6, temperature=0.25, stop="x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import unicodedata
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.server_fallback.router.decision import privacy, readings
+from nearfar.server_fallback.router.decision.pattern import compile_pattern
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/router_private.json").read_text(encoding="utf-8"))
@@ -36,6 +38,44 @@ IGNORABLE = "".join(regex.findall(r"[\p{DI}\p{Cf}\u2800]|(?![\t-\r\x85])\p{Cc}",
 def test_texts_are_private_as_the_conformance_cases_say(case: dict[str, Any]) -> None:
     check = PrivateCheck.of((), (case["pattern"],), ignore_case=case.get("ignore_case", True))
     assert check.matches(*case["parts"]) is case["private"]
+
+
+EXAMPLES: dict[str, Any] = json.loads((Path(__file__).parents[2] / "conformance/private_patterns.json").read_text(encoding="utf-8"))
+
+
+def test_the_chat_pages_patterns_find_their_examples_and_no_counterexample() -> None:
+    all_of_them = PrivateCheck.of((), tuple(row["pattern"] for row in EXAMPLES["patterns"]), ignore_case=True)
+    for row in EXAMPLES["patterns"]:
+        one = PrivateCheck.of((), (row["pattern"],), ignore_case=True)
+        assert [text for text in row["found"] if not one.matches(f"x {text}")] == []
+        assert [text for text in row["clear"] if all_of_them.matches(text)] == []
+
+
+def test_a_pattern_of_too_many_states_is_refused_with_the_limit() -> None:
+    assert compile_pattern("a{1000}", ignore_case=False).search("a" * 1000)
+    with pytest.raises(ValueError, match="needs more than 1000 states; make it shorter, or its counts smaller"):
+        compile_pattern("a{1000}b", ignore_case=False)
+
+
+atoms = st.sampled_from(["a", "b", "1", "-", " ", ".", r"\w", r"\W", r"\d", r"\s", "[ab]", "[^a1]", "\\n", "^", "$", r"\b", r"\B"])
+quantifiers = st.sampled_from(["*", "+", "?", "{2}", "{0}", "{1,}", "{0,2}", "*?", "{1,3}?"])
+expressions = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=4).map("".join),
+        st.lists(inner, min_size=2, max_size=3).map("|".join).map("(?:{})".format),
+        st.tuples(inner, quantifiers).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200)
+@given(pattern=expressions, text=st.text("ab1- \n", max_size=12))
+def test_a_pattern_finds_what_the_standard_library_finds(pattern: str, text: str) -> None:
+    # In re, $ is also before a line feed at the end; \B matches no empty text.
+    native = re.compile(pattern.replace("$", r"\Z").replace(r"\B", r"(?!\b)"), re.ASCII)
+    assert bool(compile_pattern(pattern, ignore_case=False).search(text)) is bool(native.search(text))
 
 
 FOUND = (

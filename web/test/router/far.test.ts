@@ -1,5 +1,9 @@
 // The far side by itself: what each kind of server is sent, and what is made of what it says.
 
+import type { Server, ServerResponse } from "node:http";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
+
 import { expect, test } from "vitest";
 
 import type { Dialect } from "../../src/router/sides/dialect.js";
@@ -31,6 +35,42 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
   const { body, requests } = await asked(dialect, params);
   expect(body).toEqual({ ...PLAIN, ...rest });
   expect(requests[0]?.url).toBe(dialect === "nearfar" ? "http://far.test/v1/nearfar/about" : "http://far.test/v1/models");
+});
+
+test("a redirect is not followed: nothing reaches its target", async () => {
+  const reached: string[] = [];
+  const listening = async (answer: (url: string, response: ServerResponse) => void): Promise<Server> => {
+    const server = createServer((request, response) => {
+      answer(request.url ?? "", response);
+    });
+    await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+    return server;
+  };
+  const urlOf = (server: Server): string => `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const target = await listening((url, response) => {
+    reached.push(url);
+    response.end();
+  });
+  const redirecting = await listening((url, response) => {
+    if (url.endsWith("/about")) response.end(JSON.stringify({ api_version: 1, models: [{ id: "big" }] }));
+    else response.writeHead(307, { Location: `${urlOf(target)}${url}` }).end();
+  });
+  try {
+    const side = new FarSide({ baseURL: urlOf(redirecting) }, globalThis.fetch, new FakeClock());
+    const asking = side.ask({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }).next();
+    await expect(asking).rejects.toMatchObject({ code: "unavailable", message: expect.stringContaining("answers with a redirect, which is not followed") as string, details: { retryable: false } });
+    expect(reached).toEqual([]);
+  } finally {
+    target.close();
+    redirecting.close();
+  }
+});
+
+test("what a page sees of a redirect is told as one", async () => {
+  // A page's fetch gives an opaque response, whose status is 0.
+  const opaque = { ok: false, status: 0, type: "opaqueredirect", headers: new Headers() } as Response;
+  const side = new FarSide({ baseURL: FAR }, () => Promise.resolve(opaque), new FakeClock());
+  await expect(side.reach(SIGNAL)).rejects.toThrow("answers with a redirect");
 });
 
 test("an extension that the server lacks is refused before it is asked", async () => {

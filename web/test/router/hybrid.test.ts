@@ -244,6 +244,7 @@ describe("when a side breaks", () => {
     [400, { message: "no such thing", param: "tools" }, { code: "request_error", param: "tools" }],
     [500, {}, { route: { side: "near", reason: "far_failed" } }],
     [401, {}, { route: { side: "near", reason: "far_failed" } }],
+    [307, {}, { route: { side: "near", reason: "far_failed" } }],
   ])("status %i of the server", async (status, error, result) => {
     const { nf } = await setUp({ policy: { mode: "prefer-far", retries: 0 }, far: [{ status, error }] });
     const whole = nf.chat.completions.create({ messages: MESSAGES }).catch((reason: unknown) => reason);

@@ -1,15 +1,15 @@
-// Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike. A pattern flows in, a RegExp flows out.
+// Patterns of private texts: the regular expressions that Python's re and JavaScript's RegExp read alike. They are compiled for
+// automaton.ts, whose searches take linear time.
 //
 // Characters, . [...] (...) (?:...) | and * + ? {n} {n,} {n,m} with their lazy forms, ^ and $ (the ends of the text), \b \B \d \D \w \W \s \S in ASCII's
 // meaning, \t \n \r \f \v \xHH \uHHHH, and a backslash before any sign. All else (lookaround, back references, named groups, flags) is refused.
 
 import type { Ranges } from "../../grammar/ebnf.js";
 import { ANY, single, subtract, union } from "../../grammar/ebnf.js";
-import { BOUNDARY } from "./readings.js";
+import type { Part } from "./automaton.js";
+import { Automaton, MAX_STATES, PartBuilder } from "./automaton.js";
 
 const MAX_CHARACTERS = 1000;
-/** How often a part may be repeated, the counts of all groups around it multiplied: engines copy it so many times. */
-const MAX_COPIES = 1000;
 const MAX_DEPTH = 50;
 /** Ranges are widened to both cases for the scripts up to here: Latin, Greek, Cyrillic. */
 const LAST_CASED = 0x52f;
@@ -30,84 +30,75 @@ const CLASSES: Readonly<Record<string, Ranges>> = {
 const CONTROLS: Readonly<Record<string, string>> = { t: "\t", n: "\n", r: "\r", f: "\f", v: "\v" };
 const CODES: Readonly<Record<string, RegExp>> = { x: /^[0-9a-fA-F]{2}/, u: /^[0-9a-fA-F]{4}/ };
 const COUNTS = /^\{([0-9]{1,4})(,([0-9]{1,4})?)?\}/;
-const ASSERTIONS = { "^": "^", $: "$", "\\b": "\\b", "\\B": "\\B" };
+const ASSERTIONS = ["^", "$", "\\b", "\\B"] as const;
 
-/**
- * The pattern, ready to search with. With ``boundaries``, a match may go on over a boundary between parts, and there every assertion holds: ^, $, \b and
- * \B. Throws Error that says what is outside the subset.
- */
-export function compilePattern(pattern: string, ignoreCase: boolean, boundaries = false): RegExp {
-  return new RegExp(new Parser(pattern, ignoreCase, boundaries).parse(), "u");
+/** The pattern, ready to search with. Throws Error that says what is outside the subset, or which limit the pattern exceeds. */
+export function compilePattern(pattern: string, ignoreCase: boolean): Automaton {
+  return new Automaton(new Parser(pattern, ignoreCase).parse());
 }
 
 /** Throws Error for a pattern by which every text would be private. */
-export function refuseEmptyMatch(pattern: string, compiled: RegExp): void {
+export function refuseEmptyMatch(pattern: string, compiled: Automaton): void {
   if (compiled.test("")) throw new Error(`the pattern ${JSON.stringify(pattern)} matches the empty text, and so every text`);
 }
 
-/** Writes every character as its code point, so that nothing is left for an engine to read in its own way. */
 class Parser {
   readonly #characters: readonly string[];
+  readonly #parts = new PartBuilder(() => this.refusal(`needs more than ${MAX_STATES} states; make it shorter, or its counts smaller`));
   #at = 0;
   #depth = 0;
-  #copies = 1;
 
   constructor(
     pattern: string,
     private readonly ignoreCase: boolean,
-    private readonly boundaries: boolean,
   ) {
     this.#characters = Array.from(pattern);
   }
 
-  parse(): string {
+  parse(): Part {
     if (this.#characters.length > MAX_CHARACTERS) throw this.refusal(`has more than ${MAX_CHARACTERS} characters`);
-    const expression = this.alternation();
+    const whole = this.alternation();
     if (this.#at < this.#characters.length) throw this.refusal("has a parenthesis too many");
-    return expression;
+    return whole;
   }
 
-  private alternation(): string {
-    const parts = [this.sequence()];
-    while (this.take("|")) parts.push(this.sequence());
-    return parts.join("|");
+  private alternation(): Part {
+    const branches = [this.sequence()];
+    while (this.take("|")) branches.push(this.sequence());
+    return this.#parts.alternatives(branches);
   }
 
-  private sequence(): string {
-    const parts: string[] = [];
+  private sequence(): Part {
+    const parts: Part[] = [];
     while (!["", "|", ")"].includes(this.peek())) parts.push(this.quantified());
-    return parts.join("");
+    return this.#parts.sequence(parts);
   }
 
-  private quantified(): string {
-    // A lookahead matches in one way alone, so this adds no backtracking.
-    for (const [written, meant] of Object.entries(ASSERTIONS)) if (this.take(written)) return this.boundaries ? `(?=${meant}|(?<=\\v)|\\v)` : meant;
-    const outer = this.#copies;
-    this.#copies = 1;
-    const repeated = this.atom() + this.quantifier();
-    this.#copies = Math.max(outer, this.#copies);
+  private quantified(): Part {
+    for (const assertion of ASSERTIONS) if (this.take(assertion)) return this.#parts.assertion(assertion);
+    const repeated = this.repeated(this.atom());
     if (["*", "+", "?", "{"].includes(this.peek())) throw this.refusal("repeats what is repeated already");
     return repeated;
   }
 
-  private quantifier(): string {
-    let quantifier = "";
-    if (["*", "+", "?"].includes(this.peek())) quantifier = this.next();
-    else {
-      const counts = COUNTS.exec(this.rest(12));
-      if (counts === null) return "";
-      [quantifier] = counts;
-      this.#at += quantifier.length;
-      const least = Number(counts[1]);
-      const most = Number(counts[3] ?? counts[1]);
+  private repeated(part: Part): Part {
+    let [least, most] = [0, Infinity];
+    const counts = COUNTS.exec(this.rest(12));
+    if (this.take("?")) most = 1;
+    else if (this.take("+")) least = 1;
+    else if (!this.take("*")) {
+      if (counts === null) return part;
+      this.#at += counts[0].length;
+      least = Number(counts[1]);
+      most = counts[2] === "," ? Infinity : Number(counts[3] ?? least);
       if (most < least) throw this.refusal("has the ends of a count the wrong way round");
-      this.#copies *= Math.max(most, 1);
-      if (this.#copies > MAX_COPIES) throw this.refusal(`repeats a part more than ${MAX_COPIES} times`);
     }
-    return quantifier + (this.take("?") ? "?" : "");
+    // The lazy form finds the same texts.
+    this.take("?");
+    return this.#parts.repeated(part, least, most);
   }
 
-  private atom(): string {
+  private atom(): Part {
     const character = this.next();
     switch (character) {
       case "(":
@@ -132,7 +123,7 @@ class Parser {
     }
   }
 
-  private group(): string {
+  private group(): Part {
     if (this.peek() === "?" && !this.take("?:")) {
       throw this.refusal("has a group that Python and JavaScript read differently: lookaround, names and flags are not taken");
     }
@@ -140,7 +131,7 @@ class Parser {
     const inner = this.alternation();
     this.#depth--;
     if (!this.take(")")) throw this.refusal("has a group without an end");
-    return `(?:${inner})`;
+    return inner;
   }
 
   private bracket(): Ranges {
@@ -196,13 +187,10 @@ class Parser {
     return union(both);
   }
 
-  private written(ranges: Ranges): string {
+  private written(ranges: Ranges): Part {
     const [first] = ranges;
     if (first === undefined || isSurrogate(first[0])) throw this.refusal("has a class without a character");
-    if (!this.boundaries) return classOf(ranges);
-    // Only the optional one after a character matches a boundary, so that there is one way to match it.
-    const others = subtract(ranges, single(BOUNDARY));
-    return others.length === 0 ? "(?!)" : `(?:${classOf(others)}\\v?)`;
+    return this.#parts.character(ranges);
   }
 
   private peek(): string {
@@ -228,10 +216,6 @@ class Parser {
   private refusal(problem: string): Error {
     return new Error(`the pattern ${JSON.stringify(this.#characters.slice(0, 80).join(""))} ${problem}`);
   }
-}
-
-function classOf(ranges: Ranges): string {
-  return `[${ranges.map(([low, high]) => `\\u{${low.toString(16)}}-\\u{${high.toString(16)}}`).join("")}]`;
 }
 
 /** A character in both cases; such as become two by it are left out. */

@@ -3,6 +3,8 @@
 // A pattern is searched in every reading of every text. The parts of a message are searched joined by nothing, by a space and by a line feed, for servers
 // differ in how they join them; and with a boundary between them, where each part may begin or end a word and a match may go on into the next part.
 
+import type { Automaton } from "./automaton.js";
+import { Visits } from "./automaton.js";
 import { compilePattern } from "./pattern.js";
 import type { PrivateRules } from "./policy_schema.js";
 import { BOUNDARY, readings } from "./readings.js";
@@ -12,32 +14,35 @@ import type { Situation } from "./situation.js";
 export class PrivateCheck {
   private constructor(
     private readonly labels: ReadonlySet<string>,
-    private readonly patterns: readonly RegExp[],
-    /** For texts with boundaries. */
-    private readonly across: readonly RegExp[],
+    private readonly patterns: readonly Automaton[],
     private readonly ignoreCase: boolean,
   ) {}
 
   static of({ labels, patterns, ignore_case }: PrivateRules): PrivateCheck {
-    const compiled = (boundaries: boolean): RegExp[] => patterns.map((pattern) => compilePattern(pattern, ignore_case, boundaries));
-    return new PrivateCheck(new Set(labels), compiled(false), compiled(true), ignore_case);
+    const compiled = patterns.map((pattern) => compilePattern(pattern, ignore_case));
+    return new PrivateCheck(new Set(labels), compiled, ignore_case);
   }
 
   /** By a label of the request or of any of its messages, or by a pattern in any of its texts. */
   isPrivate({ labels, messages, texts }: Situation): boolean {
     if ([...labels, ...messages.flatMap((message) => message.labels)].some((label) => this.labels.has(label))) return true;
-    return messages.some(({ content, parts = [] }) => this.matches(content) || this.matches(...parts)) || texts.some((text) => this.matches(text));
+    return this.#finds([...messages.flatMap(({ content, parts = [] }) => [[content], ...(parts.length > 1 ? [parts] : [])]), ...texts.map((text) => [text])]);
   }
 
   /** Whether a pattern is found in a text of these parts. */
   matches(...parts: readonly string[]): boolean {
-    if (this.patterns.length === 0) return false;
-    if (this.foundIn(parts.join(""), this.patterns)) return true;
-    if (parts.length < 2) return false;
-    return [" ", "\n"].some((separator) => this.foundIn(parts.join(separator), this.patterns)) || this.foundIn(parts.join(BOUNDARY), this.across);
+    return this.#finds([parts]);
   }
 
-  private foundIn(text: string, patterns: readonly RegExp[]): boolean {
-    return readings(text, this.ignoreCase).some((reading) => patterns.some((pattern) => pattern.test(reading)));
+  /** Each text by its parts. */
+  #finds(texts: readonly (readonly string[])[]): boolean {
+    const visits = new Visits();
+    const foundIn = (text: string, boundaries = false): boolean =>
+      readings(text, this.ignoreCase).some((reading) => this.patterns.some((pattern) => pattern.test(reading, boundaries, visits)));
+    if (this.patterns.length === 0) return false;
+    return texts.some((parts) => {
+      if (parts.length < 2) return foundIn(parts.join(""));
+      return ["", " ", "\n"].some((separator) => foundIn(parts.join(separator))) || foundIn(parts.join(BOUNDARY), true);
+    });
   }
 }

@@ -84,7 +84,8 @@ export class FarHttp {
     const headers = { ...(init.headers as Record<string, string> | undefined), ...(this.apiKey === null ? {} : { Authorization: `Bearer ${this.apiKey}` }) };
     try {
       // No cookies: the key says who asks, and what the browser keeps for that origin is not ours to send.
-      const response = await this.fetch(`${this.#root}${route}`, { ...init, headers, credentials: "omit" });
+      // No redirects: nobody has agreed to send anything to the address that they lead to.
+      const response = await this.fetch(`${this.#root}${route}`, { ...init, headers, credentials: "omit", redirect: "manual" });
       const waitMs = response.headers.get(QUEUE_HEADER) ?? "";
       if (/^\d{1,12}$/.test(waitMs)) this.#queue = { seconds: Number(waitMs) / 1000, toldAt: this.clock.now() };
       return response;
@@ -97,6 +98,10 @@ export class FarHttp {
   /** The answer, where its status is a good one. */
   private async checked(response: Response): Promise<Response> {
     if (response.ok) return response;
+    // A page sees the status of a redirect as 0.
+    if (response.status < 400) {
+      throw new Unavailable(`${this.#root}: answers with a redirect, which is not followed; give its target as far.baseURL`, { retryable: false });
+    }
     const said = errorObject(await response.text().catch(() => ""));
     throw this.byStatus(response.status, said, retryAfterMs(response.headers.get("Retry-After")));
   }

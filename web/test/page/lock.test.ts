@@ -1,0 +1,97 @@
+// What the page shows as private never leaves the device, whatever the policy says: every request of a recording server is read.
+
+import { readFileSync } from "node:fs";
+
+import { expect, test } from "vitest";
+
+import { labelsOf, lockLabel, ownPolicy, withLock } from "../../page/policy.js";
+import { PRIVATE_PATTERNS } from "../../page/private_patterns.js";
+import { decide } from "../../src/router/decision/decide.js";
+import { PrivateCheck } from "../../src/router/decision/privacy.js";
+import { VECTORS, situationOf } from "../router/cases.js";
+import type { NearScript } from "../router/fakes.js";
+import { read, setUp } from "../router/hybrid_set_up.js";
+
+const SECRET = "the diary of quokka";
+const CASES = VECTORS.cases.filter(({ error }) => error === undefined);
+const POLICIES = [...new Set(CASES.map(({ policy }) => JSON.stringify(policy)))].map((policy) => JSON.parse(policy) as object);
+/** An answer that policies escalate, and one that fails. */
+const UNSURE: NearScript = { text: "near by near by near by", logprobs: [-9] };
+const FAILING: NearScript = { text: "near", then: new Error("the device is lost") };
+
+test("under every policy of the conformance file, no byte of a locked message leaves the device", { timeout: 60_000 }, async () => {
+  expect(POLICIES.length).toBeGreaterThan(100);
+  for (const json of POLICIES) {
+    const policy = withLock(json);
+    const label = lockLabel(policy);
+    expect(label === null).toBe(policy.mode === "far-only");
+    const messages = [
+      { role: "user" as const, content: SECRET, labels: label === null ? [] : [label] },
+      { role: "assistant" as const, content: SECRET, labels: [] },
+      { role: "user" as const, content: "go on", labels: [] },
+    ];
+    for (const pin of [null, "far"] as const) {
+      for (const script of [UNSURE, FAILING]) {
+        const { nf, far } = await setUp({ policy, scripts: [script] });
+        if (label === null) {
+          expect(() => labelsOf(policy, true)).toThrow("not sent");
+          continue;
+        }
+        expect(labelsOf(policy, true)).toEqual([label]);
+        const answered = await read(nf, { messages, pin }).then((chunks) => chunks.find(({ route }) => route !== undefined)?.route, () => null); // prettier-ignore
+        expect(far.sent, JSON.stringify(json)).not.toContain("quokka");
+        expect(far.chats).toEqual([]);
+        if (pin === null && script === UNSURE) expect(answered).toMatchObject({ side: "near" });
+        nf.close();
+      }
+    }
+  }
+});
+
+test("a request that the decision calls private is not sent", { timeout: 60_000 }, async () => {
+  let found = 0;
+  for (const { policy: json, situation: changes } of CASES) {
+    const policy = withLock(json);
+    const situation = situationOf(changes);
+    if (!decide(policy, situation).private) continue;
+    found++;
+    const { nf, far } = await setUp({ policy, scripts: [UNSURE] });
+    const messages = situation.messages.map(({ role, content, labels, parts }) => ({ role, labels, content: parts === undefined ? content : parts.map((text) => ({ type: "text", text })) }));
+    // Other texts stand in a tool's description.
+    const tools = situation.texts.map((description, index) => ({ type: "function", function: { name: `tool_${index}`, description, parameters: { type: "object" } } }));
+    await read(nf, { messages, labels: situation.labels, ...(tools.length > 0 ? { tools } : {}) }).catch(() => null);
+    expect(far.chats, JSON.stringify(changes)).toEqual([]);
+    nf.close();
+  }
+  expect(found).toBeGreaterThan(50);
+});
+
+test("the lock has a label under a policy that has as many labels as it may", () => {
+  const labels = Array.from({ length: 100 }, (_, index) => `label ${index}`);
+  const policy = withLock({ version: 1, mode: "prefer-far", private: { labels } });
+  expect(labelsOf(policy, true)).toEqual(["label 0"]);
+  expect(labelsOf(policy, false)).toEqual([]);
+  expect(decide(policy, situationOf({ labels: labelsOf(policy, true) }))).toMatchObject({ side: "near", reason: "private" });
+});
+
+test("README's policy with private labels of its own has the lock", () => {
+  const policy = withLock({ version: 1, mode: "prefer-far", private: { labels: ["health"] } });
+  expect(policy.private.labels).toContain("health");
+  expect(decide(policy, situationOf({ labels: labelsOf(policy, true) }))).toMatchObject({ side: "near", reason: "private" });
+});
+
+interface Examples {
+  readonly patterns: readonly { readonly name: string; readonly pattern: string; readonly found: readonly string[]; readonly clear: readonly string[] }[];
+}
+const { patterns: EXAMPLES } = JSON.parse(readFileSync(new URL("../../../tests/conformance/private_patterns.json", import.meta.url), "utf8")) as Examples;
+
+test("the page's own policy has the patterns of the conformance file", () => {
+  expect(Object.fromEntries(EXAMPLES.map(({ name, pattern }) => [name, pattern]))).toEqual(PRIVATE_PATTERNS);
+});
+
+test.each(EXAMPLES)("$name: found in its examples, and nothing in the counterexamples", ({ pattern, found, clear }) => {
+  const one = PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true });
+  const all = PrivateCheck.of(withLock(ownPolicy("nearfar")).private);
+  expect(found.filter((text) => !one.matches(`x ${text}`) || !all.matches(text))).toEqual([]);
+  expect(clear.filter((text) => all.matches(text))).toEqual([]);
+});

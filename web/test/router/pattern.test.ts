@@ -1,0 +1,81 @@
+// Patterns: they find what native engines find, in linear time, and those that would be too large are refused.
+
+import fc from "fast-check";
+import { expect, test } from "vitest";
+
+import { compilePattern } from "../../src/router/decision/pattern.js";
+import { PrivateCheck } from "../../src/router/decision/privacy.js";
+
+/** A pattern, and the regular expression that says the same of texts with boundaries: JavaScript's own. */
+interface Expression {
+  readonly pattern: string;
+  readonly across: string;
+}
+
+const CHARACTERS = ["a", "b", "1", "-", " ", "[ab]", "[^a1]", "\\w", "\\W", "\\d", "\\n"];
+const character = fc.constantFrom(...CHARACTERS).map((pattern): Expression => ({ pattern, across: `(?:(?!\\v)${pattern}\\v?)` }));
+const assertion = fc.constantFrom("^", "$", "\\b", "\\B").map((pattern): Expression => ({ pattern, across: `(?=${pattern}|(?<=\\v)|\\v)` }));
+const joined = (parts: readonly Expression[], separator: string): Expression => ({
+  pattern: `(?:${parts.map(({ pattern }) => pattern).join(separator)})`,
+  across: `(?:${parts.map(({ across }) => across).join(separator)})`,
+});
+const { expression } = fc.letrec<{ expression: Expression }>((tie) => ({
+  expression: fc.oneof(
+    { maxDepth: 3 },
+    { weight: 4, arbitrary: character },
+    { weight: 1, arbitrary: assertion },
+    { weight: 3, arbitrary: fc.array(tie("expression"), { minLength: 1, maxLength: 4 }).map((parts) => joined(parts, "")) },
+    { weight: 2, arbitrary: fc.array(tie("expression"), { minLength: 2, maxLength: 3 }).map((parts) => joined(parts, "|")) },
+    {
+      weight: 2,
+      arbitrary: fc.tuple(tie("expression"), fc.constantFrom("*", "+", "?", "{2}", "{0}", "{1,}", "{0,2}", "*?", "{1,3}?")).map(([{ pattern, across }, quantifier]) => ({ pattern: `(?:${pattern})${quantifier}`, across: `(?:${across})${quantifier}` })), // prettier-ignore
+    },
+  ),
+}));
+
+test("a pattern finds what the native engine finds, with boundaries and without", () => {
+  const text = fc.string({ unit: fc.constantFrom("a", "b", "1", "-", " ", "\n", "\v"), maxLength: 10 });
+  fc.assert(
+    fc.property(expression, text, ({ pattern, across }, given) => {
+      const compiled = compilePattern(pattern, false);
+      expect(compiled.test(given)).toBe(new RegExp(pattern, "u").test(given));
+      expect(compiled.test(given, true)).toBe(new RegExp(across, "u").test(given));
+    }),
+    { numRuns: 2000 },
+  );
+});
+
+const LONG = 100_000;
+/** No two places look alike, so a search meets ever new sets of states. */
+const RANDOM = Array.from({ length: LONG }, (_, index) => (Math.imul(index ^ (index >>> 3), 0x9e3779b1) < 0 ? "a" : "b")).join("");
+
+test.each([
+  ["(a+)+$", `${"a".repeat(LONG)}b`],
+  ["(?:(?:(?:a+)+)+)+c", RANDOM],
+  ["(?:a|b)*a(?:a|b){320}c", RANDOM],
+  ["(?:a?b?){240}c", RANDOM],
+  ["a.{0,490}c", RANDOM],
+  ["[\\w.+-]+@([\\w-]+\\.)+[a-z]{2,}", "a".repeat(LONG)],
+])("%s searches 100,000 characters within a second or so", { timeout: 60_000 }, (pattern, text) => {
+  const check = PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true });
+  const start = process.cpuUsage();
+  check.matches(text);
+  const { user } = process.cpuUsage(start);
+  // Of the processor's time; a backtracking engine takes minutes, or years.
+  expect(user).toBeLessThan(5_000_000);
+});
+
+test("nested loops are decided, not given up", () => {
+  const check = PrivateCheck.of({ labels: [], patterns: ["(a+)+$"], ignore_case: false });
+  expect([check.matches(`${"a".repeat(LONG)}b`), check.matches("a".repeat(LONG))]).toEqual([false, true]);
+});
+
+test("a search that needs too many visits finds its text private", () => {
+  const texts = Array.from({ length: 3 }, () => RANDOM);
+  expect(PrivateCheck.of({ labels: [], patterns: ["a.{0,490}c"], ignore_case: false }).matches(...texts)).toBe(true);
+});
+
+test("a pattern of too many states is refused with the limit", () => {
+  expect(compilePattern("a{1000}", false).test("a".repeat(1000))).toBe(true);
+  expect(() => compilePattern("a{1000}b", false)).toThrow('the pattern "a{1000}b" needs more than 1000 states; make it shorter, or its counts smaller');
+});
