@@ -87,7 +87,8 @@ def cut(index: int) -> dict[str, Any]:
 
 def says_text(choice: Mapping[str, Any]) -> bool:
     delta = choice.get("delta")
-    return bool(choice.get("text") or (isinstance(delta, dict) and delta.get("content")))
+    texts = (delta.get(key) for key in ("content", "reasoning_content", "reasoning")) if isinstance(delta, dict) else ()
+    return bool(choice.get("text") or any(texts))
 
 
 def listed_tokens(choice: Mapping[str, Any]) -> int:

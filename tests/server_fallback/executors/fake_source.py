@@ -30,8 +30,8 @@ class FakeSource:
     the answer's. Token ids are bytes, END ends an answer.
     """
 
-    def __init__(self, *answers: str, failure: Exception | None = None) -> None:
-        self.answers = [list(answer.encode()) for answer in answers]
+    def __init__(self, *answers: str | Sequence[int], failure: Exception | None = None) -> None:
+        self.answers = [list(answer.encode() if isinstance(answer, str) else answer) for answer in answers]
         self.failure = failure
         self.requests: list[TokenRequest] = []
         self.running = 0
@@ -97,8 +97,9 @@ class FakeSource:
         self.closed = True
 
 
-def byte_tokenizer(folder: Path) -> Path:
-    """The path of a tokenizer.json whose ids 0 to 255 are the bytes; 256 and 257 are special tokens, 258 is not. 259 is no token."""
+def byte_tokenizer(folder: Path, markers: Sequence[str] = (), *, special: bool = False) -> Path:
+    """The path of a tokenizer.json whose ids 0 to 255 are the bytes; 256 and 257 are special tokens, 258 is not. The ``markers`` follow,
+    as ``special`` tokens or others; without them 259 is no token."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -109,21 +110,28 @@ def byte_tokenizer(folder: Path) -> Path:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<s>", "</s>"])
-    backend.add_tokens([AddedToken("<tool>", special=False)])
+    backend.add_tokens([AddedToken("<tool>", special=False), *(AddedToken(marker, special=special) for marker in markers)])
     path = folder / "tokenizer.json"
     backend.save(str(path))
     assert json.loads(path.read_text())["added_tokens"][1]["id"] == END
     return path
 
 
-def text_model(folder: Path, template: str | None = TEMPLATE, embedding: EmbeddingSpec | None = None) -> TextModel:
-    path = byte_tokenizer(folder)
+def text_model(
+    folder: Path,
+    template: str | None = TEMPLATE,
+    embedding: EmbeddingSpec | None = None,
+    markers: Sequence[str] = (),
+    *,
+    special: bool = False,
+) -> TextModel:
+    path = byte_tokenizer(folder, markers, special=special)
     return TextModel(
         name="fake",
         tokenizer=Tokenizer(TokenizerFiles(path, chat_template=template)),
         tokenizer_json=path,
         tools=tool_format(template),
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE + len(markers),
         eos_token_ids=(END,),
         hidden_size=3,
         embedding=embedding,
