@@ -6,7 +6,6 @@ tokens is not cut. web/src/text/reasoning.ts does the same, and tests/conformanc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -16,21 +15,16 @@ from nearfar.compiler.text.tokenizer import Tokenizer
 # Where an answer is. "start": nothing but white space has come, so reasoning may begin.
 State = Literal["start", "reasoning", "content"]
 
-# Variables with which templates switch reasoning off.
-_SWITCHES = {"enable_thinking": r"\benable_thinking\b", "thinking": r"\bthinking\s+is\s+(?:not\s+)?defined\b"}
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """``opening`` and ``ending`` are the markers with the space that models write around them."""
+    """The markers, around which models and templates write line breaks."""
 
     open: str
     close: str
-    opening: str
-    ending: str
 
 
-DIALECTS = (Dialect("<think>", "</think>", "<think>\n", "\n</think>\n\n"),)
+DIALECTS = (Dialect("<think>", "</think>"),)
 
 
 def find_dialect(template: str, token_id: Callable[[str], int | None]) -> Dialect | None:
@@ -38,13 +32,8 @@ def find_dialect(template: str, token_id: Callable[[str], int | None]) -> Dialec
     return next((each for each in DIALECTS if each.close in template and None not in (token_id(each.open), token_id(each.close))), None)
 
 
-def thinking_switch(template: str) -> str | None:
-    """The template's variable that switches reasoning on and off, None if it has none."""
-    return next((name for name, pattern in _SWITCHES.items() if re.search(pattern, template)), None)
-
-
 class Reasoning:
-    """How one model reasons, in token ids. ``ending_ids`` are what ends the reasoning: the closing marker and the space around it."""
+    """How one model reasons, in token ids. ``ending_ids`` are what ends the reasoning: the closing marker and the line breaks around it."""
 
     def __init__(self, dialect: Dialect, tokenizer: Tokenizer) -> None:
         self.dialect, self._tokenizer = dialect, tokenizer
@@ -52,7 +41,7 @@ class Reasoning:
         assert open_id is not None
         assert close_id is not None
         self.open_id, self.close_id = open_id, close_id
-        self.opening_ids, self.ending_ids = self._with_markers(dialect.opening), self._with_markers(dialect.ending)
+        self.ending_ids = [*self._encode("\n"), close_id, *self._encode("\n\n")]
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> Reasoning | None:
@@ -75,30 +64,19 @@ class Reasoning:
 
         ``content`` may hold the reasoning itself, between its markers.
         """
-        dialect, encode = self.dialect, self._tokenizer.encode
-        opens = content.lstrip().startswith(dialect.open)
-        if not reasoning and (opens or dialect.close in content):
-            if opens and state == "reasoning":
-                content = content.lstrip()[len(dialect.open) :].lstrip("\n")
-            ids = self._with_markers(content)
-            return ids, "content" if self.close_id in ids else "reasoning"
-        ids = []
+        ids: list[int] = []
+        is_closed = self.dialect.close in content
+        is_whole = not reasoning and (is_closed or content.lstrip().startswith(self.dialect.open))
         if reasoning:
-            ids = [*([] if state == "reasoning" else self.opening_ids), *encode(reasoning, add_special_tokens=False)]
+            ids += [*([] if state == "reasoning" else [self.open_id, *self._encode("\n")]), *self._encode(reasoning)]
             state = "reasoning"
         if content:
-            ids += [*(self.ending_ids if state == "reasoning" else []), *encode(content, add_special_tokens=False)]
-            state = "content"
+            ids += [*(self.ending_ids if state == "reasoning" and not is_whole else []), *self._encode(content)]
+            state = "reasoning" if is_whole and not is_closed else "content"
         return ids, state
 
-    def _with_markers(self, text: str) -> list[int]:
-        """The ids of a text whose markers are tokens, even if these are special ones."""
-        markers = {self.dialect.open: self.open_id, self.dialect.close: self.close_id}
-        ids = []
-        for part in re.split(f"({'|'.join(map(re.escape, markers))})", text):
-            if part:
-                ids += [markers[part]] if part in markers else self._tokenizer.encode(part, add_special_tokens=False)
-        return ids
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 class Parts(NamedTuple):

@@ -1,11 +1,12 @@
 """A constraint for an answer that reasons first: the reasoning has a budget, and a form holds what follows it.
 
 Within the budget any token may come. Then the tokens that end the reasoning are forced one by one. The browser does the same
-(web/src/text/reasoning_constraint.ts).
+(web/src/grammar/reasoning_constraint.ts).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Protocol
 
@@ -54,12 +55,12 @@ class ReasoningConstraint:
         self._vocab_size = vocab_size
         self._any = None if form is None else mask_without(end_token_ids, vocab_size)
         needed = None if form is None else form.needed
-        # The most tokens before the content, with the marker.
-        self._room = None if needed is None else max_tokens - needed
-        if state == "reasoning" and self._room is not None and self._room < len(reasoning.ending_ids):
+        # The most tokens before the end of the reasoning.
+        self._room = math.inf if needed is None else max_tokens - len(reasoning.ending_ids) - needed
+        if state == "reasoning" and self._room < 0:
             raise RequestError(
-                f"the shortest answer found that the grammar allows has {needed} tokens, and the end of the reasoning before it "
-                f"{len(reasoning.ending_ids)}; there is room for {max_tokens}: raise max_tokens, or switch the reasoning off",
+                f"the end of the reasoning and the shortest answer found need {max_tokens - self._room} tokens, and max_tokens is "
+                f"{max_tokens}; raise it",
                 param="max_tokens",
             )
         # All tokens before the content, and those of the reasoning alone.
@@ -78,7 +79,7 @@ class ReasoningConstraint:
         if self._state == "reasoning":
             return self._any
         mask = self._form.mask()
-        if self._state == "start" and mask is not None and self._may_begin and not has_bit(mask, self._reasoning.open_id):
+        if self._state == "start" and mask is not None and self._fits and not has_bit(mask, self._reasoning.open_id):
             mask = mask.copy()
             set_bit(mask, self._reasoning.open_id)
         return mask
@@ -95,7 +96,7 @@ class ReasoningConstraint:
             self._reasoned += 1
             if token_id == self._reasoning.close_id:
                 self._state = "content"
-        elif self._state == "start" and token_id == self._reasoning.open_id and self._may_begin:
+        elif self._state == "start" and token_id == self._reasoning.open_id and self._fits:
             self._spent += 1
             self._state = "reasoning"
             return
@@ -123,12 +124,9 @@ class ReasoningConstraint:
     @property
     def _is_used_up(self) -> bool:
         over_budget = self._budget is not None and self._reasoned >= self._budget
-        return over_budget or not self._fits(1)
+        return over_budget or not self._fits
 
     @property
-    def _may_begin(self) -> bool:
-        return self._fits(1)
-
-    def _fits(self, tokens: int) -> bool:
-        """Whether there is room for so many more tokens and the end of the reasoning."""
-        return self._room is None or self._spent + tokens + len(self._reasoning.ending_ids) <= self._room
+    def _fits(self) -> bool:
+        """Whether there is room for one more token before the end of the reasoning."""
+        return self._spent < self._room

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,12 @@ from typing import Any
 from nearfar.compiler.errors import RequestError
 
 from ..schema.chat import ChatCompletionRequest
-from .reasoning import thinking_switch
 
-# Tokens of reasoning, for templates that do not read the effort themselves. "xhigh" and "max" set no limit.
-EFFORT_TOKENS: Mapping[str, int] = {"low": 1024, "medium": 8192, "high": 24_576}
-OFF = ("none", "minimal")
+# The most tokens of reasoning, None for no limit; 0 switches it off.
+EFFORT_TOKENS: Mapping[str, int | None] = {
+    "none": 0, "minimal": 0, "low": 1024, "medium": 8192, "high": 24_576, "xhigh": None, "max": None,
+}  # fmt: skip
+SWITCH = "enable_thinking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +28,30 @@ class Thinking:
 def read_thinking(request: ChatCompletionRequest, template: str, *, reasons: bool, ignore: Callable[[str], None] | None = None) -> Thinking:
     """``reasons``: the model has markers of reasoning. ``ignore`` is called with the name of a parameter that the model lacks.
 
-    As in vLLM, ``reasoning_effort`` goes before the variable of that name, and sets the template's switch only if the request does not.
+    As in vLLM, ``reasoning_effort`` goes before the variable of that name, and sets the switch only if the request does not. If the
+    template has no switch, an effort that switches the reasoning off is a budget of 0.
+
     Raises RequestError, without ``ignore`` also for a parameter that the model lacks.
     """
-    switch, effort = thinking_switch(template), request.reasoning_effort
+    can_switch, effort, budget = SWITCH in template, request.reasoning_effort, request.thinking_token_budget
     variables = dict(request.chat_template_kwargs or {})
-    if request.enable_thinking is not None:
-        if switch is None:
-            _lacking("enable_thinking", "whose chat template has no such variable", ignore)
-        elif switch in variables:
-            message = f"enable_thinking and chat_template_kwargs.{switch} mean the same; give one of them"
-            raise RequestError(message, param="enable_thinking")
-        else:
-            variables[switch] = request.enable_thinking
-    if effort is not None:
-        variables.setdefault(switch or "enable_thinking", effort not in OFF)
-        variables["reasoning_effort"] = effort
-    if request.verbosity is not None:
-        variables["verbosity"] = request.verbosity
-    budget = request.thinking_token_budget
     if budget is not None and not reasons:
         _lacking("thinking_token_budget", "which does not reason between markers", ignore)
-    elif budget is None and effort is not None and not re.search(r"\breasoning_effort\b", template):
-        budget = (0 if switch is None else None) if effort in OFF else EFFORT_TOKENS.get(effort)
+    if request.enable_thinking is not None:
+        if SWITCH in variables:
+            raise RequestError(f"{SWITCH} and chat_template_kwargs.{SWITCH} mean the same; give one of them", param=SWITCH)
+        if can_switch:
+            variables[SWITCH] = request.enable_thinking
+        else:
+            _lacking(SWITCH, "whose chat template has no such variable", ignore)
+    if effort is not None:
+        tokens = EFFORT_TOKENS[effort]
+        variables.setdefault(SWITCH, tokens != 0)
+        variables["reasoning_effort"] = effort
+        if budget is None and not (can_switch and tokens == 0):
+            budget = tokens
+    if request.verbosity is not None:
+        variables["verbosity"] = request.verbosity
     return Thinking(variables, budget)
 
 

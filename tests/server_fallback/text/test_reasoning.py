@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.errors import RequestError
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.text.grammar.matcher import Mask, set_bit
-from nearfar.server_fallback.text.reasoning import ReasoningParser, State, find_dialect, thinking_switch
+from nearfar.server_fallback.text.reasoning import ReasoningParser, State, find_dialect
 from nearfar.server_fallback.text.reasoning_constraint import ReasoningConstraint
+from nearfar.server_fallback.text.thinking import read_thinking
 
 VECTORS = json.loads((Path(__file__).parents[2] / "conformance" / "reasoning.json").read_text())
 VOCAB_SIZE, END, OPEN, CLOSE, BREAK = 8, 0, 1, 2, 3
@@ -23,7 +25,12 @@ def test_a_models_markers_and_switch_are_those_of_its_tokens_and_template(case: 
     tokens: list[str] = case["tokens"]
     dialect = find_dialect(case["template"], lambda token: tokens.index(token) if token in tokens else None)
     assert (None if dialect is None else dialect.open) == case["open"]
-    assert thinking_switch(case["template"]) == case["switch"]
+    request = ChatCompletionRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "enable_thinking": False}
+    )
+    ignored: list[str] = []
+    thinking = read_thinking(request, case["template"], reasons=True, ignore=ignored.append)
+    assert (thinking.variables, ignored) == (({"enable_thinking": False}, []) if case["switch"] else ({}, ["enable_thinking"]))
 
 
 @pytest.mark.parametrize("case", VECTORS["splits"], ids=lambda case: case["name"])
@@ -68,7 +75,7 @@ def test_a_constraint_bounds_the_reasoning_and_the_form_follows(case: dict[str, 
         )
 
     if case["masks"] == "refused":
-        with pytest.raises(RequestError, match="raise max_tokens"):
+        with pytest.raises(RequestError, match="raise it"):
             constraint()
         return
     bounded = constraint()

@@ -299,7 +299,7 @@ function withTools(...answers: readonly string[]) {
     tools: { parser: angleParser, grammar: (tools, choice) => ({ kind: "json_schema", schema: { tools: tools.length, choice } }) },
     grammar: {
       constraint: (spec) => {
-        specs.push(spec);
+        if (spec !== undefined) specs.push(spec);
         open++;
         return Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => open-- });
       },
