@@ -96,7 +96,7 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
     for message in body["messages"]:
         if message.get("reasoning_content"):
             # vLLM's newer name.
-            message.setdefault("reasoning", message["reasoning_content"])
+            message["reasoning"] = message.pop("reasoning_content")
     if request.enable_thinking is not None:
         del body["enable_thinking"]
         body["chat_template_kwargs"] = {**body.get("chat_template_kwargs", {}), "enable_thinking": request.enable_thinking}

@@ -76,13 +76,12 @@ function usageOf(requests: readonly TokenRequest[], ends: readonly (ChoiceEnd | 
   const prompts = requests.flatMap(({ promptIds }, index) => (index % n === 0 ? [{ tokens: promptIds.length, cached: ends[index]?.cachedTokens ?? null }] : []));
   const promptTokens = prompts.reduce((sum, { tokens }) => sum + tokens, 0);
   const cachedTokens = prompts.reduce<number | null>((sum, { cached }) => (sum === null || cached === null ? null : sum + cached), 0);
-  const reasoned = ends.flatMap((end) => end?.reasoningTokens ?? []);
   return {
     prompt_tokens: promptTokens,
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
     ...(cachedTokens === null ? {} : { prompt_tokens_details: { cached_tokens: cachedTokens } }),
-    ...(reasoned.length > 0 && { completion_tokens_details: { reasoning_tokens: reasoned.reduce((sum, count) => sum + count) } }),
+    ...(ends[0]?.reasoningTokens != null && { completion_tokens_details: { reasoning_tokens: ends.reduce((sum, end) => sum + (end?.reasoningTokens ?? 0), 0) } }),
   };
 }
 

@@ -192,10 +192,10 @@ function nonsense(what: string): Unavailable {
 
 function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {
   if (typeof usage !== "object" || usage === null) return null;
-  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details, queue_ms: queue } = usage as JsonObject;
+  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details, completion_tokens_details: written, queue_ms: queue } = usage as JsonObject;
+  const reasoned = number((written as JsonObject | null | undefined)?.reasoning_tokens);
   const promptTokens = number(prompt) ?? 0;
   const completionTokens = number(completion) ?? 0;
-  const reasoned = number(((usage as JsonObject).completion_tokens_details as JsonObject | null | undefined)?.reasoning_tokens);
   const cached = number((details as JsonObject | null | undefined)?.cached_tokens);
   const queueMs = number(queue);
   return {
