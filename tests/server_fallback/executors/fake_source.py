@@ -23,6 +23,17 @@ from nearfar.server_fallback.text.tools import tool_format
 TEMPLATE = "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 END = 257
 VOCAB_SIZE = 260
+# The markers of a model that reasons.
+OPEN, CLOSE = 259, 260
+# As Qwen3 has it: the switch closes the reasoning in the prompt, and reasoning is given back in the messages.
+HYBRID = (
+    "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor %}[assistant]"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+# As DeepSeek R1 has it: the prompt opens the reasoning, and nothing switches it off.
+OPENED = "{# </think> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]{{ '<think>\n' }}"
 
 
 class FakeSource:
@@ -141,3 +152,23 @@ def text_model(
 def executor(folder: Path, *answers: str, template: str | None = TEMPLATE) -> tuple[LocalExecutor, FakeSource]:
     source = FakeSource(*answers)
     return LocalExecutor(source, text_model(folder, template)), source
+
+
+def reasoner(folder: Path, *answers: str, template: str = HYBRID, special: bool = False) -> tuple[LocalExecutor, FakeSource]:
+    source = FakeSource(*map(ids, answers))
+    return LocalExecutor(source, text_model(folder, template, markers=("<think>", "</think>"), special=special)), source
+
+
+def ids(text: str) -> list[int]:
+    """With the markers' tokens."""
+    found: list[int] = []
+    for index, part in enumerate(text.replace("</think>", "<think>").split("<think>")):
+        if index:
+            found.append(OPEN if text[len(said(found)) :].startswith("<think>") else CLOSE)
+        found += part.encode()
+    return found
+
+
+def said(token_ids: Sequence[int]) -> str:
+    names = {OPEN: b"<think>", CLOSE: b"</think>"}
+    return b"".join(names.get(token_id) or bytes([token_id]) for token_id in token_ids).decode()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_source import END, FakeSource, text_model
+from fake_source import END, HYBRID, OPEN, OPENED, FakeSource, ids, reasoner, said
 from test_local import HI, chat, chunks, complete, run
 
 from nearfar.compiler.errors import RequestError
@@ -17,32 +17,8 @@ from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.text.grammar.bounded import BoundedConstraint
 
-OPEN, CLOSE = 259, 260
-# As Qwen3 has it: the switch closes the reasoning in the prompt, and reasoning is given back in the messages.
-HYBRID = (
-    "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]"
-    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor %}[assistant]"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-)
-# As DeepSeek R1 has it: the prompt opens the reasoning, and nothing switches it off.
-OPENED = "{# </think> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]{{ '<think>\n' }}"
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}}}
 TOOL = {"type": "function", "function": {"name": "f"}}
-
-
-def ids(text: str) -> list[int]:
-    """With the markers' tokens."""
-    found: list[int] = []
-    for index, part in enumerate(text.replace("</think>", "<think>").split("<think>")):
-        if index:
-            found.append(OPEN if text[len(said(found)) :].startswith("<think>") else CLOSE)
-        found += part.encode()
-    return found
-
-
-def said(token_ids: Sequence[int]) -> str:
-    names = {OPEN: b"<think>", CLOSE: b"</think>"}
-    return b"".join(names.get(token_id) or bytes([token_id]) for token_id in token_ids).decode()
 
 
 @contextmanager
@@ -53,11 +29,6 @@ def held_reasoner(folder: Path, *answers: str, template: str = HYBRID) -> Iterat
         yield local, source
     finally:
         run(local.close())
-
-
-def reasoner(folder: Path, *answers: str, template: str = HYBRID, special: bool = False) -> tuple[LocalExecutor, FakeSource]:
-    source = FakeSource(*map(ids, answers))
-    return LocalExecutor(source, text_model(folder, template, markers=("<think>", "</think>"), special=special)), source
 
 
 @pytest.mark.parametrize("special", [False, True])
