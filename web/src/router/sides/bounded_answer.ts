@@ -28,7 +28,7 @@ export async function* boundedAnswer(chunks: AsyncIterable<ChatCompletionChunk>,
         continue;
       }
       const listed = choice.logprobs?.content?.length ?? 0;
-      const size = listed > 0 ? listed : Number(countsPieces && (choice.delta.content || choice.delta.reasoning_content || "") !== "");
+      const size = listed > 0 ? listed : Number(countsPieces && [choice.delta.content, choice.delta.reasoning_content].some(Boolean));
       tokens += size;
       const isOver = size > 0 && tokens > limit;
       ended = choice.finish_reason !== null;
