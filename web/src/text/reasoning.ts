@@ -13,11 +13,6 @@ export interface Dialect {
 
 const DIALECTS: readonly Dialect[] = [{ open: "<think>", close: "</think>" }];
 
-/** The dialect whose markers are tokens and whose closing marker the chat template names; undefined for a model that does not reason. */
-export function findDialect(template: string, tokenId: (token: string) => number | undefined): Dialect | undefined {
-  return DIALECTS.find(({ open, close }) => template.includes(close) && tokenId(open) !== undefined && tokenId(close) !== undefined);
-}
-
 /** What reasoning needs of a tokenizer. */
 export interface ReasoningCodec {
   tokenId(token: string): number | undefined;
@@ -26,58 +21,57 @@ export interface ReasoningCodec {
 }
 
 /** How one model reasons, in token ids. */
-export class Reasoning {
+export interface Reasoning {
+  readonly dialect: Dialect;
   readonly openId: number;
   readonly closeId: number;
   /** What ends the reasoning: the closing marker and the line breaks around it. */
   readonly endingIds: readonly number[];
-
-  constructor(
-    readonly dialect: Dialect,
-    private readonly codec: ReasoningCodec,
-  ) {
-    const { open, close } = dialect;
-    this.openId = codec.tokenId(open) ?? -1;
-    this.closeId = codec.tokenId(close) ?? -1;
-    this.endingIds = [...this.encode("\n"), this.closeId, ...this.encode("\n\n")];
-  }
-
   /** Whether a token is white space. */
-  isBlank(id: number): boolean {
-    return /^\s+$/.test(this.codec.decode([id]));
-  }
-
+  isBlank(id: number): boolean;
   /** Where an answer to a prompt begins. A template may open the reasoning, or close it again if it is switched off. */
-  stateAfter(promptIds: readonly number[]): State {
-    const last = promptIds.findLast((id) => !this.isBlank(id));
-    return last === this.openId ? "reasoning" : last === this.closeId ? "content" : "start";
-  }
-
+  stateAfter(promptIds: readonly number[]): State;
   /**
    * The ids of an answer that the client began, after a prompt that ends in ``state``, and the state after them. ``content`` may hold the reasoning
    * itself, between its markers.
    */
-  begun(state: State, content: string, reasoning = ""): { readonly ids: readonly number[]; readonly state: State } {
-    const { open, close } = this.dialect;
-    const ids: number[] = [];
-    const isClosed = content.includes(close);
-    const isWhole = reasoning === "" && (isClosed || content.trimStart().startsWith(open));
-    if (reasoning !== "") {
-      if (state !== "reasoning") ids.push(this.openId, ...this.encode("\n"));
-      ids.push(...this.encode(reasoning));
-      state = "reasoning";
-    }
-    if (content !== "") {
-      if (state === "reasoning" && !isWhole) ids.push(...this.endingIds);
-      ids.push(...this.encode(content));
-      state = isWhole && !isClosed ? "reasoning" : "content";
-    }
-    return { ids, state };
-  }
+  begun(state: State, content: string, reasoning?: string): { readonly ids: readonly number[]; readonly state: State };
+}
 
-  private encode(text: string): readonly number[] {
-    return this.codec.encode(text, false);
+/** Of the dialect whose markers are tokens and whose closing marker the chat template names; null for a model that does not reason. */
+export function reasoningOf(template: string, codec: ReasoningCodec): Reasoning | null {
+  for (const dialect of DIALECTS) {
+    const { open, close } = dialect;
+    const openId = codec.tokenId(open);
+    const closeId = codec.tokenId(close);
+    if (openId === undefined || closeId === undefined || !template.includes(close)) continue;
+    const encode = (text: string): readonly number[] => codec.encode(text, false);
+    const isBlank = (id: number): boolean => /^\s+$/.test(codec.decode([id]));
+    const endingIds = [...encode("\n"), closeId, ...encode("\n\n")];
+    return {
+      dialect,
+      openId,
+      closeId,
+      endingIds,
+      isBlank,
+      stateAfter: (promptIds) => {
+        const last = promptIds.findLast((id) => !isBlank(id));
+        return last === openId ? "reasoning" : last === closeId ? "content" : "start";
+      },
+      begun: (state, content, reasoning = "") => {
+        const isClosed = content.includes(close);
+        const isWhole = reasoning === "" && (isClosed || content.trimStart().startsWith(open));
+        const ids = reasoning === "" || state === "reasoning" ? [] : [openId, ...encode("\n")];
+        ids.push(...encode(reasoning));
+        if (reasoning !== "") state = "reasoning";
+        if (content === "") return { ids, state };
+        if (state === "reasoning" && !isWhole) ids.push(...endingIds);
+        ids.push(...encode(content));
+        return { ids, state: isWhole && !isClosed ? "reasoning" : "content" };
+      },
+    };
   }
+  return null;
 }
 
 export type Parts = readonly [reasoning: string, content: string];

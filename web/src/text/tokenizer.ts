@@ -7,7 +7,7 @@ import type { TokenizerEntry } from "../runtime/manifest.js";
 import type { Message, RenderOptions } from "./chat_template.js";
 import { ChatTemplate } from "./chat_template.js";
 import { ControlTokens, SENTINEL, privateSpelling, sentinelRefused, spellsMarker } from "./control_tokens.js";
-import { Reasoning, findDialect } from "./reasoning.js";
+import { reasoningOf } from "./reasoning.js";
 import type { ThinkingModel } from "./thinking.js";
 import type { ToolFormat } from "./tools.js";
 
@@ -69,11 +69,7 @@ export class Tokenizer {
     this.#bosTokenId = entry.bos_token === null ? undefined : this.#backend.token_to_id(entry.bos_token);
     this.#chatTemplate = entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry));
     const template = entry.chat_template ?? "";
-    const dialect = findDialect(template, (token) => this.tokenId(token));
-    this.thinking = {
-      reasoning: dialect === undefined ? null : new Reasoning(dialect, this),
-      canSwitch: template.includes("enable_thinking"),
-    };
+    this.thinking = { reasoning: reasoningOf(template, this), canSwitch: template.includes("enable_thinking") };
   }
 
   /** How this model writes calls of tools; null where it cannot call any. */

@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import type { Constraint } from "../../src/engine/request.js";
 import { ReasoningConstraint } from "../../src/grammar/reasoning_constraint.js";
 import type { State } from "../../src/text/reasoning.js";
-import { ReasoningParser, findDialect } from "../../src/text/reasoning.js";
+import { ReasoningParser, reasoningOf } from "../../src/text/reasoning.js";
 import vectors from "../../../tests/conformance/reasoning.json" with { type: "json" };
 
 const [END, OPEN, CLOSE, BREAK, PLAIN] = [0, 1, 2, 3, 4];
@@ -12,8 +12,8 @@ const dialect = { open: "<think>", close: "</think>" };
 type Piece = string | { readonly marker: string };
 
 test.each(vectors.models)("a model's markers are those of its tokens and template: $template", ({ template, tokens, open }) => {
-  const found = findDialect(template, (token) => ((tokens as readonly string[]).includes(token) ? tokens.indexOf(token) : undefined));
-  expect(found?.open ?? null).toBe(open);
+  const tokenId = (token: string): number | undefined => ((tokens as readonly string[]).includes(token) ? tokens.indexOf(token) : undefined);
+  expect(reasoningOf(template, { tokenId, encode: () => [], decode: () => "" })?.dialect.open ?? null).toBe(open);
 });
 
 test.each(vectors.splits)("any split of a text gives the same reasoning and content: $name", ({ start, pieces, reasoning, content }) => {
