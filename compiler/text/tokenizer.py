@@ -159,6 +159,11 @@ class Tokenizer:
         [text] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return str(text)
 
+    def token_id(self, token: str) -> int | None:
+        """The id of the token with this name, None if there is none."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
     def is_byte_token(self, token_id: int) -> bool:
         """Whether the token stands for one byte, so that only its neighbours tell which character it belongs to."""
         token = self._backend.id_to_token(token_id)

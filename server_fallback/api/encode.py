@@ -12,8 +12,9 @@ from ..schema.completions import Completion, CompletionChunk
 def chat_json(answer: ChatCompletion) -> bytes:
     value = answer.model_dump(mode="json")
     for choice in value["choices"]:
-        if choice["message"]["tool_calls"] is None:
-            del choice["message"]["tool_calls"]
+        for key in ("tool_calls", "reasoning_content"):
+            if choice["message"][key] is None:
+                del choice["message"][key]
     return _json(value)
 
 
@@ -44,10 +45,11 @@ def completion_chunk_json(chunk: CompletionChunk, include_usage: bool) -> bytes 
 
 
 def _json(value: Any) -> bytes:
-    """Without a null ``route``, which only pairs of sides have, and without a null ``queue_ms``, which only our own engines know."""
+    """Without a null ``route``, which only pairs of sides have, and without what is null in the usage because only some models know it."""
     if value["route"] is None:
         del value["route"]
     usage = value.get("usage")
-    if usage is not None and usage["queue_ms"] is None:
-        del usage["queue_ms"]
+    for key in ("queue_ms", "completion_tokens_details"):
+        if usage is not None and usage[key] is None:
+            del usage[key]
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")

@@ -18,6 +18,7 @@ from .encode import chat_chunk_json, chat_json, completion_chunk_json, completio
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
 from .json_body import printable
+from .lenient import IGNORED_HEADER
 from .metrics import says_something
 from .route import WITH_BODY, keyed_router
 from .service import Service
@@ -122,6 +123,10 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call
         observe_metric(seconds)
         service.queue_waits.observe(body.model, seconds)
 
+    def ignore_param(name: str) -> None:
+        headers = exchange.answer_headers
+        headers[IGNORED_HEADER] = ", ".join([*([headers[IGNORED_HEADER]] if IGNORED_HEADER in headers else []), name])
+
     return Call(
         request_id=exchange.request_id,
         priority=exchange.priority(body.priority),
@@ -129,6 +134,7 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call
         headers=exchange.passed_on,
         client=exchange.client,
         observe_queue=observe_queue,
+        ignore_param=ignore_param if service.config.lenient else None,
     )
 
 

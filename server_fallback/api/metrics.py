@@ -131,10 +131,10 @@ def says_something(choice: ChunkChoice | CompletionChoice) -> bool:
 
 
 def has_text(choice: ChunkChoice | CompletionChoice) -> bool:
-    """Text, or a part of a tool call."""
+    """Text, reasoning, or a part of a tool call."""
     if isinstance(choice, CompletionChoice):
         return bool(choice.text)
-    return bool(choice.delta.content or choice.delta.tool_calls)
+    return bool(choice.delta.content or choice.delta.reasoning_content or choice.delta.tool_calls)
 
 
 class _States(Collector):

@@ -97,7 +97,7 @@ class Server:
 
 def says_something(choice: Mapping[str, Any]) -> bool:
     delta = choice.get("delta") or {}
-    return bool(delta.get("content") or delta.get("tool_calls") or delta.get("reasoning_content"))
+    return bool(delta.get("content") or delta.get("tool_calls") or delta.get("reasoning_content") or delta.get("reasoning"))
 
 
 def make_client(api_key: str | None) -> httpx.AsyncClient:

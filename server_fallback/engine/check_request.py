@@ -37,7 +37,10 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
             check("stop_token_ids", token, whole(0, model.vocab_size - 1), ids)
     check("min_tokens", request.min_tokens, whole(0, math.inf if request.max_tokens is None else request.max_tokens), MIN_TOKENS)
     if request.ignore_eos and request.constraint is not None:
-        raise RequestError("ignore_eos cannot be combined with a format, whose end is the model's end token", param="ignore_eos")
+        raise RequestError(
+            "ignore_eos cannot be combined with a format, whose end is the model's end token, or with a budget for the reasoning",
+            param="ignore_eos",
+        )
     if request.when_full != "stop":
         check(
             "when_full", request.when_full, whole(0, model.context // 2), f"an integer from 0 to half of the context, {model.context // 2}"

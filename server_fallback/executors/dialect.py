@@ -22,9 +22,11 @@ DIALECTS: tuple[Dialect, ...] = ("openai", "vllm", "nearfar")
 OF_ACCOUNTS = {
     "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction", "modalities",
 }  # fmt: skip
+REASONING_KEYS = ("reasoning_content", "reasoning")
 SAMPLING_EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
 # Empty or false, they ask for nothing.
 VLLM_EXTENSIONS = ("stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs")
+THINKING_EXTENSIONS = ("enable_thinking", "thinking_token_budget")
 
 
 def generation_body(request: GenerationRequest, model: str, dialect: Dialect, *, priority: int | None) -> dict[str, Any]:
@@ -43,6 +45,10 @@ def generation_body(request: GenerationRequest, model: str, dialect: Dialect, *,
     asked_grammar(request)
     if dialect == "openai":
         refuse_extensions(request)
+        for message in body.get("messages", ()):
+            # OpenAI's own messages have no reasoning, and DeepSeek refuses what it wrote itself.
+            for key in REASONING_KEYS:
+                message.pop(key, None)
     if dialect == "vllm":
         to_vllm(request, body)
     if priority:
@@ -54,6 +60,7 @@ def generation_body(request: GenerationRequest, model: str, dialect: Dialect, *,
 def refuse_extensions(request: GenerationRequest) -> None:
     given: list[str] = [name for name in SAMPLING_EXTENSIONS if getattr(request, name) is not None]
     given += [name for name in VLLM_EXTENSIONS if getattr(request, name, None)]
+    given += [name for name in THINKING_EXTENSIONS if getattr(request, name, None) is not None]
     given += [name for name, _ in structured_outputs(request)]
     if isinstance(request, ChatCompletionRequest):
         if isinstance(request.response_format, RegexFormat | GrammarFormat):
@@ -86,6 +93,13 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
     elif isinstance(request.response_format, GrammarFormat):
         del body["response_format"]
         body["structured_outputs"] = {"grammar": request.response_format.grammar}
+    for message in body["messages"]:
+        if message.get("reasoning_content"):
+            # vLLM's newer name.
+            message["reasoning"] = message.pop("reasoning_content")
+    if request.enable_thinking is not None:
+        del body["enable_thinking"]
+        body["chat_template_kwargs"] = {**body.get("chat_template_kwargs", {}), "enable_thinking": request.enable_thinking}
     if request.continue_final_message:
         # vLLM starts a new turn unless it is told not to, and the two exclude each other.
         body["add_generation_prompt"] = False

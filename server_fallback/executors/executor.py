@@ -30,7 +30,8 @@ class Call:
     network for IPv6); "" for calls of the server itself. ``priority`` is final: the requested one, limited to what the key allows. For each
     answer, our own executors call ``observe_queue`` with the seconds until the device received its first token, and ``observe_token`` with
     the id of each of its tokens. Before that, they call ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens,
-    at most 32. Other executors call none of these.
+    at most 32. Other executors call none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is
+    then ignored; None makes it an error.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class Call:
     observe_queue: Callable[[float], None] | None = None
     observe_token: Callable[[int], None] | None = None
     observe_prompt_logprobs: Callable[[Sequence[float]], None] | None = None
+    ignore_param: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,17 +34,21 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import Choice
 from ..text.chat import ChatForm, chat_chunks
-from ..text.chat_prompt import Chat, encode_rendered, mark_chat, read_chat, render_chat
+from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
 from ..text.choice import answer_choice
 from ..text.completion import CompletionForm, Prompt, completion_chunks, read_prompts
+from ..text.grammar.bounded import BoundedConstraint
+from ..text.grammar.constraint import GrammarConstraint
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
+from ..text.reasoning import Reasoning, State
+from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import Terms, check_length, check_min_tokens, check_prompt, check_token_ids, stops_of, token_requests
 from ..text.response_format import answer_format, asked_grammar
-from ..text.template_variables import template_variables
 from ..text.text_size import is_longer
 from ..text.text_workers import TextWorkers
+from ..text.thinking import read_thinking
 from ..text.tools import ToolFormat, tool_format
 from ..text.vocabulary import Vocabulary, read_vocabulary
 from .executor import Abilities, Call, ExecutorState
@@ -109,6 +113,11 @@ class TextModel:
         return read_vocabulary(self.tokenizer_json, self.vocab_size, self.eos_token_ids)
 
     @cached_property
+    def reasoning(self) -> Reasoning | None:
+        """How the model reasons, None if it does not."""
+        return Reasoning.of(self.tokenizer)
+
+    @cached_property
     def tokenizer_sha256(self) -> str:
         return sha256(self.tokenizer_json.read_bytes()).hexdigest()
 
@@ -155,17 +164,23 @@ class LocalExecutor:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         check_min_tokens(request, max_tokens)
         form = await _in_thread_if_long(request, lambda: answer_format(request, model.tools))
+        template = model.tokenizer.chat_template
+        thinking = read_thinking(
+            request, "" if template is None else template.source, reasons=model.reasoning is not None, ignore=call.ignore_param
+        )
         chat = read_chat(
             request.messages,
             tools=form.tools,
             continue_final_message=bool(request.continue_final_message),
-            variables=template_variables(request),
+            variables=thinking.variables,
         )
-        prompt = await self._chat_prompt(chat, call.client)
+        prompt, state = await self._chat_prompt(chat, call.client)
         check_prompt(prompt, model.vocab_size, self.context, "messages")
         terms = self._terms(call, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
         requests = await self._constrained(token_requests(prompt, request, terms), form.grammar, form.param, call)
-        choices = self._choices(source, requests, request, call)
+        if state != "content" and (form.grammar is not None or thinking.budget is not None):
+            requests = [self._reasoning_first(each, state, thinking.budget) for each in requests]
+        choices = self._choices(source, requests, request, call, state)
         vocabulary = await self._vocabulary(bool(request.logprobs))
         chat_form = ChatForm(model.name, form.calls, request.parallel_tool_calls is False, vocabulary, form.call_begins)
         async with aclosing(chat_chunks(choices, requests, chat_form)) as chunks:
@@ -232,7 +247,7 @@ class LocalExecutor:
                 add_generation_prompt=request.add_generation_prompt,
                 variables=request.chat_template_kwargs,
             )
-            ids = await self._chat_prompt(chat, "")
+            ids, _ = await self._chat_prompt(chat, "")
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
 
     def _encode_text(self, text: str, request: TokenizeRequest) -> list[int]:
@@ -323,7 +338,7 @@ class LocalExecutor:
         if self._model.embedding is not None:
             raise RequestError("this model makes embeddings and generates no text; ask a model that generates", param="model")
 
-    async def _chat_prompt(self, chat: Chat, client: str) -> list[int]:
+    async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
         """Raises RequestError, for a prompt that is many times too long before it is encoded."""
         tokenizer, template = self._model.tokenizer, self._workers.template
         texts = [chat.messages, chat.options]
@@ -333,7 +348,9 @@ class LocalExecutor:
                 text = await _in_thread_if_long(texts, lambda: render_chat(tokenizer, marked))
             else:
                 text = await template.render(marked.messages, marked.options, client)
-            return await _in_thread_if_long([text, chat.begun], lambda: encode_rendered(tokenizer, marked, text, self.context))
+            reasoning = self._model.reasoning
+            begun = [text, chat.begun, chat.begun_reasoning]
+            return await _in_thread_if_long(begun, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 
@@ -347,10 +364,7 @@ class LocalExecutor:
         if grammar is None:
             return list(requests)
         left = None if call.deadline is None else max(call.deadline - time.monotonic(), 0)
-        # Where the context ends, they do as well.
-        [first, *_] = requests
-        room = max(1, self.context - len(first.prompt_ids) + 1)
-        most = room if first.max_tokens is None else min(first.max_tokens, room)
+        most = self._room(requests[0])
         try:
             async with asyncio.timeout(left):
                 constraints = await self._workers.grammars.constraints(grammar, len(requests), param, most, call.client)
@@ -358,13 +372,41 @@ class LocalExecutor:
             raise DeadlineExceeded("the grammar is not compiled within the time that the request allows; ask again") from error
         return [replace(request, constraint=constraint) for request, constraint in zip(requests, constraints, strict=True)]
 
+    def _reasoning_first(self, request: TokenRequest, state: State, budget: int | None) -> TokenRequest:
+        """The reasoning has a budget, and the request's constraint holds what follows it."""
+        model = self._model
+        assert model.reasoning is not None
+        assert isinstance(request.constraint, GrammarConstraint | BoundedConstraint | None)
+        constraint = ReasoningConstraint(
+            model.reasoning,
+            state,
+            budget=budget,
+            form=request.constraint,
+            max_tokens=self._room(request),
+            vocab_size=model.vocab_size,
+            end_token_ids=model.eos_token_ids,
+        )
+        return replace(request, constraint=constraint)
+
+    def _room(self, request: TokenRequest) -> int:
+        """The most tokens of the answer, which ends with the context too."""
+        room = max(1, self.context - len(request.prompt_ids) + 1)
+        return room if request.max_tokens is None else min(request.max_tokens, room)
+
     def _choices(
-        self, source: TokenSource, requests: Sequence[TokenRequest], request: ChatCompletionRequest | CompletionRequest, call: Call
+        self,
+        source: TokenSource,
+        requests: Sequence[TokenRequest],
+        request: ChatCompletionRequest | CompletionRequest,
+        call: Call,
+        state: State | None = None,
     ) -> list[Choice]:
+        """``state``: where the answers begin, None for text that is not parsed."""
         check_token_ids(request, self._model.vocab_size)
         stops = StopAutomaton(stops_of(request))
         observed = _Observed(source, call)
-        return [answer_choice(observed, self._model.tokenizer, each, stops) for each in requests]
+        reasoning = None if state is None else self._model.reasoning
+        return [answer_choice(observed, self._model.tokenizer, each, stops, reasoning, state or "content") for each in requests]
 
     async def _prompts(
         self, given: str | list[int] | list[str] | list[list[int]], param: str, *, split_special_tokens: bool = True

@@ -105,11 +105,13 @@ def plain_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Counts that are not numbers of tokens are 0."""
     prompt, completion = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
     details, queue_ms = usage.get("prompt_tokens_details"), usage.get("queue_ms")
+    written = usage.get("completion_tokens_details")
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": count(details.get("cached_tokens")) if isinstance(details, dict) else 0},
+        "completion_tokens_details": {"reasoning_tokens": count(written.get("reasoning_tokens"))} if isinstance(written, dict) else None,
         "queue_ms": queue_ms if isinstance(queue_ms, int | float) and 0 <= queue_ms < MAX_COUNT else None,
     }
 

@@ -119,8 +119,8 @@ def says_text(choice: Mapping[str, Any]) -> bool:
 
 def text_of(choice: Mapping[str, Any]) -> str:
     delta = choice.get("delta")
-    text = choice.get("text") or (isinstance(delta, dict) and delta.get("content"))
-    return text if isinstance(text, str) else ""
+    texts = (delta.get(key) for key in ("content", "reasoning_content", "reasoning")) if isinstance(delta, dict) else ()
+    return "".join(text for text in (choice.get("text"), *texts) if isinstance(text, str))
 
 
 def listed_tokens(choice: Mapping[str, Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from .common import Answer, FinishReason, GenerationRequest, Items, Request, TokenLogprob, Unused, Usage
@@ -87,8 +87,9 @@ class Message(Request):
     annotations: Unused = None
     audio: Unused = None
     function_call: Unused = None
-    reasoning: Unused = None
-    reasoning_content: Unused = None
+    # DeepSeek's name, and vLLM's newer one.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     thinking_blocks: Unused = None
     provider_specific_fields: Unused = None
 
@@ -164,8 +165,8 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | Re
 class ChatCompletionRequest(GenerationRequest):
     """``user`` and ``metadata`` to ``prediction`` are accepted and have no effect: they concern OpenAI's accounts, or speed alone.
 
-    The chat template gets ``chat_template_kwargs`` as variables, and besides them ``reasoning_effort``, ``enable_thinking`` (false if the
-    effort is "none", true for any other) and ``verbosity`` if they are given.
+    ``text/thinking.py`` says what ``chat_template_kwargs``, ``enable_thinking``, ``reasoning_effort``, ``thinking_token_budget`` and
+    ``verbosity`` give to the chat template, and how they bound the reasoning.
     """
 
     messages: Annotated[Items[Message], Field(min_length=1, max_length=MAX_MESSAGES), BeforeValidator(require_few_parts)]
@@ -187,8 +188,11 @@ class ChatCompletionRequest(GenerationRequest):
     modalities: Items[Literal["text"]] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    # Extension of vLLM's.
+    # Extensions of vLLM's.
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    # Extension: the chat template's variable of this kind.
+    enable_thinking: bool | None = None
     # Extension: the last message is the start of the answer, which goes on from it.
     continue_final_message: bool | None = None
 
@@ -211,8 +215,11 @@ class ToolCallDelta(Answer):
 
 
 class Delta(Answer):
+    """``reasoning_content``: vLLM calls it ``reasoning``."""
+
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: Annotated[str | None, Field(validation_alias=AliasChoices("reasoning_content", "reasoning"))] = None
     tool_calls: list[ToolCallDelta] | None = None
 
 
@@ -248,6 +255,7 @@ class AnswerToolCall(Answer):
 class AnswerMessage(Answer):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
+    reasoning_content: str | None = None
     refusal: None = None
     tool_calls: list[AnswerToolCall] | None = None
 

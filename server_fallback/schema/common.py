@@ -110,6 +110,10 @@ class PromptTokensDetails(Answer):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(Answer):
+    reasoning_tokens: int = 0
+
+
 class Usage(Answer):
     """``queue_ms`` (extension) is how long the answer waited until its first tokens were handed to the device, of several the longest;
     None where it is not known."""
@@ -118,6 +122,7 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
     queue_ms: float | None = None
 
 

@@ -94,12 +94,14 @@ class _CallParts:
 @dataclass(slots=True)
 class _ChatParts:
     texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
 
     def add(self, choice: ChunkChoice) -> None:
         self.texts.append(choice.delta.content or "")
+        self.reasoning.append(choice.delta.reasoning_content or "")
         self.calls += choice.delta.tool_calls or ()
         if choice.logprobs is not None:
             self.logprobs = self.logprobs or []
@@ -109,12 +111,14 @@ class _ChatParts:
     def choice(self, index: int) -> ChatChoice:
         if self.finish_reason is None:
             raise _cut_off()
-        text = "".join(self.texts)
+        text, reasoning = "".join(self.texts), "".join(self.reasoning) or None
         calls = fold_calls(self.calls)
         return ChatChoice(
             index=index,
-            # A message of calls alone has no content.
-            message=AnswerMessage(content=None if calls and not text else text, tool_calls=calls or None),
+            # A message of calls or reasoning alone has no content.
+            message=AnswerMessage(
+                content=None if (calls or reasoning) and not text else text, reasoning_content=reasoning, tool_calls=calls or None
+            ),
             logprobs=None if self.logprobs is None else ChatLogprobs(content=self.logprobs),
             finish_reason=self.finish_reason,
         )

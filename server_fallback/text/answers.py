@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from ..engine.request import TokenRequest
-from ..schema.common import PromptTokensDetails, Usage
+from ..schema.common import CompletionTokensDetails, PromptTokensDetails, Usage
 from .choice import ChoiceEnd, Piece
 
 Choice = AsyncGenerator[Piece | ChoiceEnd, None]
@@ -54,6 +54,7 @@ def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int
     completion_tokens = sum(end.completion_tokens for end in ends)
     completions = [end.completion for end in ends[::n]]
     cached = [completion.cached_tokens for completion in completions if completion is not None]
+    reasoned = [end.reasoning_tokens for end in ends if end.reasoning_tokens is not None]
     waits = [end.completion.queue_seconds for end in ends if end.completion is not None]
     return Usage(
         prompt_tokens=prompt_tokens,
@@ -61,5 +62,6 @@ def usage_of(requests: Sequence[TokenRequest], ends: Sequence[ChoiceEnd], n: int
         total_tokens=prompt_tokens + completion_tokens,
         # Neither is known where a stop string ended an answer.
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(cached)) if len(cached) == len(completions) else None,
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=sum(reasoned)) if reasoned else None,
         queue_ms=round(1000 * max(waits, default=0.0), 3) if len(waits) == len(ends) else None,
     )

@@ -61,19 +61,22 @@ async def chat_chunks(
             state = told[index]
             if isinstance(item, Piece):
                 events = [TextEvent(item.text)] if state.parser is None else state.parser.feed(item.text)
-                for choice in _choices(index, state, events, item.tokens, form):
+                for choice in _choices(index, state, item.reasoning, events, item.tokens, form):
                     yield head.chunk(choice)
                 continue
             state.end = item
-            for choice in _choices(index, state, state.parser.finish() if state.parser is not None else [], (), form):
+            for choice in _choices(index, state, "", state.parser.finish() if state.parser is not None else [], (), form):
                 yield head.chunk(choice)
             yield head.chunk(ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser)))
     ends = [state.end for state in told if state.end is not None]
     yield head.chunk(usage=usage_of(requests, ends, len(requests)))
 
 
-def _choices(index: int, state: _Told, events: Sequence[ToolCallEvent], tokens: Sequence[PlacedToken], form: ChatForm) -> list[ChunkChoice]:
-    deltas = [_delta(event) for event in events if _is_told(event, form)]
+def _choices(
+    index: int, state: _Told, reasoning: str, events: Sequence[ToolCallEvent], tokens: Sequence[PlacedToken], form: ChatForm
+) -> list[ChunkChoice]:
+    deltas = [Delta(reasoning_content=reasoning)] if reasoning else []
+    deltas += [_delta(event) for event in events if _is_told(event, form)]
     logprobs = None
     if form.vocabulary is not None and tokens:
         logprobs = ChatLogprobs(content=[_token_logprob(form.vocabulary, token) for token in tokens])

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nearfar.compiler.errors import RequestError
 from nearfar.compiler.text.tokenizer import Tokenizer
 
 from ..schema.chat import ImagePart, Message, Tool
+from .reasoning import Reasoning, State
 from .requests import check_length
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     """What a chat template renders: messages, and the keyword arguments of `ChatTemplate.render`. ``begun`` is the start of the answer,
-    which follows the rendered text."""
+    which follows the rendered text, and ``begun_reasoning`` the reasoning before it."""
 
     messages: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
     begun: str | None = None
+    begun_reasoning: str = ""
+
+
+class ChatPrompt(NamedTuple):
+    """The token ids of a prompt, and whether its answer begins with reasoning; "content" for a model that does not reason."""
+
+    ids: list[int]
+    state: State
 
 
 def read_chat(
@@ -44,7 +53,7 @@ def read_chat(
     if last["role"] != "assistant" or "tool_calls" in last:
         raise RequestError("continue_final_message needs an assistant's message of text at the end", param="continue_final_message")
     # The template ends with what opens an answer, so the answer's own start follows it.
-    return Chat(read[:-1], options, last["content"])
+    return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""))
 
 
 def mark_chat(tokenizer: Tokenizer, chat: Chat) -> Chat:
@@ -59,15 +68,23 @@ def render_chat(tokenizer: Tokenizer, chat: Chat) -> str:
     return tokenizer.apply_chat_template(chat.messages, **chat.options)
 
 
-def encode_rendered(tokenizer: Tokenizer, chat: Chat, text: str, context: int | None = None) -> list[int]:
-    """The token ids of a rendered prompt. The template writes all special tokens itself, so none are added.
+def encode_rendered(
+    tokenizer: Tokenizer, chat: Chat, text: str, context: int | None = None, reasoning: Reasoning | None = None
+) -> ChatPrompt:
+    """A rendered prompt. The template writes all special tokens itself, so none are added.
 
     Raises RequestError, with ``context`` before anything is encoded, for a prompt that cannot fit.
     """
     if context is not None:
-        check_length(tokenizer, max(text, chat.begun or "", key=len), context, "messages")
+        check_length(tokenizer, max(text, chat.begun or "", chat.begun_reasoning, key=len), context, "messages")
     ids = tokenizer.encode_rendered(text)
-    return ids if chat.begun is None else [*ids, *tokenizer.encode(chat.begun, add_special_tokens=False)]
+    if reasoning is None:
+        return ChatPrompt(ids if chat.begun is None else [*ids, *tokenizer.encode(chat.begun, add_special_tokens=False)], "content")
+    state = reasoning.state_after(ids)
+    if chat.begun is None:
+        return ChatPrompt(ids, state)
+    begun_ids, state = reasoning.begun(state, chat.begun, chat.begun_reasoning)
+    return ChatPrompt(ids + begun_ids, state)
 
 
 def _read(message: Message, where: str) -> Mapping[str, Any]:
@@ -75,7 +92,8 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
     if message.refusal:
         raise RequestError(f"{where} has 'refusal', which is not supported", param=f"{where}.refusal")
     content = message.content
-    if content is None and not (message.role == "assistant" and message.tool_calls):
+    reasoning = message.reasoning_content or message.reasoning
+    if content is None and not (message.role == "assistant" and (message.tool_calls or reasoning)):
         raise RequestError(f"{where}.content must be a string, or a list of parts", param=f"{where}.content")
     parts = content if isinstance(content, list) else []
     image = next((index for index, part in enumerate(parts) if isinstance(part, ImagePart)), None)
@@ -89,5 +107,6 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": message.text,
         **{key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None},
+        **({"reasoning_content": reasoning} if reasoning and message.role == "assistant" else {}),
         **({"tool_calls": [call.model_dump() for call in message.tool_calls]} if message.tool_calls else {}),
     }

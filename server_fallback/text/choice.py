@@ -10,6 +10,7 @@ from nearfar.compiler.text.stop_strings import StopAutomaton, StopStrings
 from nearfar.compiler.text.tokenizer import TextStream, Tokenizer
 
 from ..engine.request import Completion, FinishReason, GeneratedToken, PromptLogprobs, TokenRequest, TokenSource
+from .reasoning import Parts, Reasoning, ReasoningParser, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,49 +24,64 @@ class PlacedToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``tokens`` are those whose text is out with this piece."""
+    """``reasoning`` comes before ``text``. ``tokens`` are those whose text is out with this piece, also those of the reasoning."""
 
     text: str
     tokens: tuple[PlacedToken, ...]
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """``completion`` is None where a stop string ended the answer, so that the engine did not say what it cost."""
+    """``completion`` is None if a stop string ended the answer, so that the engine did not say what it cost. ``reasoning_tokens`` are those
+    up to the end of the reasoning, with the markers; None for a model that does not reason.
+    """
 
     finish_reason: FinishReason
     completion_tokens: int
     completion: Completion | None = None
+    reasoning_tokens: int | None = None
 
 
 async def answer_choice(
-    source: TokenSource, tokenizer: Tokenizer, request: TokenRequest, stops: StopAutomaton
+    source: TokenSource,
+    tokenizer: Tokenizer,
+    request: TokenRequest,
+    stops: StopAutomaton,
+    reasoning: Reasoning | None = None,
+    state: State = "content",
 ) -> AsyncGenerator[Piece | ChoiceEnd, None]:
-    """Yield a piece for each token, an empty one while its text is held back, and last the end. Raises what the source raises."""
-    choice = _Choice(TextStream(tokenizer), StopStrings(stops), request.min_tokens)
+    """Yield a piece for each token, an empty one while its text is held back, and last the end. Stop strings end the content only.
+
+    ``reasoning`` is how the model reasons, and ``state`` where the answer begins. Raises what the source raises.
+    """
+    choice = _Choice(TextStream(tokenizer), StopStrings(stops), request.min_tokens, reasoning, state)
     async with aclosing(source.generate(request)) as tokens:
         async for news in tokens:
             if isinstance(news, PromptLogprobs):
                 continue
             if isinstance(news, Completion):
                 yield choice.finish()
-                yield ChoiceEnd("stop" if choice.stopped else news.finish_reason, news.completion_tokens, news)
+                yield ChoiceEnd("stop" if choice.stopped else news.finish_reason, news.completion_tokens, news, choice.reasoning_tokens)
                 return
             yield choice.feed(news)
             if choice.stopped:
-                yield ChoiceEnd("stop", choice.count)
+                yield ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
                 return
 
 
 class _Choice:
-    def __init__(self, stream: TextStream, stops: StopStrings, min_tokens: int) -> None:
+    def __init__(self, stream: TextStream, stops: StopStrings, min_tokens: int, reasoning: Reasoning | None, state: State) -> None:
         self._stream = stream
         self._stops = stops
         self._min_tokens = min_tokens
+        self._reasoning = reasoning
+        self._parser = ReasoningParser(state)
         self._waiting: list[PlacedToken] = []
         self._decoded = 0
         self._released = 0
         self.count = 0
+        self.reasoning_tokens = None if reasoning is None else 0
 
     @property
     def stopped(self) -> bool:
@@ -76,16 +92,39 @@ class _Choice:
         text = self._stream.feed(token.token_id)
         start, self._decoded = self._decoded, self._decoded + len(text)
         self._waiting.append(PlacedToken(token, start, self._decoded))
-        return self._piece(self._unstopped(text), last=self.stopped)
+        held = len(self._parser.held)
+        parts = self._parser.feed(text) if self._reasoning is None else self._parsed(token.token_id, text, self._reasoning)
+        content = self._unstopped(parts.content)
+        # Characters that are neither held back nor content: reasoning, markers and the space around them.
+        self._released += held + len(text) - len(self._parser.held) - len(parts.content)
+        return self._piece(parts.reasoning, content, last=self.stopped)
 
     def finish(self) -> Piece:
-        text = self._unstopped(self._stream.finish())
-        return self._piece(text + self._stops.finish(), last=True)
+        last, rest = self._parser.feed(self._stream.finish()), self._parser.finish()
+        content = self._unstopped(last.content + rest.content) + self._stops.finish()
+        return self._piece(last.reasoning, content, last=True)
+
+    def _parsed(self, token_id: int, text: str, reasoning: Reasoning) -> Parts:
+        assert self.reasoning_tokens is not None
+        dialect, parser = reasoning.dialect, self._parser
+        if token_id == reasoning.close_id and parser.state == "reasoning":
+            self.reasoning_tokens += 1
+            # The decoder writes the marker unless it is a special token.
+            parts = parser.feed(text.removesuffix(dialect.close))
+            parser.close()
+            return parts
+        if token_id == reasoning.open_id and parser.state == "start":
+            parts = parser.feed(text.removesuffix(dialect.open))
+            parser.open()
+        else:
+            parts = parser.feed(text)
+        self.reasoning_tokens += parser.state == "reasoning"
+        return parts
 
     def _unstopped(self, text: str) -> str:
         return self._stops.feed(text, may_stop=self.count > self._min_tokens)
 
-    def _piece(self, text: str, *, last: bool) -> Piece:
+    def _piece(self, reasoning: str, text: str, *, last: bool) -> Piece:
         self._released += len(text)
         # Of the tokens around a stop string, those that have a character before it belong to the answer.
         kept = next(
@@ -97,4 +136,4 @@ class _Choice:
             len(self._waiting),
         )
         tokens, self._waiting = tuple(self._waiting[:kept]), self._waiting[kept:]
-        return Piece(text, tokens)
+        return Piece(text, tokens, reasoning)

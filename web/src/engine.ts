@@ -158,7 +158,7 @@ export class Engine implements EngineWithSessions {
   // Async, as it is where the engine runs in a worker.
   // eslint-disable-next-line @typescript-eslint/require-await
   async countTokens(...[prompt, options]: Parameters<EngineApi["countTokens"]>): Promise<number> {
-    return (isText(prompt) ? this.#tokenizer.encode(prompt) : encodeChat(this.#tokenizer, prompt, options)).length;
+    return (isText(prompt) ? this.#tokenizer.encode(prompt) : encodeChat(this.#tokenizer, prompt, options).ids).length;
   }
 
   /** The variants that were found fastest on this device, for `nearfar compile --tuning`; null where nothing was measured. Waits for the measurement. */

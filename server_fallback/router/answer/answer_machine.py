@@ -15,6 +15,7 @@ What it keeps to, whatever happens:
   Far ends only by failing, once it writes, so each side is switched to once at most.
 - Far computes the prompt ahead (warm) at most once, before it is asked, and for no private request.
 - After a part of a tool call was shown nothing is switched: it would be called twice.
+- In the middle of the reasoning no side goes on from another's: what was shown is withdrawn.
 - Until another side's first token, what was shown stands, so an escalation to a far side that then fails costs no text.
 """
 
@@ -99,7 +100,8 @@ class Asked:
 class State:
     """``side`` writes, or is the first to be asked; ``reason`` and ``switched_at`` are the answer's route with it. ``text`` stands shown.
 
-    ``next_reason``: why a side other than ``side`` would write; ``restart``: it starts anew. ``warmed``: far was to compute the prompt.
+    ``reasoning``: a part of the reasoning stands shown too. ``next_reason``: why a side other than ``side`` would write; ``restart``: it
+    starts anew. ``warmed``: far was to compute the prompt.
     """
 
     rules: Rules
@@ -109,6 +111,7 @@ class State:
     switched_at: int | None = None
     text: str = ""
     tool_calls: bool = False
+    reasoning: bool = False
     standby: bool = False
     near: Asked = field(default_factory=Asked)
     far: Asked = field(default_factory=Asked)
@@ -172,12 +175,17 @@ def _start(state: State, event: Start, effects: list[Effect]) -> State:
 
 def _said(state: State, event: Token | End | Failed, effects: list[Effect]) -> State:
     match event:
-        case Token(side, _, text, tool_call):
+        case Token(side, _, text, tool_call, reasoning):
             if not _asked(state, side).spoke:
                 state = _writes(state, side, effects)
-            if text or tool_call:
+            if text or tool_call or reasoning:
                 effects.append(Emit(side, text, tool_call))
-            state = replace(state, text=state.text + text, tool_calls=state.tool_calls or tool_call)
+            state = replace(
+                state,
+                text=state.text + text,
+                tool_calls=state.tool_calls or tool_call,
+                reasoning=state.reasoning or reasoning,
+            )
             return _set_timer(state, "between_tokens", state.rules.between_tokens_ms, effects)
         case End(side, _, finish_reason):
             if not _asked(state, side).spoke:
@@ -197,7 +205,7 @@ def _writes(state: State, side: Side, effects: list[Effect]) -> State:
         state = _cancel(state, other, effects)
     state = _stop_timer(_stop_timer(state, _first_token_timer(side), effects), "hedge", effects)
     # Before its own first token a side that resumes its answer changes nothing; nor is there anything to withdraw where nothing was shown.
-    withdraws = state.restart and state.text != ""
+    withdraws = state.restart and (state.text != "" or state.reasoning)
     if withdraws:
         effects.append(Withdraw())
     if withdraws or side != state.side:
@@ -205,8 +213,8 @@ def _writes(state: State, side: Side, effects: list[Effect]) -> State:
         # Where no text stands, either none was shown, or the switch before withdrew it.
         at = 0 if withdraws else len(state.text) if state.text else state.switched_at
         effects.append(Switch(side, state.next_reason, at))
-        text = "" if withdraws else state.text
-        state = replace(state, side=side, reason=state.next_reason, switched_at=at, text=text)
+        text, reasoning = ("", False) if withdraws else (state.text, state.reasoning)
+        state = replace(state, side=side, reason=state.next_reason, switched_at=at, text=text, reasoning=reasoning)
     state = _with(state, side, replace(_asked(state, side), spoke=True))
     return replace(state, phase="running", next_reason=None, restart=False)
 
@@ -272,7 +280,7 @@ def _switch(state: State, to: Side, reason: SwitchReason, effects: list[Effect],
     """Ask the other side to write on. What was shown stands until it does."""
     state = _stop_timer(state, "hedge", effects)
     phase: Phase = "choosing" if state.phase == "choosing" else "switching"
-    restart = anew or to not in state.rules.resumes
+    restart = anew or to not in state.rules.resumes or (state.reasoning and state.text == "")
     return _ask(replace(state, phase=phase, next_reason=reason, restart=restart), to, effects)
 
 

@@ -28,7 +28,7 @@ from ..decision.decide import may_guess
 from ..decision.decision import Decision
 from ..decision.features import PROMPT_SIGNAL, SIGNALS
 from ..decision.situation import Message, Situation
-from ..sides.continued import begun, continued, continued_ids, limits, plain
+from ..sides.continued import begun, continued, continued_ids, limits, plain, templated
 from ..sides.said import Said
 from ..sides.sides import LACKS, Sides, lacking
 from ..sides.texts import conversation_of, with_calls
@@ -79,6 +79,7 @@ class _Shown:
     """What of the answer stands. ``tokens``: how many of it each attempt wrote. ``route`` is the last that was told."""
 
     text: str = ""
+    reasoning: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
     tokens: dict[Attempt, int] = field(default_factory=dict)
     route: Route | None = None
@@ -220,7 +221,7 @@ class Answering(Generic[ChunkT]):
                 what = Said(usage=what.usage)
             attempt.hear(what)
             if what.says_something:
-                yield Token(side, attempt.number, what.text, bool(what.tool_calls)), what
+                yield Token(side, attempt.number, what.text, bool(what.tool_calls), bool(what.reasoning)), what
                 strays = self._strays(attempt, what)
                 if strays is not None:
                     yield strays, None
@@ -340,7 +341,7 @@ class Answering(Generic[ChunkT]):
         if attempt.side == "near":
             assert sides.near is not None
             if continue_from is not None:
-                request = continued(request, continue_from, self._num_tokens())
+                request = continued(request, continue_from, self._num_tokens(), self._shown.reasoning)
             observed = replace(call, observe_token=attempt.ids.append)
             if attempt.number == 0 and PROMPT_SIGNAL in self._features:
                 observed = replace(observed, observe_prompt_logprobs=attempt.hear_prompt)
@@ -365,17 +366,18 @@ class Answering(Generic[ChunkT]):
         assert sides.near is not None
         assert sides.far is not None
         request = self._request
-        if await sides.matches_private(*begun(request), text):
+        reasoning = self._shown.reasoning
+        if await sides.matches_private(*begun(request), text) or (reasoning and await sides.matches_private(reasoning)):
             # Near may have written what nobody asked about, or completed what the client began.
             raise RequestError("what near wrote is private, so it does not leave", code="private")
-        if sides.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request):
+        if sides.far.far.dialect == "nearfar" and isinstance(request, ChatCompletionRequest) and plain(request) and not templated(request):
             near_alone = len(writers) == 1 and writers[0].side == "near" and writers[0].start == 0
             answer_ids = await sides.near.ids_of(text, writers[0].ids) if near_alone else None
             if answer_ids is not None and await sides.same_tokens(self._call):
                 prompt_ids = await sides.near.prompt_ids(request)
                 if prompt_ids is not None:
                     return continued_ids(request, prompt_ids, answer_ids)
-        return continued(request, text, self._num_tokens())
+        return continued(request, text, self._num_tokens(), reasoning)
 
     def _logprobs(self, attempt: Attempt) -> int | None:
         """What near is asked to tell of its tokens, beside what the client wants to see."""
@@ -392,6 +394,7 @@ class Answering(Generic[ChunkT]):
         chunks = list(self._form.piece(said, len(shown.text), None if route == shown.route else route, first=first))
         shown.route = route
         shown.text += said.text
+        shown.reasoning += said.reasoning
         shown.calls += said.tool_calls or ()
         shown.tokens[attempt] = shown.tokens.get(attempt, 0) + said.num_tokens
         return chunks

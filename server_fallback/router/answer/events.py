@@ -39,13 +39,14 @@ class Start:
 class Token:
     """A token came (a chunk with a role alone is none). ``text`` is "" while a character is incomplete.
 
-    ``tool_call``: a part of a tool call is in it.
+    ``tool_call``: a part of a tool call is in it. ``reasoning``: a part of the reasoning is, which ``text`` does not hold.
     """
 
     side: Side
     attempt: int
     text: str
     tool_call: bool = False
+    reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,9 @@ class ChatForm:
             yield self._chunk(Delta(role="assistant", content=""), route=route)
             route = None
         shown = None if self._top is None or not said.tokens else ChatLogprobs(content=trimmed(said.tokens, self._top))
-        content = None if said.tool_calls and not said.text else said.text
-        yield self._chunk(Delta(content=content, tool_calls=said.tool_calls), logprobs=shown, route=route)
+        content = None if (said.tool_calls or said.reasoning) and not said.text else said.text
+        delta = Delta(content=content, reasoning_content=said.reasoning or None, tool_calls=said.tool_calls)
+        yield self._chunk(delta, logprobs=shown, route=route)
 
     def ending(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[ChatCompletionChunk]:
         if first:

@@ -14,8 +14,10 @@ from ...text.response_format import structured_outputs
 ALIKE = set(GenerationRequest.model_fields) - {"stream", "stream_options", "n"}
 
 
-def continued(request: ChatCompletionRequest | CompletionRequest, text: str, num_tokens: int) -> ChatCompletionRequest | CompletionRequest:
-    """``num_tokens``: how many of ``max_tokens`` the text took. A completion must be of a text."""
+def continued(
+    request: ChatCompletionRequest | CompletionRequest, text: str, num_tokens: int, reasoning: str = ""
+) -> ChatCompletionRequest | CompletionRequest:
+    """``num_tokens``: how many of ``max_tokens`` the text took, with the ``reasoning`` before it. A completion must be of a text."""
     left = {name: max(1, limit - num_tokens) for name, limit in limits(request).items()}
     if request.min_tokens is not None:
         left["min_tokens"] = max(0, request.min_tokens - num_tokens)
@@ -25,8 +27,9 @@ def continued(request: ChatCompletionRequest | CompletionRequest, text: str, num
     messages = list(request.messages)
     if request.continue_final_message:
         # The client began the answer itself.
-        text = messages.pop().text + text
-    messages.append(Message(role="assistant", content=text))
+        begun = messages.pop()
+        text, reasoning = begun.text + text, (begun.reasoning_content or "") + reasoning
+    messages.append(Message(role="assistant", content=text, reasoning_content=reasoning or None))
     return request.model_copy(update={**left, "messages": messages, "continue_final_message": True})
 
 
@@ -51,10 +54,22 @@ def continued_ids(request: ChatCompletionRequest, prompt_ids: Sequence[int], ans
 
 
 def plain(request: ChatCompletionRequest | CompletionRequest) -> bool:
-    """Whether a chat is nothing but tokens after tokens: no tools, no form, no log-probabilities, no answer that the client began."""
+    """Whether a chat is nothing but tokens after tokens: no tools, no form, no log-probabilities, no answer that the client began, no bound
+    on the reasoning."""
     return isinstance(request, ChatCompletionRequest) and not (
-        request.tools or structured(request) or request.logprobs or request.continue_final_message
+        request.tools
+        or structured(request)
+        or request.logprobs
+        or request.continue_final_message
+        or request.reasoning_effort is not None
+        or request.thinking_token_budget is not None
     )
+
+
+def templated(request: ChatCompletionRequest) -> bool:
+    """Whether the request gives variables to the chat template, which near's count of the prompt's tokens leaves out."""
+    given = (request.chat_template_kwargs, request.enable_thinking, request.reasoning_effort, request.verbosity)
+    return any(each is not None for each in given)
 
 
 def structured(request: ChatCompletionRequest | CompletionRequest) -> bool:

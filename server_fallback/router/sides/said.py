@@ -18,10 +18,11 @@ class Said:
     tokens: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
+    reasoning: str = ""
 
     @property
     def says_something(self) -> bool:
-        return bool(self.text or self.tool_calls or self.tokens)
+        return bool(self.text or self.reasoning or self.tool_calls or self.tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -35,7 +36,8 @@ def said_in_chat(chunk: ChatCompletionChunk) -> Said:
         return Said(usage=chunk.usage)
     choice = chunk.choices[0]
     tokens = tuple(choice.logprobs.content or ()) if choice.logprobs is not None else ()
-    return Said(choice.delta.content or "", choice.delta.tool_calls or None, tokens, choice.finish_reason, chunk.usage)
+    delta = choice.delta
+    return Said(delta.content or "", delta.tool_calls or None, tokens, choice.finish_reason, chunk.usage, delta.reasoning_content or "")
 
 
 def said_in_completion(chunk: CompletionChunk) -> Said:

@@ -62,7 +62,11 @@ def other_texts(request: GenerationRequest) -> tuple[str, ...]:
         found += within_json(form.json_) if isinstance(form.json_, str) else ()
     if isinstance(request, ChatCompletionRequest):
         for message in request.messages:
-            found += [text for text in (message.name, message.tool_call_id, message.refusal) if text is not None]
+            found += [
+                text
+                for text in (message.name, message.tool_call_id, message.refusal, message.reasoning_content, message.reasoning)
+                if text is not None
+            ]
             for part in message.images:
                 found += strings({**part.image_url.model_dump(exclude_none=True), "url": without_bytes(part.image_url.url)})
             for call in message.tool_calls or ():

@@ -87,6 +87,17 @@ class BoundedConstraint:
         self._completion = self._in_time(lambda: self._completion_after(token_id, self._pending, _TRIALS_AGAIN), None)
 
     @property
+    def needed(self) -> int | None:
+        """How many tokens the shortest completion found has; None if none was found."""
+        needed = None if self._completion is None else self._shortener.needed(self._completion)
+        return None if needed is None else needed.count
+
+    def spend(self, tokens: int) -> None:
+        """So many of ``max_tokens`` have come before the grammar's text begins."""
+        self._left -= tokens
+        self._mask = None
+
+    @property
     def finished(self) -> bool:
         return self._inner.finished
 

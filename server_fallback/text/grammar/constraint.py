@@ -76,6 +76,14 @@ class GrammarConstraint:
             )
 
     @property
+    def needed(self) -> int | None:
+        """Not known here; see `BoundedConstraint.needed`."""
+        return None
+
+    def spend(self, tokens: int) -> None:
+        """There is no limit on tokens here."""
+
+    @property
     def finished(self) -> bool:
         return self.complete and not (self.mask() & self._ends).any()
 

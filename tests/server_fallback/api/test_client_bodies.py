@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from asgi import ask
 from fake_models import FakeExecutor, FakeModels
+from fake_source import OPENED, reasoner
 
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.dialect import DIALECTS, generation_body
@@ -38,7 +39,7 @@ def test_what_clients_send_back_is_accepted_and_never_passed_on(sent: dict[str, 
         ("annotations", [{"type": "url_citation"}]),
         ("audio", {"id": "a"}),
         ("function_call", {"name": "f", "arguments": "{}"}),
-        ("reasoning_content", "because"),
+        ("reasoning_content", ["because"]),
         ("provider_specific_fields", {"refusal": None, "thinking": [{"text": "because"}]}),
         ("temperament", None),
     ],
@@ -79,3 +80,14 @@ def test_what_cannot_change_an_answer_is_accepted() -> None:
     request = models.fake.requests[0]
     assert isinstance(request, ChatCompletionRequest)
     assert generation_body(request, "m", "openai", priority=None).keys() == {"model", "messages", "user", "stream", "stream_options"}
+
+
+def test_a_lenient_server_ignores_what_the_model_lacks_and_names_it(tmp_path: Path) -> None:
+    models = FakeModels()
+    local, _ = reasoner(tmp_path, "Hm.</think>Yes.", template=OPENED)
+    models.fake = cast(Any, local)
+    body = {**TURN, "enable_thinking": False, "temprature": 1}
+    response = ask("POST", "/v1/chat/completions", body, models, ApiConfig(lenient=True))
+    assert (response.status_code, response.headers["x-nearfar-ignored"]) == (200, "temprature, enable_thinking")
+    refused = ask("POST", "/v1/chat/completions", {**TURN, "enable_thinking": False}, models)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "enable_thinking")

@@ -9,14 +9,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pydantic
 import pytest
 from conftest import lacks
 from fake_models import FakeExecutor, FakeModels
-from fake_source import executor
+from fake_source import executor, reasoner
 from live_server import live_server
 
 from nearfar.compiler.errors import DeviceError, QueueFull
@@ -91,6 +91,26 @@ class Weather(pydantic.BaseModel):
 
 class Answer(pydantic.BaseModel):
     text: str
+
+
+def test_reasoning_comes_by_itself_and_is_bounded(client: openai.OpenAI, models: FakeModels, tmp_path: Path) -> None:
+    models.fake, _ = cast(Any, reasoner(tmp_path, "<think>\nHm, well.\n</think>\n\nYes."))
+    asked: Any = {"model": "fake", "messages": MESSAGES}
+    message = client.chat.completions.create(**asked).choices[0].message
+    assert (message.content, message.model_extra) == ("Yes.", {"reasoning_content": "Hm, well."})
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    thought = "".join((chunk.choices[0].delta.model_extra or {}).get("reasoning_content", "") for chunk in chunks if chunk.choices)
+    assert (thought, "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)) == ("Hm, well.", "Yes.")
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens_details is not None
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 13
+    bounded = client.chat.completions.create(**asked, extra_body={"thinking_token_budget": 3}).choices[0].message
+    assert bounded.model_extra == {"reasoning_content": "Hm"}
+    second = [*MESSAGES, message.model_dump(), {"role": "user", "content": "so?"}]
+    off = client.chat.completions.create(model="fake", messages=second, reasoning_effort="none").choices[0].message
+    assert off.model_extra == {}
+    with pytest.raises(openai.BadRequestError, match="reasoning_content"):
+        client.chat.completions.create(model="fake", messages=cast(Any, [{**message.model_dump(), "reasoning_content": 1}]))
 
 
 def test_parse_with_tools_gives_calls_and_then_the_answer(client: openai.OpenAI, models: FakeModels, tmp_path: Path) -> None:

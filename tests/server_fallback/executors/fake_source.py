@@ -23,6 +23,17 @@ from nearfar.server_fallback.text.tools import tool_format
 TEMPLATE = "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 END = 257
 VOCAB_SIZE = 260
+# The markers of a model that reasons.
+OPEN, CLOSE = 259, 260
+# As Qwen3 has it: the switch closes the reasoning in the prompt, and reasoning is given back in the messages.
+HYBRID = (
+    "{# tools: <tool_call> #}{% for m in messages %}[{{ m.role }}]"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}{% endfor %}[assistant]"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+# As DeepSeek R1 has it: the prompt opens the reasoning, and nothing switches it off.
+OPENED = "{# </think> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]{{ '<think>\n' }}"
 
 
 class FakeSource:
@@ -30,8 +41,8 @@ class FakeSource:
     the answer's. Token ids are bytes, END ends an answer.
     """
 
-    def __init__(self, *answers: str, failure: Exception | None = None) -> None:
-        self.answers = [list(answer.encode()) for answer in answers]
+    def __init__(self, *answers: str | Sequence[int], failure: Exception | None = None) -> None:
+        self.answers = [list(answer.encode() if isinstance(answer, str) else answer) for answer in answers]
         self.failure = failure
         self.requests: list[TokenRequest] = []
         self.running = 0
@@ -97,8 +108,9 @@ class FakeSource:
         self.closed = True
 
 
-def byte_tokenizer(folder: Path) -> Path:
-    """The path of a tokenizer.json whose ids 0 to 255 are the bytes; 256 and 257 are special tokens, 258 is not. 259 is no token."""
+def byte_tokenizer(folder: Path, markers: Sequence[str] = (), *, special: bool = False) -> Path:
+    """The path of a tokenizer.json whose ids 0 to 255 are the bytes; 256 and 257 are special tokens, 258 is not. The ``markers`` follow,
+    as ``special`` tokens or others; without them 259 is no token."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -109,21 +121,28 @@ def byte_tokenizer(folder: Path) -> Path:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<s>", "</s>"])
-    backend.add_tokens([AddedToken("<tool>", special=False)])
+    backend.add_tokens([AddedToken("<tool>", special=False), *(AddedToken(marker, special=special) for marker in markers)])
     path = folder / "tokenizer.json"
     backend.save(str(path))
     assert json.loads(path.read_text())["added_tokens"][1]["id"] == END
     return path
 
 
-def text_model(folder: Path, template: str | None = TEMPLATE, embedding: EmbeddingSpec | None = None) -> TextModel:
-    path = byte_tokenizer(folder)
+def text_model(
+    folder: Path,
+    template: str | None = TEMPLATE,
+    embedding: EmbeddingSpec | None = None,
+    markers: Sequence[str] = (),
+    *,
+    special: bool = False,
+) -> TextModel:
+    path = byte_tokenizer(folder, markers, special=special)
     return TextModel(
         name="fake",
         tokenizer=Tokenizer(TokenizerFiles(path, chat_template=template)),
         tokenizer_json=path,
         tools=tool_format(template),
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE + len(markers),
         eos_token_ids=(END,),
         hidden_size=3,
         embedding=embedding,
@@ -133,3 +152,23 @@ def text_model(folder: Path, template: str | None = TEMPLATE, embedding: Embeddi
 def executor(folder: Path, *answers: str, template: str | None = TEMPLATE) -> tuple[LocalExecutor, FakeSource]:
     source = FakeSource(*answers)
     return LocalExecutor(source, text_model(folder, template)), source
+
+
+def reasoner(folder: Path, *answers: str, template: str = HYBRID, special: bool = False) -> tuple[LocalExecutor, FakeSource]:
+    source = FakeSource(*map(ids, answers))
+    return LocalExecutor(source, text_model(folder, template, markers=("<think>", "</think>"), special=special)), source
+
+
+def ids(text: str) -> list[int]:
+    """With the markers' tokens."""
+    found: list[int] = []
+    for index, part in enumerate(text.replace("</think>", "<think>").split("<think>")):
+        if index:
+            found.append(OPEN if text[len(said(found)) :].startswith("<think>") else CLOSE)
+        found += part.encode()
+    return found
+
+
+def said(token_ids: Sequence[int]) -> str:
+    names = {OPEN: b"<think>", CLOSE: b"</think>"}
+    return b"".join(names.get(token_id) or bytes([token_id]) for token_id in token_ids).decode()

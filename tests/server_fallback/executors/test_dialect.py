@@ -68,6 +68,8 @@ def test_the_newer_name_of_max_tokens_becomes_the_one_that_all_servers_know() ->
         ({"min_tokens": 2}, "min_tokens"),
         ({"ignore_eos": True}, "ignore_eos"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget"),
         ({"guided_choice": ["a", "b"]}, "guided_choice"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
@@ -97,6 +99,20 @@ def test_vllms_own_parameters_go_to_it_under_its_newer_names() -> None:
     assert generation_body(request, "theirs", "vllm", priority=None)["structured_outputs"] == {"regex": "a+"}
     with pytest.raises(RequestError, match="guided_json and response_format both"):
         body("vllm", guided_json=schema, response_format={"type": "json_object"})
+
+
+def test_each_server_gets_reasoning_by_the_name_that_it_knows() -> None:
+    def last(dialect: Dialect) -> dict[str, Any]:
+        turn = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm"}
+        message: dict[str, Any] = body(dialect, messages=[turn])["messages"][-1]
+        return message
+
+    assert last("nearfar") == {"role": "assistant", "content": "Yes", "reasoning_content": "Hm"}
+    assert last("vllm") == {"role": "assistant", "content": "Yes", "reasoning": "Hm"}
+    assert last("openai") == {"role": "assistant", "content": "Yes"}
+    sent = body("vllm", enable_thinking=False, thinking_token_budget=9, chat_template_kwargs={"a": 1})
+    assert (sent["chat_template_kwargs"], sent["thinking_token_budget"]) == ({"a": 1, "enable_thinking": False}, 9)
+    assert "enable_thinking" not in sent
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -39,7 +39,8 @@ FAR_USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 @dataclass
 class FakeNear:
     """Says ``text``, a character a token, or goes on with what of it is not in the request yet; stands still before token ``hangs_at``, and
-    raises ``error`` before token ``error_at``. ``calls``: one tool call instead.
+    raises ``error`` before token ``error_at``. ``calls``: one tool call instead. Its first
+    ``reasons`` characters are reasoning.
 
     ``logprobs`` are those of the first tokens, -0.1 of the rest; ``prompt_logprobs`` the prompt's, told to who asks, so many times.
     ``asked`` has the requests, ``closed_early`` counts answers that were.
@@ -50,6 +51,7 @@ class FakeNear:
     error_at: int = 0
     hangs_at: int | None = None
     calls: bool = False
+    reasons: int = 0
     logprobs: tuple[float, ...] = ()
     prompt_logprobs: tuple[float, ...] = ()
     told_of_prompt: int = 0
@@ -75,7 +77,7 @@ class FakeNear:
                 call_delta = ToolCallDelta(index=0, id="c", type="function", function=FunctionCallDelta(name="f", arguments=character))
                 yield made(Delta(tool_calls=[call_delta]), shown)
             else:
-                yield made(Delta(content=character), shown)
+                yield made(Delta(reasoning_content=character) if index < self.reasons else Delta(content=character), shown)
         yield made(Delta(), finish_reason="tool_calls" if self.calls else "stop")
         usage = Usage(prompt_tokens=5, completion_tokens=count, total_tokens=5 + count)
         yield ChatCompletionChunk(id="near", created=1, model="tiny", choices=[], usage=usage)

@@ -1,7 +1,7 @@
 // Several answers at once: requests flow in, the pieces of all answers flow out as they come, and at the end what they cost.
 
 import type { TokenRequest } from "../engine/request.js";
-import type { ChoiceEnd, Piece } from "./choice.js";
+import type { AnswerStart, ChoiceEnd, Piece } from "./choice.js";
 import { answerChoice } from "./choice.js";
 import type { Model } from "./model.js";
 import { anySignal } from "./stream.js";
@@ -20,12 +20,18 @@ export interface Cost {
 export async function* answerAll(
   model: Model,
   requests: readonly TokenRequest[],
-  options: { readonly n: number; readonly stops: readonly string[]; readonly signal: AbortSignal; readonly interrupt: AbortSignal | undefined },
+  options: {
+    readonly n: number;
+    readonly stops: readonly string[];
+    readonly signal: AbortSignal;
+    readonly interrupt: AbortSignal | undefined;
+    readonly begins?: AnswerStart;
+  },
 ): AsyncGenerator<Answered, Cost, undefined> {
   const left = new AbortController();
   const { stops, interrupt } = options;
   const signal = anySignal(options.signal, interrupt, left.signal);
-  const choices = requests.map((request) => answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt));
+  const choices = requests.map((request) => answerChoice(model.tokens, model.text, { ...request, signal }, stops, interrupt, options.begins));
   const next = (choice: (typeof choices)[number], index: number) => {
     const promise = choice.next().then((result) => ({ choice, index, result }));
     // It is awaited, but perhaps not before it rejects.
@@ -75,6 +81,7 @@ function usageOf(requests: readonly TokenRequest[], ends: readonly (ChoiceEnd | 
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
     ...(cachedTokens === null ? {} : { prompt_tokens_details: { cached_tokens: cachedTokens } }),
+    ...(ends[0]?.reasoningTokens != null && { completion_tokens_details: { reasoning_tokens: ends.reduce((sum, end) => sum + (end?.reasoningTokens ?? 0), 0) } }),
   };
 }
 

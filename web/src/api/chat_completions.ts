@@ -4,8 +4,9 @@ import type { Constraint, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import { answerAll, costOf } from "./answers.js";
 import { encodeChat } from "./chat_prompt.js";
-import type { PlacedToken } from "./choice.js";
+import type { AnswerStart, PlacedToken } from "./choice.js";
 import type { Model, ToolCallParser } from "./model.js";
+import { readThinking } from "../text/thinking.js";
 import type { ToolCallEvent } from "../text/tool_call_stream.js";
 import type { Given } from "./params.js";
 import { CHAT_PARAMS, readParams } from "./params.js";
@@ -55,10 +56,15 @@ export class ChatCompletions {
     }
     if (given.top_logprobs !== undefined && given.logprobs !== true) throw new RequestError("top_logprobs needs logprobs: true", { param: "top_logprobs" });
     const { grammar, calls } = answerFormat(model, given);
-    const promptIds = encodeChat(model.text, messages, { tools: calls?.tools, continueFinalMessage: given.continue_final_message });
+    const { reasoning } = model.text.thinking;
+    const { variables, budget } = readThinking(given, model.text.thinking);
+    const prompt = encodeChat(model.text, messages, { tools: calls?.tools, continueFinalMessage: given.continue_final_message, variables });
+    const { ids: promptIds, state } = prompt;
     // A constraint belongs to an answer that runs, so this one only shows that the grammar can be had.
     const room = Math.max(1, model.context - promptIds.length + 1);
-    const constrain = async (): Promise<Constraint | undefined> => grammar?.provider.constraint(grammar.spec, Math.min(maxTokens ?? room, room));
+    const most = Math.min(maxTokens ?? room, room);
+    const starts = reasoning === null || state === "content" ? undefined : { reasoning, state, budget };
+    const constrain = async (): Promise<Constraint | undefined> => ((grammar ?? starts?.budget) === undefined ? undefined : model.grammar?.constraint(grammar, most, starts));
     (await constrain())?.dispose();
     const logprobs = given.logprobs === true ? (given.top_logprobs ?? 0) : undefined;
     const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs });
@@ -79,7 +85,7 @@ export class ChatCompletions {
       }
       const interrupt = options.interrupt ?? undefined;
       const parsers = requests.map(() => calls?.format.parser());
-      yield* chatChunks(model, requests, { stops: stopsOf(given), parsers, oneCall: given.parallel_tool_calls === false, signal, interrupt, withUsage });
+      yield* chatChunks(model, requests, { stops: stopsOf(given), parsers, oneCall: given.parallel_tool_calls === false, begins: { state, reasoning }, signal, interrupt, withUsage });
     };
   }
 }
@@ -88,32 +94,34 @@ interface ChunkOptions {
   readonly stops: readonly string[];
   readonly parsers: readonly (ToolCallParser | undefined)[];
   readonly oneCall: boolean;
+  readonly begins: AnswerStart;
   readonly signal: AbortSignal;
   readonly interrupt: AbortSignal | undefined;
   readonly withUsage: boolean;
 }
 
 async function* chatChunks(model: Model, requests: readonly TokenRequest[], options: ChunkOptions): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-  const { stops, parsers, oneCall, signal, interrupt, withUsage } = options;
+  const { stops, parsers, oneCall, begins, signal, interrupt, withUsage } = options;
   const head = { ...identity("chatcmpl", model.name), object: "chat.completion.chunk" as const, ...(withUsage ? { usage: null } : {}) };
   const withLogprobs = requests[0]?.logprobs !== undefined;
   const started = new Set<number>();
   const choice = (index: number, delta: ChatCompletionDelta, rest: Partial<ChatCompletionChunkChoice> = {}): ChatCompletionChunk => {
     return { ...head, choices: [{ index, delta, logprobs: null, finish_reason: null, ...rest }] };
   };
-  function* deltas(index: number, events: readonly ToolCallEvent[], tokens: readonly PlacedToken[]): Generator<ChatCompletionChunk> {
+  function* deltas(index: number, reasoning: string, events: readonly ToolCallEvent[], tokens: readonly PlacedToken[]): Generator<ChatCompletionChunk> {
     if (!started.has(index)) yield choice(index, { role: "assistant", content: "" });
     started.add(index);
     const content = tokens.map((token) => tokenLogprob(model, token));
     const logprobs = withLogprobs && content.length > 0 ? { content, refusal: null } : null;
-    const kept = events.filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0));
+    const kept = events.filter((event) => (event.type === "text" ? event.text !== "" : !oneCall || event.index === 0)).map(deltaOf);
+    if (reasoning !== "") kept.unshift({ reasoning_content: reasoning });
     if (kept.length === 0 && logprobs !== null) yield choice(index, { content: "" }, { logprobs });
-    for (const [position, event] of kept.entries()) {
-      yield choice(index, deltaOf(event), position === 0 ? { logprobs } : {});
+    for (const [position, delta] of kept.entries()) {
+      yield choice(index, delta, position === 0 ? { logprobs } : {});
     }
   }
 
-  const answers = answerAll(model, requests, { n: requests.length, stops, signal, interrupt });
+  const answers = answerAll(model, requests, { n: requests.length, stops, signal, interrupt, begins });
   try {
     for (let ended = 0; ; ) {
       const { done, value } = await answers.next();
@@ -121,11 +129,11 @@ async function* chatChunks(model: Model, requests: readonly TokenRequest[], opti
       const { index } = value;
       const parser = parsers[index];
       if (value.type === "piece") {
-        const { text, tokens } = value.piece;
-        yield* deltas(index, parser?.feed(text) ?? [{ type: "text", text }], tokens);
+        const { reasoning, text, tokens } = value.piece;
+        yield* deltas(index, reasoning, parser?.feed(text) ?? [{ type: "text", text }], tokens);
         continue;
       }
-      yield* deltas(index, parser?.finish() ?? [], []);
+      yield* deltas(index, "", parser?.finish() ?? [], []);
       // An answer that max_tokens ends right after a whole call is not cut.
       const finishReason = parser?.[value.finishReason === "stop" ? "called" : "whole"] === true ? "tool_calls" : value.finishReason;
       const last = choice(index, {}, { finish_reason: finishReason });
@@ -171,6 +179,7 @@ export async function foldChat(chunks: AsyncIterable<ChatCompletionChunk> | Iter
     for (const { index, delta, logprobs, finish_reason: finishReason } of parts) {
       const choice = (choices[index] ??= { index, message: { role: "assistant", content: "", refusal: null }, logprobs: null, finish_reason: "stop" });
       choice.message.content = `${choice.message.content ?? ""}${delta.content ?? ""}`;
+      if (delta.reasoning_content !== undefined) choice.message.reasoning_content = (choice.message.reasoning_content ?? "") + delta.reasoning_content;
       if (finishReason !== null) choice.finish_reason = finishReason;
       if (logprobs !== null) choice.logprobs = { content: [...(choice.logprobs?.content ?? []), ...(logprobs.content ?? [])], refusal: null };
       for (const { index: at, id: callId = "", function: described } of delta.tool_calls ?? []) {
@@ -180,6 +189,6 @@ export async function foldChat(chunks: AsyncIterable<ChatCompletionChunk> | Iter
       }
     }
   }
-  for (const { message } of choices) if (message.content === "" && message.tool_calls !== undefined) message.content = null;
+  for (const { message } of choices) if (message.content === "" && (message.tool_calls ?? message.reasoning_content) !== undefined) message.content = null;
   return { ...(whole as ChatCompletion), object: "chat.completion", choices };
 }

@@ -2,6 +2,7 @@
 
 import { RequestError } from "../errors.js";
 import type { Message } from "../text/chat_template.js";
+import type { State } from "../text/reasoning.js";
 import type { TextCodec } from "./model.js";
 import { shown } from "./params.js";
 import type { ChatCompletionMessageParam, FunctionTool } from "./types.js";
@@ -15,18 +16,33 @@ export interface ChatPromptOptions {
   readonly tools?: readonly FunctionTool[] | undefined;
   /** The last message is the start of the answer. */
   readonly continueFinalMessage?: boolean | undefined;
+  /** Further variables of the chat template. */
+  readonly variables?: Readonly<Record<string, unknown>> | undefined;
+}
+
+export interface ChatPrompt {
+  readonly ids: readonly number[];
+  /** Whether the answer begins with reasoning; "content" for a model that does not reason. */
+  readonly state: State;
 }
 
 /** Throws RequestError, which names the message that is at fault. */
-export function encodeChat(text: TextCodec, messages: readonly ChatCompletionMessageParam[], options: ChatPromptOptions = {}): readonly number[] {
+export function encodeChat(text: TextCodec, messages: readonly ChatCompletionMessageParam[], options: ChatPromptOptions = {}): ChatPrompt {
   if (messages.length === 0) throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = messages.map(readMessage);
-  const tools = options.tools === undefined ? {} : { tools: options.tools };
-  if (options.continueFinalMessage !== true) return text.encodeChat(read, tools);
+  const { reasoning } = text.thinking;
+  const prompt = (rendered: readonly Message[]): ChatPrompt => {
+    const ids = text.encodeChat(rendered, options);
+    return { ids, state: reasoning?.stateAfter(ids) ?? "content" };
+  };
+  if (options.continueFinalMessage !== true) return prompt(read);
   const last = read.at(-1);
   if (last?.role !== "assistant") throw refused("continue_final_message", "needs an assistant's message at the end");
   // The template ends with what opens an answer, so the answer's own start follows it.
-  return [...text.encodeChat(read.slice(0, -1), tools), ...text.encode(last.content ?? "", false)];
+  const { ids, state } = prompt(read.slice(0, -1));
+  const content = last.content ?? "";
+  const begun = reasoning?.begun(state, content, last.reasoning_content ?? "") ?? { ids: text.encode(content, false), state };
+  return { ids: [...ids, ...begun.ids], state: begun.state };
 }
 
 function readMessage(message: ChatCompletionMessageParam, index: number): Message {
@@ -34,14 +50,15 @@ function readMessage(message: ChatCompletionMessageParam, index: number): Messag
   const { role, content } = message;
   if (!ROLES.includes(role)) throw refused(where, `has role ${shown(role)}, it must be one of ${ROLES.join(", ")}`);
   const given = Object.entries(message).filter(([key, value]) => !SKIPPED.includes(key) && !isNothing(value));
-  const { tool_calls: calls, ...rest } = Object.fromEntries(given) as Partial<ChatCompletionMessageParam>;
-  const unknown = Object.keys(rest).find((key) => key !== "name" && key !== "tool_call_id");
+  const { tool_calls: calls, reasoning, reasoning_content: thought = reasoning, ...rest } = Object.fromEntries(given) as Partial<ChatCompletionMessageParam>;
+  const unknown = Object.keys(rest).find((key) => key !== "name" && key !== "tool_call_id") ?? (typeof (thought ?? "") === "string" ? undefined : "reasoning_content");
   if (unknown !== undefined) throw refused(where, `has '${unknown}', which is not supported`);
   return {
     ...rest,
     // Templates know system messages; developer is OpenAI's later name for them.
     role: role === "developer" ? "system" : role,
-    content: readContent(content, where, role === "assistant" && calls !== undefined),
+    content: readContent(content, where, role === "assistant" && (calls ?? thought) !== undefined),
+    ...(role === "assistant" && thought && { reasoning_content: thought }),
     // Clients send back more of a call than templates should see.
     ...(calls && { tool_calls: calls.map(({ id, type, function: called }) => ({ id, type, function: called && { name: called.name, arguments: called.arguments } })) }),
   };

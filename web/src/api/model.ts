@@ -1,22 +1,31 @@
 // What the API needs of an engine: where tokens come from, texts to token ids and back, and, where they are there, grammars and tool calls.
 
 import type { Constraint, TokenSource } from "../engine/request.js";
+import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
 import type { GrammarSource } from "../grammar/source.js";
 import type { Message } from "../text/chat_template.js";
 import type { Decoder } from "../text/text_stream.js";
+import type { ThinkingModel } from "../text/thinking.js";
 import type { ToolCallEvent } from "../text/tool_call_stream.js";
 import type { ChatCompletionToolChoiceOption, FunctionTool } from "./types.js";
 
 export interface TextCodec extends Decoder {
   encode(text: string, addSpecialTokens?: boolean, splitSpecialTokens?: boolean): readonly number[];
-  encodeChat(messages: readonly Message[], options?: { readonly tools?: readonly FunctionTool[] | undefined }): readonly number[];
+  encodeChat(
+    messages: readonly Message[],
+    options?: { readonly tools?: readonly FunctionTool[] | undefined; readonly variables?: Readonly<Record<string, unknown>> | undefined },
+  ): readonly number[];
+  readonly thinking: ThinkingModel;
   /** The bytes that a token stands for; null for ids without a token. */
   tokenBytes(id: number): Uint8Array | null;
 }
 
 export interface GrammarProvider {
-  /** A fresh state for one answer of at most ``maxTokens``. Throws RequestError for a text that is no schema, pattern or grammar. */
-  constraint(spec: GrammarSource, maxTokens: number | undefined): Promise<Constraint>;
+  /**
+   * A fresh state for one answer of at most ``maxTokens``; ``spec`` holds it after the reasoning that it ``starts`` with. Throws RequestError for a text
+   * that is no schema, pattern or grammar.
+   */
+  constraint(spec: GrammarSource | undefined, maxTokens: number | undefined, starts?: ReasoningStart): Promise<Constraint | undefined>;
 }
 
 /** Reads tool calls out of an answer's text, in pieces as they come. */

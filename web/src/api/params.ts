@@ -2,6 +2,7 @@
 // a table is refused, never ignored.
 
 import { RequestError } from "../errors.js";
+import { EFFORT_TOKENS } from "../text/thinking.js";
 
 export interface Check {
   /** For messages: "it must be ...". */
@@ -90,6 +91,10 @@ export const CHAT_PARAMS: Checks = {
   tool_choice: check('"none", "auto", "required" or an object', (value) => isObject(value) || only("none", "auto", "required").holds(value)),
   parallel_tool_calls: boolean,
   continue_final_message: boolean,
+  chat_template_kwargs: object,
+  enable_thinking: boolean,
+  reasoning_effort: only(...Object.keys(EFFORT_TOKENS)),
+  thinking_token_budget: integer(0, Infinity),
   ...COMMON,
   ...HARMLESS,
 };

@@ -2,13 +2,13 @@
 
 import { RequestError } from "../errors.js";
 import type { GrammarSource } from "../grammar/source.js";
-import type { GrammarProvider, Model, ToolFormat } from "./model.js";
+import type { Model, ToolFormat } from "./model.js";
 import type { Given } from "./params.js";
 import { shown } from "./params.js";
 import type { ChatCompletionCreateParamsBase, ChatCompletionTool, FunctionTool, ResponseFormat } from "./types.js";
 
 export interface AnswerFormat {
-  readonly grammar: { readonly provider: GrammarProvider; readonly spec: GrammarSource } | null;
+  readonly grammar: GrammarSource | undefined;
   /** The tools that the prompt names, and how calls of them are read. */
   readonly calls: { readonly tools: readonly FunctionTool[]; readonly format: ToolFormat } | null;
 }
@@ -26,9 +26,9 @@ export function answerFormat(model: Model, params: Given<ChatCompletionCreatePar
   const forced = calls !== null && choice !== "none" && choice !== "auto" ? calls.format.grammar(tools, choice) : null;
   const asked = grammarSpec(responseFormat);
   if (asked !== null && calls !== null) throw refused("response_format", "and tools cannot be given together");
-  const spec = asked ?? forced;
-  if (spec === null) return { grammar: null, calls };
-  return { grammar: { provider: required(model.grammar, asked === null ? "tool_choice" : "response_format", "an engine with grammars"), spec }, calls };
+  const grammar = asked ?? forced ?? undefined;
+  if (grammar !== undefined) required(model.grammar, asked === null ? "tool_choice" : "response_format", "an engine with grammars");
+  return { grammar, calls };
 }
 
 function grammarSpec(format: ResponseFormat): GrammarSource | null {

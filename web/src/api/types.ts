@@ -1,6 +1,8 @@
 // OpenAI's shapes, as types: what chat.completions.create and completions.create take and give. Names and meanings are those of OpenAI's API
 // reference; what is nearfar's own is marked as an extension. test/api/openai_types.test.ts holds them against the openai package's types.
 
+import type { ThinkingParams } from "../text/thinking.js";
+
 /** Both kinds of completions take these. A parameter that is null counts as not given. */
 export interface CommonParams {
   /** One engine has one model, so any name is taken; the answer bears the engine's own. */
@@ -49,6 +51,8 @@ export interface CompletionUsage {
   total_tokens: number;
   /** Not there where the answer was cut short, by a stop string or an interrupt, so that nobody counted. */
   prompt_tokens_details?: { cached_tokens: number };
+  /** For models that reason: the tokens up to the end of the reasoning, with its markers. */
+  completion_tokens_details?: { reasoning_tokens: number };
   /** Extension of `nearfar serve`: how long the answer waited for the device. Not there where nobody told. */
   queue_ms?: number;
 }
@@ -72,6 +76,9 @@ export interface ChatCompletionMessageParam {
   readonly name?: string | undefined;
   readonly tool_call_id?: string | undefined;
   readonly tool_calls?: readonly ChatCompletionMessageToolCallParam[] | undefined;
+  /** Extension, of an assistant's message: its reasoning, as an answer has it. vLLM calls it reasoning. */
+  readonly reasoning_content?: string | null | undefined;
+  readonly reasoning?: string | null | undefined;
 }
 
 export interface ChatCompletionMessageToolCallParam {
@@ -117,7 +124,7 @@ export type ResponseFormat =
   | { readonly type: "regex"; readonly pattern: string }
   | { readonly type: "grammar"; readonly grammar: string };
 
-export interface ChatCompletionCreateParamsBase extends CommonParams {
+export interface ChatCompletionCreateParamsBase extends CommonParams, ThinkingParams {
   readonly messages: readonly ChatCompletionMessageParam[];
   readonly max_completion_tokens?: number | null | undefined;
   readonly logprobs?: boolean | null | undefined;
@@ -170,6 +177,8 @@ export type ChatFinishReason = "stop" | "length" | "tool_calls" | "content_filte
 export interface ChatCompletionMessage {
   role: "assistant";
   content: string | null;
+  /** Extension: what the model thought before its answer, without the markers. */
+  reasoning_content?: string;
   refusal: null;
   tool_calls?: ChatCompletionMessageToolCall[];
 }
@@ -213,6 +222,8 @@ export interface ChatCompletionToolCallDelta {
 export interface ChatCompletionDelta {
   role?: "assistant";
   content?: string;
+  /** Extension. */
+  reasoning_content?: string;
   tool_calls?: ChatCompletionToolCallDelta[];
 }
 

@@ -32,6 +32,10 @@ export interface Constraint {
   readonly finished: boolean;
   /** Whether the answer so far is a whole one, so that maxTokens does not cut it. */
   readonly complete: boolean;
+  /** How many tokens the shortest answer found has; not known for all. */
+  readonly needed?: number | undefined;
+  /** So many tokens of the answer have come before what the constraint holds. */
+  spend?(tokens: number): void;
   /** Frees what it holds outside of JavaScript. The engine calls it when the answer ends. */
   dispose(): void;
 }

@@ -54,7 +54,7 @@ export class BoundedConstraint implements GrammarConstraint {
     const { maxTokens, endings } = bound;
     this.#left = maxTokens;
     this.#completion = findCompletion(inner.matcher, 0, endings);
-    const needed = this.tokensOf(this.#completion)?.length;
+    const { needed } = this;
     if (needed !== undefined && needed > maxTokens) {
       throw new RequestError(`The shortest answer found that the grammar allows has ${needed} tokens, more than maxTokens, ${maxTokens}; raise it`, {
         needed,
@@ -73,6 +73,16 @@ export class BoundedConstraint implements GrammarConstraint {
     this.#mask = null;
     this.#pending = this.pendingAfter(tokenId);
     this.#completion = this.completionAfter(tokenId, this.#pending, TRIALS_AGAIN);
+  }
+
+  /** Of the shortest completion found. */
+  get needed(): number | undefined {
+    return this.tokensOf(this.#completion)?.length;
+  }
+
+  spend(tokens: number): void {
+    this.#left -= tokens;
+    this.#mask = null;
   }
 
   get complete(): boolean {

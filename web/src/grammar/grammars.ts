@@ -3,6 +3,7 @@
 import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { GrammarConstraint } from "./constraint.js";
 import type { GrammarCompiler, GrammarModule } from "./index.js";
+import type { ReasoningStart } from "./reasoning_constraint.js";
 import type { GrammarSource } from "./source.js";
 
 export class Grammars {
@@ -16,8 +17,10 @@ export class Grammars {
   ) {}
 
   /** See GrammarCompiler.constraint. Each grammar is compiled once. */
-  async constraint(source: GrammarSource, maxTokens?: number): Promise<GrammarConstraint> {
-    if (this.spec.eos_token_ids.length === 0) {
+  async constraint(source: GrammarSource, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint>;
+  async constraint(source: GrammarSource | undefined, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint | undefined>;
+  async constraint(source: GrammarSource | undefined, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint | undefined> {
+    if (source && this.spec.eos_token_ids.length === 0) {
       throw new RequestError("This model has no token that ends an answer, which a grammar needs; compile it with its eos_token_id");
     }
     this.#compiler ??= this.load().catch((error: unknown) => {
@@ -25,7 +28,7 @@ export class Grammars {
       this.#compiler = null;
       throw error;
     });
-    return (await this.#compiler).constraint(source, maxTokens);
+    return (await this.#compiler).constraint(source, maxTokens, starts);
   }
 
   private async load(): Promise<GrammarCompiler> {

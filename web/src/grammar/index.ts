@@ -10,6 +10,8 @@ import { RequestError } from "../errors.js";
 import { RuleBook, STRING_LITERAL, alternatives, literal, literalBytes, utf8Length } from "./ebnf.js";
 import { parseSchema, schemaExpression } from "./json_schema.js";
 import { parseRegex } from "./regex.js";
+import { ReasoningConstraint } from "./reasoning_constraint.js";
+import type { ReasoningStart } from "./reasoning_constraint.js";
 import type { GrammarSource } from "./source.js";
 import { TimedConstraint } from "./timed.js";
 import type { Vocabulary } from "./vocabulary.js";
@@ -69,9 +71,17 @@ export class GrammarCompiler {
 
   /**
    * A constraint for one answer of at most ``maxTokens``, which is then a whole text of the grammar when it ends there; without maxTokens it may be
-   * cut off. Throws RequestError for a grammar that is wrong or that no answer so short can meet, DeviceError where the page may not run wasm.
+   * cut off. If the answer ``starts`` with reasoning, the grammar holds what follows it; without a source only the reasoning is bounded. Throws RequestError for a grammar that is wrong or that no answer so short can meet, DeviceError where the page may not run wasm.
    */
-  async constraint(source: GrammarSource, maxTokens?: number): Promise<GrammarConstraint> {
+  async constraint(source: GrammarSource, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint>;
+  async constraint(source: GrammarSource | undefined, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint | undefined>;
+  async constraint(source: GrammarSource | undefined, maxTokens?: number, starts?: ReasoningStart): Promise<GrammarConstraint | undefined> {
+    const form = source && (await this.form(source, maxTokens));
+    const { tokens, eosTokenIds } = this.vocabulary;
+    return starts === undefined ? form : new ReasoningConstraint(starts, { maxTokens: maxTokens ?? Infinity, vocabSize: tokens.length, endTokenIds: eosTokenIds }, form);
+  }
+
+  private async form(source: GrammarSource, maxTokens: number | undefined): Promise<GrammarConstraint> {
     const { wasm, grammar, endings, reserve } = await this.compiled(source);
     const inner = new MatcherConstraint(wasm.matcher(grammar));
     if (maxTokens === undefined) return new TimedConstraint(inner);

@@ -28,6 +28,14 @@ export class TimedConstraint implements GrammarConstraint {
     });
   }
 
+  get needed(): number | undefined {
+    return this.inner.needed;
+  }
+
+  spend(tokens: number): void {
+    this.inner.spend?.(tokens);
+  }
+
   get finished(): boolean {
     return this.timed(() => this.inner.finished);
   }

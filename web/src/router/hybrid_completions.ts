@@ -264,7 +264,8 @@ export class HybridCompletions {
     return {
       ask: (request: SideRequest) => {
         if (far === null) throw new Unavailable("There is no far side", { retryable: false });
-        if (request.from !== null && check.matches(begunText(request.params) ?? "", request.from.text)) throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
+        const { from } = request;
+        if (from !== null && (check.matches(begunText(request.params) ?? "", from.text) || check.matches(from.reasoning ?? ""))) throw new RequestError("What near wrote is private, so it does not leave this device", { code: "private" });
         return far.ask({ ...request, from: request.from === null ? null : { ...request.from, tokenIds: this.sharesTokens() ? request.from.tokenIds : null } });
       },
     };

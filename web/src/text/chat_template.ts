@@ -13,6 +13,8 @@ export interface Message {
   readonly role: string;
   /** May be missing where there are tool_calls. */
   readonly content?: string | null | undefined;
+  /** What the assistant thought before it answered. */
+  readonly reasoning_content?: string | undefined;
   /** The calls that the assistant made; arguments as JSON's text, or as the object. */
   readonly tool_calls?: readonly MessageToolCall[] | undefined;
   /** Which call a message of role "tool" answers. */
@@ -28,6 +30,8 @@ export interface MessageToolCall {
 
 export interface RenderOptions {
   readonly tools?: readonly Tool[] | undefined;
+  /** Further variables of the template, such as enable_thinking. */
+  readonly variables?: Readonly<Record<string, unknown>> | undefined;
 }
 
 export class ChatTemplate {
@@ -51,7 +55,7 @@ export class ChatTemplate {
   }
 
   /** The prompt's text up to where the answer starts, with sentinels where messages and tools could spell control tokens. Throws RequestError for messages or tools that the template refuses. */
-  render(messages: readonly Message[], { tools = [] }: RenderOptions = {}, controls?: ControlTokens): string {
+  render(messages: readonly Message[], { tools = [], variables = {} }: RenderOptions = {}, controls?: ControlTokens): string {
     if (tools.length > 0) {
       checkTools(tools);
       if (this.toolFormat === null) {
@@ -61,14 +65,13 @@ export class ChatTemplate {
     const marked = (value: object): object => controls?.markObject(value) ?? value;
     const plain = messages.map((message, index) => marked(plainMessage(message, index)));
     const described = tools.length > 0 ? tools.map(marked) : null;
+    const given: Record<string, unknown> = { messages: plain, tools: described, documents: null, add_generation_prompt: true, ...this.specialTokens };
+    for (const [name, value] of Object.entries(variables)) {
+      if (name in given) throw new RequestError(`chat_template_kwargs cannot set '${name}', which the chat template has already`, { param: "chat_template_kwargs" });
+      given[name] = controls?.markValue(value) ?? value;
+    }
     try {
-      const text = this.#template.render({
-        messages: plain,
-        tools: described,
-        documents: null,
-        add_generation_prompt: true,
-        ...this.specialTokens,
-      });
+      const text = this.#template.render(given);
       // tojson(ensure_ascii=true) escapes the sentinel; an even number of backslashes before it are characters of their own.
       return text.replace(/(?<!\\)((?:\\\\)*)\\ufdd0/g, this.#escapes ? `$1${SENTINEL}` : "$&");
     } catch (error) {

@@ -63,7 +63,8 @@ export class ControlTokens {
     return found;
   }
 
-  private markValue(value: unknown): unknown {
+  /** All strings of a JSON value, keys included. */
+  markValue(value: unknown): unknown {
     if (typeof value === "string") return this.mark(value);
     if (Array.isArray(value)) return value.map((item) => this.markValue(item));
     if (typeof value !== "object" || value === null) return value;

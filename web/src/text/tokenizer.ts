@@ -7,6 +7,8 @@ import type { TokenizerEntry } from "../runtime/manifest.js";
 import type { Message, RenderOptions } from "./chat_template.js";
 import { ChatTemplate } from "./chat_template.js";
 import { ControlTokens, SENTINEL, privateSpelling, sentinelRefused, spellsMarker } from "./control_tokens.js";
+import { reasoningOf } from "./reasoning.js";
+import type { ThinkingModel } from "./thinking.js";
 import type { ToolFormat } from "./tools.js";
 
 // The name of a single byte's token in byte-fallback tokenizers.
@@ -38,6 +40,8 @@ export class Tokenizer {
   readonly #bosTokenId: number | undefined;
   readonly #addedIds: ReadonlySet<number>;
   readonly #byteSpelling: ByteSpelling;
+  /** How the model reasons, and what its chat template knows of that. */
+  readonly thinking: ThinkingModel;
 
   /** ``json`` is the text of tokenizer.json. Throws BundleError where it, or the chat template, cannot be loaded. */
   constructor(
@@ -64,6 +68,8 @@ export class Tokenizer {
     this.#specialIds = new Set(added.filter(([, token]) => token.special).map(([id]) => id));
     this.#bosTokenId = entry.bos_token === null ? undefined : this.#backend.token_to_id(entry.bos_token);
     this.#chatTemplate = entry.chat_template === null ? null : new ChatTemplate(entry.chat_template, specialTokens(entry));
+    const template = entry.chat_template ?? "";
+    this.thinking = { reasoning: reasoningOf(template, this), canSwitch: template.includes("enable_thinking") };
   }
 
   /** How this model writes calls of tools; null where it cannot call any. */
@@ -124,6 +130,10 @@ export class Tokenizer {
   decode(ids: readonly number[]): string {
     const known = ids.filter((id) => !this.#specialIds.has(id) && this.#backend.id_to_token(id) !== undefined);
     return known.length === 0 ? "" : this.#backend.decode(known);
+  }
+
+  tokenId(token: string): number | undefined {
+    return this.#backend.token_to_id(token);
   }
 
   private forgeable(ids: readonly number[]): readonly number[] {

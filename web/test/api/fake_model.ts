@@ -87,7 +87,7 @@ export function fakeEngine(model: Model, context = 1000): EngineApi {
     async *generate() {
       throw new Error("the fake engine has no generate");
     },
-    countTokens: (prompt, options) => Promise.resolve((typeof prompt === "string" ? model.text.encode(prompt) : encodeChat(model.text, prompt, options)).length),
+    countTokens: (prompt, options) => Promise.resolve((typeof prompt === "string" ? model.text.encode(prompt) : encodeChat(model.text, prompt, options).ids).length),
     pause: () => Promise.resolve(),
     resume: () => Promise.resolve(),
     destroy: () => undefined,

@@ -79,6 +79,8 @@ export interface State {
   /** What stands shown. */
   readonly text: string;
   readonly toolCalls: boolean;
+  /** A part of the reasoning stands shown too: in the middle of it no side goes on from another's. */
+  readonly reasoning: boolean;
   readonly standby: boolean;
   readonly near: Asked;
   readonly far: Asked;
@@ -98,7 +100,7 @@ const UNASKED: Asked = { attempts: 0, tries: 0, live: false, spoke: false, faile
 
 export function begin(rules: Rules): State {
   return {
-    rules, phase: "choosing", side: null, reason: "", switchedAt: null, text: "", toolCalls: false, standby: false,
+    rules, phase: "choosing", side: null, reason: "", switchedAt: null, text: "", toolCalls: false, reasoning: false, standby: false,
     near: UNASKED, far: UNASKED, nextReason: null, restart: false, warmed: false, timers: [],
   }; // prettier-ignore
 }
@@ -154,9 +156,9 @@ function said(before: State, event: Token | End | Failed, effects: Effect[]): St
   const state = before[side].spoke ? before : writes(before, side, effects);
   switch (event.type) {
     case "token": {
-      const { text, tool_call } = event;
-      if (text !== "" || tool_call) effects.push({ type: "emit", side, text, tool_call });
-      const shown = { ...state, text: state.text + text, toolCalls: state.toolCalls || tool_call };
+      const { text, tool_call, reasoning = false } = event;
+      if (text !== "" || tool_call || reasoning) effects.push({ type: "emit", side, text, tool_call });
+      const shown = { ...state, text: state.text + text, toolCalls: state.toolCalls || tool_call, reasoning: state.reasoning || reasoning };
       return setTimer(shown, "between_tokens", state.rules.between_tokens_ms, effects);
     }
     case "end": {
@@ -178,14 +180,14 @@ function writes(before: State, side: Side, effects: Effect[]): State {
   state = stopTimer(stopTimer(state, FIRST_TOKEN[side], effects), "hedge", effects);
   // Before its own first token a side that resumes its answer changes nothing; nor is there anything to withdraw where nothing was shown.
   const { nextReason } = state;
-  const withdraws = state.restart && state.text !== "";
+  const withdraws = state.restart && (state.text !== "" || state.reasoning);
   if (withdraws) effects.push({ type: "withdraw" });
   if (nextReason !== null && (withdraws || side !== state.side)) {
     const text = withdraws ? "" : state.text;
     // Where no text stands, either none was shown, or the switch before withdrew it.
     const at = withdraws ? 0 : text === "" ? state.switchedAt : codePoints(text);
     effects.push({ type: "switch", side, reason: nextReason, at });
-    state = { ...state, side, reason: nextReason, switchedAt: at, text };
+    state = { ...state, side, reason: nextReason, switchedAt: at, text, reasoning: state.reasoning && !withdraws };
   }
   return { ...state, [side]: { ...state[side], spoke: true }, phase: "running", nextReason: null, restart: false };
 }
@@ -252,7 +254,7 @@ function escalate(state: State, { reason }: Escalate, effects: Effect[]): State 
 function switchTo(before: State, to: Side, reason: SwitchReason, effects: Effect[], anew: boolean): State {
   const state = stopTimer(before, "hedge", effects);
   const phase = state.phase === "choosing" ? "choosing" : "switching";
-  const restart = anew || !state.rules.resumes.includes(to);
+  const restart = anew || !state.rules.resumes.includes(to) || (state.reasoning && state.text === "");
   return ask({ ...state, phase, nextReason: reason, restart }, to, effects);
 }
 

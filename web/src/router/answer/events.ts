@@ -27,13 +27,14 @@ export interface Start {
   readonly standby: boolean;
 }
 
-/** A token came (a chunk with a role alone is none). text is "" while a character is incomplete. tool_call: a part of a tool call is in it. */
+/** A token came (a chunk with a role alone is none). text is "" while a character is incomplete. tool_call, reasoning: a part of a tool call, or of the reasoning, is in it. */
 export interface Token {
   readonly type: "token";
   readonly side: Side;
   readonly attempt: number;
   readonly text: string;
   readonly tool_call: boolean;
+  readonly reasoning?: boolean;
 }
 
 /** The side has answered. */

@@ -259,17 +259,18 @@ class RunningAnswer {
   private hear(side: Side, attempt: number, part: OpenPart, chunk: ChatCompletionChunk): void {
     const choice = chunk.choices[0];
     if (choice === undefined) return;
-    const { content = "", tool_calls: calls = [] } = choice.delta;
+    const { content = "", tool_calls: calls = [], reasoning_content: thought = "" } = choice.delta;
+    const isSilent = content + thought === "" && calls.length === 0;
     const tokens = choice.logprobs?.content ?? [];
     // A chunk with the role alone, or with the end alone, is no token.
-    if (content === "" && calls.length === 0 && tokens.length === 0) return;
+    if (isSilent && tokens.length === 0) return;
     part.lastAt = this.job.clock.now();
     part.firstAt ??= part.lastAt;
     part.tokens += Math.max(1, tokens.length);
-    this.send({ type: "token", side, attempt, text: content, tool_call: calls.length > 0 }, chunk);
+    this.send({ type: "token", side, attempt, text: content, tool_call: calls.length > 0, reasoning: thought !== "" }, chunk);
     if (this.#state.phase !== "running" || this.#state.side !== side) return;
     // It was not shown: its tokens come with the next text.
-    if (content === "" && calls.length === 0) this.#shown.wait(tokens);
+    if (isSilent) this.#shown.wait(tokens);
     if (side === "near") this.watch(tokens);
   }
 

@@ -33,6 +33,7 @@ export class ShownAnswer {
   /** The tokens of what stands: how many, and those that were told one by one. */
   #tokens = 0;
   #told: ChatCompletionTokenLogprob[] = [];
+  #reasoning = "";
 
   constructor(private readonly options: ShownOptions) {
     const { clock } = options;
@@ -49,8 +50,13 @@ export class ShownAnswer {
     this.#tokens += Math.max(1, tokens.length);
     this.#told.push(...tokens);
     this.#model = model;
-    const { content, tool_calls: calls } = choice.delta;
-    const delta = { ...(content === undefined ? {} : { content }), ...(calls === undefined ? {} : { tool_calls: calls }) };
+    const { content, tool_calls: calls, reasoning_content: thought } = choice.delta;
+    this.#reasoning += thought ?? "";
+    const delta = {
+      ...(content === undefined ? {} : { content }),
+      ...(thought && { reasoning_content: thought }),
+      ...(calls === undefined ? {} : { tool_calls: calls }),
+    };
     this.push(delta, { logprobs: this.logprobsOf(tokens), finish_reason: null }, this.#routeDue);
   }
 
@@ -68,6 +74,7 @@ export class ShownAnswer {
   withdraw(): void {
     this.#tokens = 0;
     this.#told = [];
+    this.#reasoning = "";
   }
 
   /** What stands shown, which is ``text``. */
@@ -75,7 +82,7 @@ export class ShownAnswer {
     const ids = this.#told.flatMap(({ token_id: id }) => (id === undefined ? [] : [id]));
     // Of a token that a stop string or a cut character held back a part may be shown: then the text alone says where it stands.
     const isAll = ids.length === this.#told.length && this.#told.map(({ token }) => token).join("") === text;
-    return { text, tokenIds: isAll ? ids : null, tokens: this.#tokens };
+    return { text, reasoning: this.#reasoning, tokenIds: isAll ? ids : null, tokens: this.#tokens };
   }
 
   finish(finishReason: ChatFinishReason, usage: CompletionUsage): void {

@@ -37,12 +37,12 @@ export async function* boundedAnswer(chunks: AsyncIterable<ChatCompletionChunk>,
         continue;
       }
       const listed = choice.logprobs?.content?.length ?? 0;
-      const { content = "" } = choice.delta;
-      words += (last + content).match(/[ \n\t][^ \n\t]/g)?.length ?? 0;
-      characters += content.length;
-      last = content.at(-1) ?? last;
+      const text = (choice.delta.content ?? "") + (choice.delta.reasoning_content ?? "");
+      words += (last + text).match(/[ \n\t][^ \n\t]/g)?.length ?? 0;
+      characters += text.length;
+      last = text.at(-1) ?? last;
       const isTooLong = Math.max(words / WORDS_PER_TOKEN, characters / CHARACTERS_PER_TOKEN) > limit;
-      const size = listed > 0 ? listed : Number(countsPieces && content !== "");
+      const size = listed > 0 ? listed : Number(countsPieces && text !== "");
       tokens += size;
       const isOver = size > 0 && tokens > limit;
       ended = choice.finish_reason !== null;

@@ -169,11 +169,13 @@ function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
 function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
   const { index, delta, logprobs, finish_reason: end } = object(value) as Partial<ChatCompletionChunk["choices"][number]>;
   const given = Object.fromEntries(Object.entries(object(delta ?? {})).filter(([, field]) => field !== null)) as ChatCompletionDelta;
-  const { content = "", tool_calls: calls = [] } = given as { readonly content?: unknown; readonly tool_calls?: unknown };
-  if (typeof content !== "string" || !Array.isArray(calls) || typeof (end ?? "") !== "string") throw nonsense("a delta or a finish_reason is of another type");
+  const { content = "", tool_calls: calls = [], reasoning } = given as { readonly content?: unknown; readonly tool_calls?: unknown; readonly reasoning?: string };
+  // vLLM's newer name.
+  const thought = given.reasoning_content ?? reasoning ?? "";
+  if (typeof content !== "string" || typeof thought !== "string" || !Array.isArray(calls) || typeof (end ?? "") !== "string") throw nonsense("a delta or a finish_reason is of another type");
   return {
     index: index ?? 0,
-    delta: "role" in given ? { ...given, role: "assistant" } : given,
+    delta: { ...given, ...("role" in given && { role: "assistant" }), ...(thought && { reasoning_content: thought }) },
     logprobs: Array.isArray(logprobs?.content) ? logprobs : null,
     finish_reason: end ? (Object.hasOwn(ENDS, end) ? ENDS[end] : undefined) ?? end : null,
   };
@@ -190,7 +192,8 @@ function nonsense(what: string): Unavailable {
 
 function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | null {
   if (typeof usage !== "object" || usage === null) return null;
-  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details, queue_ms: queue } = usage as JsonObject;
+  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details, completion_tokens_details: written, queue_ms: queue } = usage as JsonObject;
+  const reasoned = number((written as JsonObject | null | undefined)?.reasoning_tokens);
   const promptTokens = number(prompt) ?? 0;
   const completionTokens = number(completion) ?? 0;
   const cached = number((details as JsonObject | null | undefined)?.cached_tokens);
@@ -199,6 +202,7 @@ function usageOf(usage: unknown): NonNullable<ChatCompletionChunk["usage"]> | nu
     prompt_tokens: promptTokens,
     completion_tokens: completionTokens,
     total_tokens: promptTokens + completionTokens,
+    ...(reasoned === null ? {} : { completion_tokens_details: { reasoning_tokens: reasoned } }),
     ...(cached === null ? {} : { prompt_tokens_details: { cached_tokens: cached } }),
     ...(queueMs === null ? {} : { queue_ms: queueMs }),
   };

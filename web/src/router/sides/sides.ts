@@ -10,6 +10,8 @@ export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "sign
 /** What stands of an answer that a side goes on from. */
 export interface AnswerSoFar {
   readonly text: string;
+  /** What stands before ``text``. */
+  readonly reasoning?: string;
   /** The ids of the tokens whose texts are ``text``, where the side that wrote them told them. */
   readonly tokenIds: readonly number[] | null;
   /** The tokens of ``text``, as many as were counted. */
@@ -47,7 +49,7 @@ export function goingOn({ params, from }: Pick<SideRequest, "params" | "from">):
   const last = begun === null ? undefined : params.messages.at(-1);
   return {
     ...params,
-    messages: [...before, { ...last, role: "assistant", content: (begun ?? "") + from.text }],
+    messages: [...before, { ...last, role: "assistant", content: (begun ?? "") + from.text, ...(from.reasoning && { reasoning_content: (last?.reasoning_content ?? "") + from.reasoning }) }],
     continue_final_message: true,
     max_completion_tokens: undefined,
     ...limitAfter({ params, from }),

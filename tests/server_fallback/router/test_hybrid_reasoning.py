@@ -1,0 +1,78 @@
+"""Reasoning passes through a pair of sides, and stands once whichever side goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_openai import Reply, chunk, said
+from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, ask, policy, told
+
+from nearfar.compiler.errors import DeviceError
+from nearfar.server_fallback.router.answer import attempt
+
+LOST = DeviceError("the device is lost")
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "RETRY_SECONDS", 0.001)
+
+
+def reasoned(*parts: dict[str, str]) -> Reply:
+    """A far answer of these deltas."""
+    deltas = []
+    for part in parts:
+        each = chunk("")
+        each["choices"][0]["delta"] = part
+        deltas.append(each)
+    start, *_, end, usage = said(usage=FAR_USAGE)
+    return Reply(chunks=[start, *deltas, end, usage])
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
+def test_fars_reasoning_passes_under_either_name(key: str) -> None:
+    answer = ask(None, FakeFar(lambda _: reasoned({key: "Hm."}, {"content": "Yes."})), policy("far-only"))
+    assert (answer.choices[0].message.reasoning_content, answer.choices[0].message.content) == ("Hm.", "Yes.")
+
+
+def test_nears_reasoning_passes() -> None:
+    answer = ask(FakeNear("Hm.Yes.", reasons=3), None, policy("near-only"))
+    assert (answer.choices[0].message.reasoning_content, told(answer)[0]) == ("Hm.", "Yes.")
+
+
+def test_near_dies_in_its_reasoning_and_far_starts_anew() -> None:
+    near = FakeNear("Hm.Yes.", LOST, error_at=2, reasons=3)
+    far = FakeFar(lambda _: reasoned({"reasoning_content": "So."}, {"content": "No."}))
+    answer = ask(near, far, policy())
+    assert told(answer) == ("No.", "far", "near_failed", 0)
+    assert answer.choices[0].message.reasoning_content == "So."
+    assert [message["role"] for message in far.generated[0]["messages"]] == ["user"]
+
+
+def test_near_dies_after_its_reasoning_and_far_goes_on_from_both() -> None:
+    near, far = FakeNear("Hm.Yes.", LOST, error_at=5, reasons=3), FakeFar(lambda _: reasoned({"content": "s."}))
+    answer = ask(near, far, policy(), max_tokens=20)
+    assert told(answer) == ("Yes.", "far", "near_failed", 2)
+    assert answer.choices[0].message.reasoning_content == "Hm."
+    [*_, begun] = far.generated[0]["messages"]
+    assert begun == {"role": "assistant", "content": "Ye", "reasoning_content": "Hm."}
+    # The reasoning takes its part of the limit.
+    assert (far.generated[0]["max_tokens"], far.generated[0]["continue_final_message"]) == (15, True)
+
+
+def test_private_reasoning_does_not_leave() -> None:
+    secret = "123-45-6789"
+    near, far = FakeNear(f"{secret}Yes.", LOST, error_at=len(secret) + 1, reasons=len(secret)), FakeFar()
+    rules: dict[str, Any] = policy(private={"patterns": [r"[0-9]{3}-[0-9]{2}-[0-9]{4}"]})
+    with pytest.raises(Exception, match="what near wrote is private"):
+        ask(near, far, rules)
+    assert far.generated == []
+
+
+@pytest.mark.parametrize("given", [{"reasoning_effort": "low"}, {"enable_thinking": False}, {"chat_template_kwargs": {"a": 1}}])
+def test_what_changes_the_prompt_is_handed_over_as_text(given: dict[str, Any]) -> None:
+    near, far = FakeNear("one two", LOST, error_at=4), FakeFar(lambda _: Reply(chunks=said("two", usage=FAR_USAGE)))
+    assert told(ask(near, far, policy(), **given)) == ("one two", "far", "near_failed", 4)
+    assert far.generated[0]["messages"][-1]["content"] == "one "
+    assert far.generated[0].items() >= given.items()

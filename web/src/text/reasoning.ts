@@ -1,0 +1,120 @@
+// Reasoning: how a model writes what it thinks before its answer, and the parser that separates the two. The markers are single tokens of the vocabulary
+// (<think>), so the parser is told of them by id: an answer that spells one with other tokens is not cut. server_fallback/text/reasoning.py does the same,
+// and tests/conformance/reasoning.json holds both to the same results.
+
+/** Where an answer is. "start": nothing but white space has come, so reasoning may begin. */
+export type State = "start" | "reasoning" | "content";
+
+/** A model writes line breaks around the markers, as templates do. */
+export interface Dialect {
+  readonly open: string;
+  readonly close: string;
+}
+
+const DIALECTS: readonly Dialect[] = [{ open: "<think>", close: "</think>" }];
+
+/** What reasoning needs of a tokenizer. */
+export interface ReasoningCodec {
+  tokenId(token: string): number | undefined;
+  encode(text: string, addSpecialTokens: boolean): readonly number[];
+  decode(ids: readonly number[]): string;
+}
+
+/** How one model reasons, in token ids. */
+export interface Reasoning {
+  readonly dialect: Dialect;
+  readonly openId: number;
+  readonly closeId: number;
+  /** What ends the reasoning: the closing marker and the line breaks around it. */
+  readonly endingIds: readonly number[];
+  /** Whether a token is white space. */
+  isBlank(id: number): boolean;
+  /** Where an answer to a prompt begins. A template may open the reasoning, or close it again if it is switched off. */
+  stateAfter(promptIds: readonly number[]): State;
+  /**
+   * The ids of an answer that the client began, after a prompt that ends in ``state``, and the state after them. ``content`` may hold the reasoning
+   * itself, between its markers.
+   */
+  begun(state: State, content: string, reasoning?: string): { readonly ids: readonly number[]; readonly state: State };
+}
+
+/** Of the dialect whose markers are tokens and whose closing marker the chat template names; null for a model that does not reason. */
+export function reasoningOf(template: string, codec: ReasoningCodec): Reasoning | null {
+  for (const dialect of DIALECTS) {
+    const { open, close } = dialect;
+    const openId = codec.tokenId(open);
+    const closeId = codec.tokenId(close);
+    if (openId === undefined || closeId === undefined || !template.includes(close)) continue;
+    const encode = (text: string): readonly number[] => codec.encode(text, false);
+    const isBlank = (id: number): boolean => /^\s+$/.test(codec.decode([id]));
+    const endingIds = [...encode("\n"), closeId, ...encode("\n\n")];
+    return {
+      dialect,
+      openId,
+      closeId,
+      endingIds,
+      isBlank,
+      stateAfter: (promptIds) => {
+        const last = promptIds.findLast((id) => !isBlank(id));
+        return last === openId ? "reasoning" : last === closeId ? "content" : "start";
+      },
+      begun: (state, content, reasoning = "") => {
+        const isClosed = content.includes(close);
+        const isWhole = reasoning === "" && (isClosed || content.trimStart().startsWith(open));
+        const ids = reasoning === "" || state === "reasoning" ? [] : [openId, ...encode("\n")];
+        ids.push(...encode(reasoning));
+        if (reasoning !== "") state = "reasoning";
+        if (content === "") return { ids, state };
+        if (state === "reasoning" && !isWhole) ids.push(...endingIds);
+        ids.push(...encode(content));
+        return { ids, state: isWhole && !isClosed ? "reasoning" : "content" };
+      },
+    };
+  }
+  return null;
+}
+
+export type Parts = readonly [reasoning: string, content: string];
+
+/**
+ * One answer's text, cut at the markers' tokens. Line breaks at both ends of the reasoning and before the content are left out, and the result does not depend
+ * on how the text comes in pieces. An answer that never closes its reasoning has no content.
+ */
+export class ReasoningParser {
+  /** Text that may turn out to be left out. */
+  held = "";
+  /** Tokens up to the end of the reasoning, with the markers. */
+  tokens = 0;
+  /** Whether line breaks that come now are left out. */
+  #trims: boolean;
+
+  constructor(
+    private state: State,
+    private readonly reasoning: Pick<Reasoning, "openId" | "closeId" | "dialect"> | null,
+  ) {
+    this.#trims = state === "reasoning";
+  }
+
+  /** What of the text so far is new and surely belongs to the answer. ``text`` is what a token completes, null at the end of the answer. */
+  feed(text: string, tokenId: number | null): Parts {
+    const { reasoning, state } = this;
+    const opens = state === "start" && tokenId === reasoning?.openId;
+    const closes = state === "reasoning" && tokenId === reasoning?.closeId;
+    if (tokenId !== null && (opens || state === "reasoning")) this.tokens++;
+    // The decoder writes a marker unless it is a special token.
+    if (opens || closes) text = text.replace(reasoning.dialect[opens ? "open" : "close"], "");
+    let all = this.held + text;
+    if (state === "start" && (tokenId === null || all.trim() !== "")) this.state = "content";
+    if (this.#trims) all = all.replace(/^\n+/, "");
+    if (all !== "") this.#trims = false;
+    const isContent = this.state === "content";
+    const settled = isContent ? all : state === "start" ? "" : all.replace(/\n+$/, "");
+    this.held = all.slice(settled.length);
+    if (opens || closes) {
+      this.state = opens ? "reasoning" : "content";
+      this.held = "";
+      this.#trims = true;
+    }
+    return isContent ? ["", settled] : [settled, ""];
+  }
+}
