@@ -88,7 +88,7 @@ async function* completionChunks(model: Model, requests: readonly TokenRequest[]
 }
 
 /** The whole that a stream with usage adds up to. */
-async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Promise<Completion> {
+export async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Promise<Completion> {
   const choices: CompletionChoice[] = [];
   let whole: Partial<Completion> = {};
   for await (const { choices: parts, usage, timings, id, created, model } of chunks) {
