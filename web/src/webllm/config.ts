@@ -87,6 +87,7 @@ const RECORD_KEYS: readonly string[] = [
 ] satisfies (keyof ModelRecord)[]; // prettier-ignore
 const APP_KEYS: readonly string[] = ["model_list", "cacheBackend", "opfsAccessMode", "useIndexedDBCache"] satisfies (keyof AppConfig)[];
 const CONFIG_KEYS: readonly string[] = ["appConfig", "initProgressCallback", "logitProcessorRegistry", "logLevel"] satisfies (keyof MLCEngineConfig)[];
+const LOG_LEVELS: readonly string[] = ["TRACE", "DEBUG", "INFO", "WARN", "ERROR", "SILENT"] satisfies LogLevel[];
 const SAMPLING_KEYS = ["temperature", "top_p", "frequency_penalty", "presence_penalty", "repetition_penalty"] as const satisfies (keyof ChatOptions)[];
 const WINDOW_KEYS = ["context_window_size", "sliding_window_size", "attention_sink_size"] as const satisfies (keyof ChatOptions)[];
 
@@ -95,7 +96,13 @@ export type SamplingDefaults = Pick<ChatOptions, (typeof SAMPLING_KEYS)[number]>
 /** Throws RequestError for keys that are not supported. ``config`` may hold more of its own under ``others``. */
 export function checkConfig(config: MLCEngineConfig, others: readonly string[] = []): void {
   requireKnown("engineConfig", config, [...CONFIG_KEYS, ...others]);
+  if (config.logLevel !== undefined) checkLogLevel(config.logLevel);
   if (config.appConfig !== undefined) checkAppConfig(config.appConfig);
+}
+
+/** Throws RequestError for a level that there is not. */
+export function checkLogLevel(logLevel: LogLevel): void {
+  if (!LOG_LEVELS.includes(logLevel)) throw new RequestError(`logLevel is '${logLevel}', it must be one of ${LOG_LEVELS.join(", ")}`, { param: "logLevel" });
 }
 
 /** Throws RequestError. */
@@ -110,12 +117,13 @@ export function checkAppConfig(appConfig: AppConfig): void {
 /** Throws RequestError for options that are not supported, by their names. */
 export function checkChatOptions(where: string, options: ChatOptions): void {
   requireKnown(where, options, [...SAMPLING_KEYS, ...WINDOW_KEYS]);
-  const { context_window_size: size = -1, sliding_window_size: window = -1, attention_sink_size: sink = -1 } = options;
-  if (size !== -1 && !(Number.isInteger(size) && size > 0)) {
+  // Callers without types may give any value.
+  const { context_window_size: size = -1, sliding_window_size: window = -1, attention_sink_size: sink = -1 } = options as Readonly<Record<string, unknown>>;
+  if (size !== -1 && !(Number.isInteger(size) && (size as number) > 0)) {
     throw refused(where, "context_window_size", `is ${String(size)}; give a number of tokens above 0, or -1 for the bundle's own`);
   }
   if (window !== -1) throw refused(where, "sliding_window_size", "is compiled into a bundle; remove it, and limit memory with context_window_size");
-  if (sink !== -1 && (sink as number) !== 0) throw refused(where, "attention_sink_size", "is compiled into a bundle; remove it");
+  if (sink !== -1 && sink !== 0) throw refused(where, "attention_sink_size", "is compiled into a bundle; remove it");
 }
 
 export function samplingDefaults(options: ChatOptions): SamplingDefaults {

@@ -5,7 +5,7 @@ import { RequestError } from "../errors.js";
 import type { LoadOptions, LoadProgress } from "../load.js";
 import { findAdapter } from "../runtime/device.js";
 import type { AppConfig, ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
-import { checkAppConfig, checkChatOptions, checkConfig, findRecord, samplingDefaults } from "./config.js";
+import { checkAppConfig, checkChatOptions, checkConfig, checkLogLevel, findRecord, samplingDefaults } from "./config.js";
 import { pagesFor } from "./context_window.js";
 import type { Chat, Completions, CreateChatCompletion, CreateCompletion, CreateEmbedding, Embeddings, InitProgressCallback, LogLevel, LogitProcessor, MLCEngineInterface } from "./interface.js";
 import type { BaseEngine } from "./loaded_model.js";
@@ -59,9 +59,8 @@ export class MLCEngine implements MLCEngineInterface {
     return Promise.resolve();
   }
 
-  interruptGenerate(): Promise<void> {
+  interruptGenerate(): void {
     for (const model of this.#models.values()) model.interrupt();
-    return Promise.resolve();
   }
 
   // Async, so that what is wrong with the model id rejects, as in a worker.
@@ -112,8 +111,8 @@ export class MLCEngine implements MLCEngineInterface {
     this.#processors = registry ?? new Map();
   }
 
-  setLogLevel(_logLevel: LogLevel): void {
-    // Nothing is logged.
+  setLogLevel(logLevel: LogLevel): void {
+    checkLogLevel(logLevel);
   }
 
   /** Everything that can be wrong with the arguments of `reload` is found before anything is unloaded. */

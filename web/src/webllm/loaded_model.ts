@@ -80,9 +80,9 @@ export class LoadedModel {
     return completion(whole, whole.timings, context);
   }
 
-  async embedding({ model: _model, ...params }: EmbeddingCreateParams): Promise<CreateEmbeddingResponse> {
+  async embedding(request: EmbeddingCreateParams): Promise<CreateEmbeddingResponse> {
     const start = performance.now();
-    const { usage, ...answer } = await this.engine.embeddings.create(params);
+    const { usage, ...answer } = await this.engine.embeddings.create(request);
     const seconds = (performance.now() - start) / 1000;
     return { ...answer, model: this.id, usage: { ...usage, extra: { prefill_tokens_per_s: seconds > 0 ? usage.prompt_tokens / seconds : 0 } } };
   }

@@ -10,7 +10,7 @@ export interface Expected {
   readonly appConfig: AppConfig | null;
 }
 
-export type Method = Exclude<keyof MLCEngineInterface, "chat" | "completions" | "embeddings" | "setInitProgressCallback" | "getInitProgressCallback" | "setAppConfig" | "reload">;
+export type Method = Exclude<keyof MLCEngineInterface, "chat" | "completions" | "embeddings" | "setInitProgressCallback" | "getInitProgressCallback" | "setAppConfig" | "setLogLevel" | "reload">;
 
 /** What a handler serves to each page. */
 export interface HandlerTarget {

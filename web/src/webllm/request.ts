@@ -8,6 +8,8 @@ import type { SamplingDefaults } from "./config.js";
 
 type ExtraParams = Readonly<Record<string, unknown>>;
 
+const STREAMED = { stream: true, stream_options: { include_usage: true } } as const;
+
 /** Parameters of ours for each field of extra_body. Throws RequestError for a value that is not supported. */
 const EXTRA_BODY: { readonly [Field in keyof Required<ExtraBody>]: (value: unknown) => ExtraParams } = {
   enable_thinking: (value) => refuse("enable_thinking", value, "this version always uses the chat template's default; leave it out"),
@@ -17,31 +19,17 @@ const EXTRA_BODY: { readonly [Field in keyof Required<ExtraBody>]: (value: unkno
 
 /** Always streams with usage, for the figures of runtimeStatsText. Throws RequestError. */
 export function chatParams(request: ChatCompletionRequestBase, defaults: SamplingDefaults): ChatCompletionCreateParamsStreaming {
-  const { extra_body: extra, ignore_eos: ignoreEos, response_format: format, model: _model, stream: _stream, stream_options: _options, ...rest } = request;
-  return {
-    ...defaults,
-    ...given(rest),
-    ...extraParams(extra, ignoreEos),
-    ...(format === undefined ? {} : { response_format: responseFormat(format) }),
-    messages: request.messages,
-    stream: true,
-    stream_options: { include_usage: true },
-  };
+  const { extra_body: extra, ignore_eos: ignoreEos, response_format: format, ...rest } = request;
+  const asked = format === undefined ? {} : { response_format: responseFormat(format) };
+  return { ...defaults, ...given(rest), ...extraParams(extra, ignoreEos), ...asked, messages: request.messages, ...STREAMED };
 }
 
 /** As `chatParams`. The log-probabilities of texts are a number of alternatives in our API. Throws RequestError. */
 export function completionParams(request: CompletionCreateParamsBase, defaults: SamplingDefaults): CompletionCreateParamsStreaming {
-  const { extra_body: extra, ignore_eos: ignoreEos, model: _model, logprobs, top_logprobs: alternatives, stream: _stream, stream_options: _options, ...rest } = request;
+  const { extra_body: extra, ignore_eos: ignoreEos, logprobs, top_logprobs: alternatives, ...rest } = request;
   if (typeof alternatives === "number" && logprobs !== true) throw new RequestError("top_logprobs needs logprobs: true", { param: "top_logprobs" });
-  return {
-    ...defaults,
-    ...given(rest),
-    ...extraParams(extra, ignoreEos),
-    ...(logprobs === true ? { logprobs: alternatives ?? 0 } : {}),
-    prompt: request.prompt,
-    stream: true,
-    stream_options: { include_usage: true },
-  };
+  const asked = logprobs === true ? { logprobs: alternatives ?? 0 } : {};
+  return { ...defaults, ...given(rest), ...extraParams(extra, ignoreEos), ...asked, prompt: request.prompt, ...STREAMED };
 }
 
 function extraParams(extra: ExtraBody = {}, ignoreEos: unknown = false): ExtraParams {

@@ -19,9 +19,11 @@ const STAY_MS = 120_000;
  * until the browser stops the service worker. ``scope`` is where the messages come from.
  */
 export class ServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
-  constructor(engine: MLCEngine = new MLCEngine(), scope: WorkerScope = globalThis as unknown as WorkerScope) {
+  constructor(engine: MLCEngine = new MLCEngine(), scope: WorkerScope = globalThis) {
     super(engine);
-    scope.addEventListener("message", this.onmessage);
+    scope.addEventListener("message", (event) => {
+      this.onmessage(event);
+    });
   }
 
   override onmessage(event: MessageEvent): void {

@@ -2,7 +2,7 @@
 
 import type { WorkerLike } from "../worker/connect_engine.js";
 import type { AppConfig, ChatOptions, MLCEngineConfig } from "./config.js";
-import { checkAppConfig, checkConfig, findRecord } from "./config.js";
+import { checkAppConfig, checkConfig, checkLogLevel, findRecord } from "./config.js";
 import type { Connection } from "./connection.js";
 import { connectHandler } from "./connection.js";
 import type { Chat, Completions, CreateChatCompletion, CreateCompletion, CreateEmbedding, Embeddings, InitProgressCallback, LogLevel, MLCEngineInterface } from "./interface.js";
@@ -91,8 +91,8 @@ export abstract class RemoteMLCEngine implements MLCEngineInterface {
     this.#appConfig = appConfig;
   }
 
-  setLogLevel(_logLevel: LogLevel): void {
-    // Nothing is logged.
+  setLogLevel(logLevel: LogLevel): void {
+    checkLogLevel(logLevel);
   }
 
   private async request(method: Method, ...args: readonly unknown[]): Promise<unknown> {

@@ -10,11 +10,11 @@ import type { Expected, HandlerTarget, Method } from "./protocol.js";
 
 const METHODS: readonly string[] = [
   "chatCompletion", "completion", "embedding", "unload", "interruptGenerate", "resetChat", "getMessage", "runtimeStatsText", "forwardTokensAndSample",
-  "setLogLevel", "getMaxStorageBufferBindingSize", "getGPUVendor",
+  "getMaxStorageBufferBindingSize", "getGPUVendor",
 ] satisfies Method[]; // prettier-ignore
 
 /** Those that need no model. */
-const WITHOUT_MODEL: readonly Method[] = ["unload", "interruptGenerate", "setLogLevel", "getMaxStorageBufferBindingSize", "getGPUVendor"];
+const WITHOUT_MODEL: readonly Method[] = ["unload", "interruptGenerate", "getMaxStorageBufferBindingSize", "getGPUVendor"];
 
 export class WebWorkerMLCEngineHandler {
   readonly #connections = new Set<string>();

@@ -55,7 +55,7 @@ test("a streamed chat has its usage in the last chunk alone, and only if the req
   const engine = await ready("hello", "there");
   const usages = async (options: { include_usage?: boolean }): Promise<unknown[]> => {
     const found: unknown[] = [];
-    for await (const chunk of await engine.chat.completions.create({ messages, stream: true, stream_options: options })) found.push("usage" in chunk ? chunk.usage?.completion_tokens : null);
+    for await (const chunk of await engine.chat.completions.create({ messages, stream: true, stream_options: options })) found.push("usage" in chunk ? chunk.usage.completion_tokens : null);
     return found;
   };
   const all = await usages({ include_usage: true });
@@ -81,13 +81,13 @@ test("interruptGenerate ends an answer with abort, and its text stays, streamed 
   const reasons: unknown[] = [];
   for await (const { choices } of await engine.chat.completions.create({ messages, stream: true })) {
     reasons.push(choices[0]?.finish_reason);
-    if ((await engine.getMessage()).length === 5) void engine.interruptGenerate();
+    if ((await engine.getMessage()).length === 5) engine.interruptGenerate();
   }
   expect(reasons.at(-1)).toBe("abort");
   expect((await engine.getMessage()).length).toBeLessThan(20);
   const whole = engine.chat.completions.create({ messages });
   setTimeout(() => {
-    void engine.interruptGenerate();
+    engine.interruptGenerate();
   }, 20);
   const { choices, usage } = await whole;
   expect(choices[0]?.finish_reason).toBe("abort");
@@ -166,6 +166,7 @@ test("a context window is whole pages, and the bundle's context is its limit", a
 });
 
 test("what is unknown is refused, and so are requests without a model", async () => {
+  expect(() => new MLCEngine({ logLevel: "LOUD" as never })).toThrow("logLevel is 'LOUD', it must be one of TRACE");
   expect(() => new MLCEngine({ extensionId: "x" } as never)).toThrow("engineConfig.extensionId is not supported");
   const record = { model_id: "x", model: "/x/" };
   expect(() => new MLCEngine({ appConfig: { model_list: [{ ...record, integrity: {} as never }] } })).toThrow("appConfig.model_list[0].integrity is not supported");
@@ -270,7 +271,7 @@ test.each<[string, (logits: Float32Array) => unknown, string]>([
 ])("a logit processor that returns %s is refused", async (_what, process, says) => {
   const { engine, source } = await processed(new Recorder(process), "a");
   await engine.chat.completions.create({ messages });
-  const call = source.requests[0]?.logitProcessor as EngineProcessor;
+  const call: EngineProcessor = source.requests[0]?.logitProcessor ?? expect.fail();
   expect(() => { call(new Float32Array(4)); }).toThrow(says); // prettier-ignore
 });
 

@@ -31,7 +31,8 @@ interface Worker extends WorkerLike {
 
 /** A worker whose script makes a handler, as a script passes it on. */
 function workerOf(fake: FakeLoad): Worker {
-  let { onmessage } = new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load));
+  const start = () => new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load)) as { onmessage: (event: MessageEvent) => void };
+  let { onmessage } = start();
   const { port1, port2 } = new MessageChannel();
   port2.onmessage = (event: MessageEvent) => {
     onmessage(event);
@@ -43,7 +44,7 @@ function workerOf(fake: FakeLoad): Worker {
     },
     addEventListener: () => undefined,
     restart: () => {
-      ({ onmessage } = new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load)));
+      ({ onmessage } = start());
     },
   };
 }
@@ -85,6 +86,21 @@ test("interruptGenerate reaches the worker", async () => {
     reason = choices[0]?.finish_reason ?? reason;
   }
   expect(reason).toBe("abort");
+  await engine.unload();
+});
+
+test("a handler has the logit processors of its worker", async () => {
+  const fake = fakeLoad("ab");
+  const handler = new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load));
+  const sampled: number[] = [];
+  const processor = { processLogits: (logits: Float32Array) => logits, processSampledToken: (token: number) => { sampled.push(token); }, resetState: () => undefined }; // prettier-ignore
+  handler.setLogitProcessorRegistry(new Map([["/x/", processor]]));
+  const { port1, port2 } = new MessageChannel();
+  port2.onmessage = (event: MessageEvent) => { handler.onmessage(event); }; // prettier-ignore
+  for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();
+  const engine = new WebWorkerMLCEngine({ postMessage: port1.postMessage.bind(port1), addEventListener: () => undefined });
+  await engine.reload("/x/");
+  expect([await ask(engine), sampled]).toEqual(["ab", [97, 98]]);
   await engine.unload();
 });
 
