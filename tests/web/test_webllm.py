@@ -69,6 +69,7 @@ def test_an_answer_is_held_to_a_json_schema_and_to_a_grammar(page: Page) -> None
     assert isinstance(found["object"]["is_accepted"], bool)
     assert found["object"]["size"] in range(10)
     assert found["word"] in ("yes", "no")
+    assert isinstance(run(page, "json_mode"), dict)
 
 
 def test_stored_models_are_found_and_deleted(page: Page) -> None:

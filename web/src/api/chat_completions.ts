@@ -61,8 +61,8 @@ export class ChatCompletions {
     const constrain = async (): Promise<Constraint | undefined> => grammar?.provider.constraint(grammar.spec, Math.min(maxTokens ?? room, room));
     (await constrain())?.dispose();
     const logprobs = given.logprobs === true ? (given.top_logprobs ?? 0) : undefined;
-    const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs });
-    const { promptLogprobs, logitProcessor } = options;
+    const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs, logitProcessor: options.logitProcessor });
+    const { promptLogprobs } = options;
 
     return async function* (left, withUsage) {
       const signal = anySignal(options.signal, given.signal, left);
@@ -71,7 +71,7 @@ export class ChatCompletions {
         for (const request of requestsNow) {
           // All answers have the same prompt, so the first of them speaks for it.
           const told = requests.length === 0 ? { promptLogprobs: promptLogprobs?.tokens, onPromptLogprobs: promptLogprobs?.tell } : {};
-          requests.push({ ...request, ...told, logitProcessor, constraint: await constrain() });
+          requests.push({ ...request, ...told, constraint: await constrain() });
         }
       } catch (error) {
         for (const { constraint } of requests) constraint?.dispose();

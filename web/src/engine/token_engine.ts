@@ -194,7 +194,7 @@ export class TokenEngine implements TokenSource {
     for (;;) {
       try {
         // A step with a logit processor reaches the device in two parts, and no other may come between them.
-        while (!this.gate.isClosed && open.length < ([...this.#answers.values()].some(processes) ? 1 : this.#lookahead.depth)) {
+        while (!this.gate.isClosed && open.length < ([...this.#answers.values()].some(({ request }) => request.logitProcessor) ? 1 : this.#lookahead.depth)) {
           const step = this.#scheduler.next();
           if (step === null) break;
           open.push({ step, result: this.gate.through(() => this.#submit(step)) });
@@ -237,7 +237,7 @@ export class TokenEngine implements TokenSource {
     this.#counts.computedTokens += batch.token_ids.length;
     const logprobs = sampled.some(({ request }) => request.logprobs !== undefined);
     const alternatives = step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) || sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
-    if (!sampled.some(processes)) return runner.submit(batch, { logprobs, alternatives });
+    if (!sampled.some(({ request }) => request.logitProcessor)) return runner.submit(batch, { logprobs, alternatives });
     const onLogits = (logitsOrToken: Float32Array | number, sample: number): void => {
       for (const answer of sampled) {
         if (answer.sequence.slot !== batch.sample_slots[2 * sample]) continue;
@@ -336,10 +336,6 @@ export class TokenEngine implements TokenSource {
       return false;
     }
   }
-}
-
-function processes({ request: { logitProcessor } }: Answer): boolean {
-  return logitProcessor !== undefined;
 }
 
 /** One request's tokens on their way to the caller. */

@@ -223,7 +223,7 @@ export class Runner {
     const wanted = roles.map((role) => this.output(role));
     const rows = batch.sample_rows.length;
     let start = 0;
-    if (onLogits !== undefined) {
+    if (onLogits) {
       start = this.schedule.sampling;
       const result = this.output("logits");
       const logits = new Float32Array(await this.run(batch, alternatives, this.#logits, [result], 0, start));

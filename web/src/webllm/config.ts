@@ -79,6 +79,10 @@ export interface MLCEngineConfig {
 /** The models of an engine without an appConfig. Empty: nearfar publishes no models, so add the bundles that you serve. */
 export const prebuiltAppConfig: AppConfig = { model_list: [] };
 
+/** Empty, as ``model_lib`` is ignored. Applications make its address of the two. */
+export const modelVersion = "";
+export const modelLibURLPrefix = "";
+
 /** Empty: whether a bundle calls tools depends on its chat template, and a request with tools to one that cannot is an error. */
 export const functionCallingModelIds: string[] = [];
 

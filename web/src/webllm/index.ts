@@ -5,7 +5,7 @@ export { deleteChatConfigInCache, deleteModelAllInfoInCache, deleteModelInCache,
 export type * from "./chat_types.js";
 export type * from "./completion_types.js";
 export type { AppConfig, ChatOptions, MLCEngineConfig, ModelRecord, OPFSAccessMode } from "./config.js";
-export { ModelType, functionCallingModelIds, prebuiltAppConfig } from "./config.js";
+export { ModelType, functionCallingModelIds, modelLibURLPrefix, modelVersion, prebuiltAppConfig } from "./config.js";
 export { CreateMLCEngine, MLCEngine } from "./engine.js";
 export type { ExtensionMLCEngineConfig, ExtensionPort } from "./extension.js";
 export { CreateExtensionServiceWorkerMLCEngine, ExtensionServiceWorkerMLCEngine, ExtensionServiceWorkerMLCEngineHandler } from "./extension.js";

@@ -88,7 +88,7 @@ export interface MLCEngineInterface {
   runtimeStatsText: (modelId?: string) => Promise<string>;
   /** Continues the token ids of the calls before, since the last `resetChat` or other request, by these ids and one sampled token, which it returns. */
   forwardTokensAndSample: (inputIds: number[], isPrefill: boolean, modelId?: string) => Promise<number>;
-  setInitProgressCallback: (callback?: InitProgressCallback) => void;
+  setInitProgressCallback: (callback: InitProgressCallback) => void;
   getInitProgressCallback: () => InitProgressCallback | undefined;
   setAppConfig: (appConfig: AppConfig) => void;
   setLogLevel: (logLevel: LogLevel) => void;

@@ -285,7 +285,7 @@ test("an excluded token gets a finite logit", async () => {
 
 test("the models of an engine without a list are those of prebuiltAppConfig", async () => {
   const { load, loaded } = fakeLoad("a");
-  vi.spyOn(Engine, "load").mockImplementation(load as unknown as typeof Engine.load);
+  vi.spyOn(Engine, "load").mockImplementation(load as never);
   prebuiltAppConfig.model_list.push({ model_id: "mine", model: "/mine/" });
   const engine = await CreateMLCEngine("mine");
   prebuiltAppConfig.model_list.pop();

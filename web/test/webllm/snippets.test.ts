@@ -3,10 +3,14 @@
 
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
 
+import { Engine } from "../../src/engine.js";
+import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import { dawn } from "../../tools/dawn.js";
 import { planOf } from "../../src/runtime/plan.js";
 import type { Files } from "../letters_bundle.js";
 import { lettersBundle } from "../letters_bundle.js";
+import { fakeExtension } from "./fake_extension.js";
+import { fakeLoad } from "./fake_load.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -28,10 +32,11 @@ afterAll(() => {
   vi.restoreAllMocks();
 });
 
+const snippet = (name: string): Promise<unknown> => import(`./snippets/${name}.ts`);
+
 async function run(name: string, bundle: Files = lettersBundle().files): Promise<unknown> {
   files = bundle;
-  const snippet = (await import(`./snippets/${name}.ts`)) as { main(): Promise<unknown> };
-  return snippet.main();
+  return ((await snippet(name)) as { main(): Promise<unknown> }).main();
 }
 
 onDevice("basic chat", async () => {
@@ -81,6 +86,20 @@ onDevice("embeddings", async () => {
   const changes = { embedding: { pooling: "last_token", normalize: true }, self_test: null, plans: { embed } } as unknown as Partial<typeof manifest>;
   // A vector's largest number is at the letter that follows the last one.
   expect(await run("embeddings", lettersBundle(changes).files)).toEqual({ largest: [1, 4], model: "demo-q4f32_1-MLC", fast: true });
+});
+
+onDevice("an extension, whose service worker has the engine", async () => {
+  fakeExtension();
+  await snippet("extension_background");
+  expect(await run("extension_popup")).toEqual(["be", "be"]);
+});
+
+test("tool calls", async () => {
+  const parser = (): ToolCallStream => new ToolCallStream("hermes");
+  const { load } = fakeLoad({ tools: { parser, grammar: () => null } }, '<tool_call>\n{"name": "get_current_weather", "arguments": {"location": "Tokyo"}}\n</tool_call>');
+  const loading = vi.spyOn(Engine, "load").mockImplementation(load as never);
+  expect(await run("function_calling")).toEqual({ name: "get_current_weather", arguments: '{"location": "Tokyo"}', reason: "tool_calls" });
+  loading.mockRestore();
 });
 
 onDevice("an interrupted answer", async () => {

@@ -3,7 +3,7 @@
 import { afterEach, expect, test, vi } from "vitest";
 
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
-import type { ExtensionPort, InitProgressReport } from "../../src/webllm/index.js";
+import type { InitProgressReport } from "../../src/webllm/index.js";
 import {
   ExtensionServiceWorkerMLCEngine,
   ExtensionServiceWorkerMLCEngineHandler,
@@ -16,6 +16,7 @@ import {
 import { Engine } from "../../src/engine.js";
 import type { FakeLoad } from "./fake_load.js";
 import { fakeLoad } from "./fake_load.js";
+import { fakeExtension } from "./fake_extension.js";
 
 const messages = [{ role: "user" as const, content: "hi" }];
 
@@ -149,40 +150,15 @@ test("a page without service workers is told so", async () => {
   await expect(new ServiceWorkerMLCEngine().reload("/x/")).rejects.toMatchObject({ code: "worker_error", message: expect.stringContaining("https or from localhost") as string });
 });
 
-/** chrome.runtime of an extension: messages are JSON, and each connection is a pair of ports. */
-function extension(onConnect: (port: ExtensionPort) => void): { readonly disconnect: () => void } {
-  const leave: (() => void)[] = [];
-  const connect = (): ExtensionPort => {
-    const listeners: ((message: unknown) => void)[][] = [[], []];
-    const gone: (() => void)[] = [];
-    leave.push(() => { gone.forEach((listener) => { listener(); }); }); // prettier-ignore
-    const end = (mine: number): ExtensionPort => ({
-      postMessage: (message) => {
-        const copy = JSON.parse(JSON.stringify(message)) as unknown;
-        queueMicrotask(() => { listeners[1 - mine]?.forEach((listener) => { listener(copy); }); }); // prettier-ignore
-      },
-      onMessage: { addListener: (listener) => listeners[mine]?.push(listener) },
-      onDisconnect: { addListener: (listener) => gone.push(listener) },
-    });
-    onConnect(end(1));
-    return end(0);
-  };
-  vi.stubGlobal("chrome", { runtime: { connect } });
-  return {
-    disconnect: () => {
-      leave.splice(0).forEach((each) => { each(); }); // prettier-ignore
-    },
-  };
-}
-
 test("an engine in an extension's service worker, which loads again after it was stopped", async () => {
   const fake = fakeLoad("hello");
-  vi.spyOn(Engine, "load").mockImplementation(fake.load as unknown as typeof Engine.load);
+  vi.spyOn(Engine, "load").mockImplementation(fake.load as never);
+  const { onConnect, disconnect } = fakeExtension();
   let handler: ExtensionServiceWorkerMLCEngineHandler | undefined;
-  const { disconnect } = extension((port) => {
+  onConnect.addListener((port) => {
     if (handler === undefined) handler = new ExtensionServiceWorkerMLCEngineHandler(port);
     else handler.setPort(port);
-    port.onMessage.addListener(handler.onmessage.bind(handler) as (message: unknown) => void);
+    port.onMessage.addListener((message) => handler?.onmessage(message, port));
   });
   let disconnected = 0;
   const engine = new ExtensionServiceWorkerMLCEngine({ onDisconnect: () => disconnected++ });

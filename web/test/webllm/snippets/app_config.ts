@@ -1,5 +1,6 @@
 // What an application lists once. The tests serve a bundle at this address.
 
+import { modelLibURLPrefix, modelVersion } from "@nearfar/web/webllm";
 import type { AppConfig } from "@nearfar/web/webllm";
 
 export const selectedModel = "demo-q4f32_1-MLC";
@@ -10,7 +11,7 @@ export const appConfig: AppConfig = {
     {
       model: "https://models.example/demo/",
       model_id: selectedModel,
-      model_lib: "https://models.example/libs/demo-webgpu.wasm",
+      model_lib: modelLibURLPrefix + modelVersion + "/demo-q4f32_1-ctx4k_cs1k-webgpu.wasm",
       vram_required_MB: 50.5,
       low_resource_required: true,
       required_features: [],
