@@ -224,7 +224,7 @@ export class Runner {
     const rows = batch.sample_rows.length;
     let start = 0;
     if (onLogits) {
-      start = this.schedule.sampling;
+      start = this.schedule.sample;
       const result = this.output("logits");
       const logits = new Float32Array(await this.run(batch, alternatives, this.#logits, [result], 0, start));
       for (let row = 0; row < rows; row++) onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);

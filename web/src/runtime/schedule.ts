@@ -35,7 +35,7 @@ export type FindBinding = (name: string, plane: string | null) => GPUBindingReso
 export class Schedule {
   readonly #steps: readonly ReadyStep[];
   /** The index of the first step that reads the logits. */
-  readonly sampling: number;
+  readonly sample: number;
   /** Of each step, the rows in the order in which a batch tries them. */
   #arranged: readonly (readonly ReadyRow[])[] = [];
 
@@ -49,7 +49,7 @@ export class Schedule {
     uniform: (kernel: string) => GPUBindingResource,
   ) {
     const { steps, outputs } = planOf(manifest);
-    this.sampling = steps.findIndex(({ inputs }) => Object.values(inputs).includes(outputs.logits ?? ""));
+    this.sample = steps.findIndex(({ inputs }) => Object.values(inputs).includes(outputs.logits ?? ""));
     this.#steps = steps.map((step) => ({
       list: step.variants,
       rows: (rows.get(step.variants) ?? []).map((row) => {

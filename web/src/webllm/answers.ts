@@ -1,7 +1,13 @@
 // Our answers in WebLLM's shapes: usage with its figures, "abort" as a reason, and the id of the model.
 
 import type * as ours from "../api/types.js";
-import type { ChatCompletion, ChatCompletionChunk, ChatCompletionFinishReason, CompletionUsage, Logprobs } from "./chat_types.js";
+import type {
+  ChatCompletion,
+  ChatCompletionChunk,
+  ChatCompletionFinishReason,
+  CompletionUsage,
+  Logprobs,
+} from "./chat_types.js";
 import type { Completion, CompletionChoice } from "./completion_types.js";
 
 /** What an answer's shape depends on beside itself. */
@@ -11,7 +17,10 @@ export interface AnswerContext {
   readonly interrupted: () => boolean;
 }
 
-export function chatCompletion({ usage, timings, choices, ...whole }: ours.ChatCompletion, context: AnswerContext): ChatCompletion {
+export function chatCompletion(
+  { usage, timings, choices, ...whole }: ours.ChatCompletion,
+  context: AnswerContext,
+): ChatCompletion {
   return {
     ...whole,
     model: context.modelId,
@@ -21,11 +30,18 @@ export function chatCompletion({ usage, timings, choices, ...whole }: ours.ChatC
 }
 
 /** ``timings`` are those of the last chunk with a choice, which the chunk with the usage follows. */
-export function chatChunk({ usage, choices, ...chunk }: ours.ChatCompletionChunk, timings: ours.CompletionTimings | undefined, context: AnswerContext): ChatCompletionChunk {
+export function chatChunk(
+  { usage, choices, ...chunk }: ours.ChatCompletionChunk,
+  timings: ours.CompletionTimings | undefined,
+  context: AnswerContext,
+): ChatCompletionChunk {
   return {
     ...chunk,
     model: context.modelId,
-    choices: choices.map((choice) => ({ ...choice, finish_reason: choice.finish_reason === null ? null : reason(choice.finish_reason, context) })),
+    choices: choices.map((choice) => ({
+      ...choice,
+      finish_reason: choice.finish_reason === null ? null : reason(choice.finish_reason, context),
+    })),
     ...usageOf(usage, timings),
   };
 }
@@ -39,13 +55,11 @@ export function completion(
   return {
     ...whole,
     model: context.modelId,
-    choices: choices.map(
-      (choice): CompletionChoice => ({
-        ...choice,
-        logprobs: choice.logprobs === null ? null : logprobs(choice.logprobs),
-        finish_reason: choice.finish_reason === null ? null : reason(choice.finish_reason, context),
-      }),
-    ),
+    choices: choices.map((choice): CompletionChoice => ({
+      ...choice,
+      logprobs: choice.logprobs === null ? null : logprobs(choice.logprobs),
+      finish_reason: choice.finish_reason === null ? null : reason(choice.finish_reason, context),
+    })),
     ...usageOf(usage, timings),
   };
 }
@@ -65,7 +79,10 @@ export function withExtra(usage: ours.CompletionUsage, timings: ours.CompletionT
   };
 }
 
-function usageOf(usage: ours.CompletionUsage | null | undefined, timings: ours.CompletionTimings | undefined): { usage?: CompletionUsage } {
+function usageOf(
+  usage: ours.CompletionUsage | null | undefined,
+  timings: ours.CompletionTimings | undefined,
+): { usage?: CompletionUsage } {
   return usage === null || usage === undefined || timings === undefined ? {} : { usage: withExtra(usage, timings) };
 }
 
@@ -76,7 +93,11 @@ function reason(found: ours.ChatFinishReason, { interrupted }: AnswerContext): C
 
 /** In the shape of chats. A token that is a part of a character has no bytes here. */
 function logprobs({ tokens, token_logprobs: values, top_logprobs: alternatives }: ours.CompletionLogprobs): Logprobs {
-  const entry = (token: string, logprob: number) => ({ token, bytes: token.includes("\ufffd") ? null : [...new TextEncoder().encode(token)], logprob });
+  const entry = (token: string, logprob: number) => ({
+    token,
+    bytes: token.includes("\ufffd") ? null : [...new TextEncoder().encode(token)],
+    logprob,
+  });
   return {
     content: tokens.map((token, index) => ({
       ...entry(token, values[index] ?? 0),

@@ -11,7 +11,10 @@ export async function hasModelInCache(modelId: string, appConfig?: AppConfig): P
   return (await cache.list()).some(({ url, complete }) => complete && url === href);
 }
 
-/** Deletes the model's bundle, except files that another stored bundle shares. Throws RequestError, and StorageError while it is being loaded. */
+/**
+ * Deletes the model's bundle, except files that another stored bundle shares. Throws RequestError, and StorageError
+ * while it is being loaded.
+ */
 export async function deleteModelAllInfoInCache(modelId: string, appConfig?: AppConfig): Promise<void> {
   await cache.delete(addressOf(modelId, appConfig));
 }
@@ -19,7 +22,10 @@ export async function deleteModelAllInfoInCache(modelId: string, appConfig?: App
 /** The same: a bundle is stored as one. */
 export const deleteModelInCache = deleteModelAllInfoInCache;
 
-/** Deletes nothing: each load checks a bundle's manifest with its server, so a stored one is never out of date. Throws RequestError. */
+/**
+ * Deletes nothing: each load checks a bundle's manifest with its server, so a stored one is never out of date. Throws
+ * RequestError.
+ */
 // Async, as WebLLM's is.
 // eslint-disable-next-line @typescript-eslint/require-await
 export async function deleteChatConfigInCache(modelId: string, appConfig?: AppConfig): Promise<void> {

@@ -1,11 +1,15 @@
-// The types of chat completions under WebLLM's names. Requests are OpenAI's with a few fields of WebLLM's; fields of type ``never`` are refused.
+// The types of chat completions under WebLLM's names. Requests are OpenAI's with a few fields of WebLLM's; fields of
+// type ``never`` are refused.
 
 export interface ChatCompletionContentPartText {
   type: "text";
   text: string;
 }
 
-/** Accepted by the types, as applications hold such parts, and refused by every bundle: models that see are not supported yet. */
+/**
+ * Accepted by the types, as applications hold such parts, and refused by every bundle: models that see are not
+ * supported yet.
+ */
 export interface ChatCompletionContentPartImage {
   type: "image_url";
   image_url: { url: string; detail?: "auto" | "low" | "high" };
@@ -72,12 +76,16 @@ export interface ChatCompletionNamedToolChoice {
 /** "required" is an extension. */
 export type ChatCompletionToolChoiceOption = "none" | "auto" | "required" | ChatCompletionNamedToolChoice;
 
-/** ``schema`` is the text of a JSON schema that the answer is held to, ``grammar`` EBNF from its rule root. The last two types are extensions. */
+/**
+ * ``schema`` is the text of a JSON schema that the answer is held to, ``grammar`` EBNF from its rule root. The last two
+ * types are extensions.
+ */
 export interface ResponseFormat {
   type?: "text" | "json_object" | "grammar" | "json_schema" | "regex" | undefined;
   schema?: string | undefined;
   grammar?: string | undefined;
-  json_schema?: { name?: string; schema?: Record<string, unknown> | undefined; strict?: boolean | null | undefined } | undefined;
+  json_schema?:
+    { name?: string; schema?: Record<string, unknown> | undefined; strict?: boolean | null | undefined } | undefined;
   pattern?: string | undefined;
   structural_tag?: never;
 }

@@ -1,6 +1,12 @@
 // The types of text completions and embeddings under WebLLM's names.
 
-import type { ChatCompletionFinishReason, CompletionUsage, ExtraBody, GenerationParams, Logprobs } from "./chat_types.js";
+import type {
+  ChatCompletionFinishReason,
+  CompletionUsage,
+  ExtraBody,
+  GenerationParams,
+  Logprobs,
+} from "./chat_types.js";
 
 /** The prompt is continued as it stands, without the chat template. ``logprobs`` are those of chats. */
 export interface CompletionCreateParamsBase extends GenerationParams {

@@ -17,8 +17,15 @@ export interface Connection {
 /** A worker that loads a model may be late with an answer, so several heartbeats may be missed. */
 const MAX_MISSED = 6;
 
-/** ``onMissed`` gets the number of heartbeats in a row without an answer. Throws WorkerError if the worker does not start or does not answer. */
-export async function connectHandler(worker: WorkerLike, heartbeatMs: number, onMissed: (count: number) => void = () => undefined): Promise<Connection> {
+/**
+ * ``onMissed`` gets the number of heartbeats in a row without an answer. Throws WorkerError if the worker does not
+ * start or does not answer.
+ */
+export async function connectHandler(
+  worker: WorkerLike,
+  heartbeatMs: number,
+  onMissed: (count: number) => void = () => undefined,
+): Promise<Connection> {
   const connection = crypto.randomUUID();
   const { port1, port2 } = new MessageChannel();
   const remote = new Remote(port1);
@@ -35,7 +42,11 @@ export async function connectHandler(worker: WorkerLike, heartbeatMs: number, on
     "error",
     (event) => {
       // Once the script runs, an error that it does not catch need not be its end.
-      if (!isConnected) fail(`The worker's script failed${"message" in event ? `: ${String(event.message)}` : ""}; see the console, and whether it makes a handler`);
+      if (!isConnected)
+        fail(
+          `The worker's script failed${"message" in event ? `: ${String(event.message)}` : ""}; ` +
+            "see the console, and whether it makes a handler",
+        );
     },
     { signal: over.signal },
   );
@@ -45,7 +56,9 @@ export async function connectHandler(worker: WorkerLike, heartbeatMs: number, on
   let missed = 0;
   const timer = setInterval(() => {
     if (missed === MAX_MISSED) {
-      fail(`The worker has not answered for ${(heartbeatMs * MAX_MISSED) / 1000} seconds; the next call connects again`);
+      fail(
+        `The worker has not answered for ${(heartbeatMs * MAX_MISSED) / 1000} seconds; the next call connects again`,
+      );
       return;
     }
     onMissed(missed++);

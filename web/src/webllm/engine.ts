@@ -5,16 +5,35 @@ import { RequestError } from "../errors.js";
 import type { LoadOptions, LoadProgress } from "../load.js";
 import { findAdapter } from "../runtime/device.js";
 import type { AppConfig, ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
-import { checkAppConfig, checkChatOptions, checkConfig, checkLogLevel, findRecord, samplingDefaults } from "./config.js";
+import {
+  checkAppConfig,
+  checkChatOptions,
+  checkConfig,
+  checkLogLevel,
+  findRecord,
+  samplingDefaults,
+} from "./config.js";
 import { pagesFor } from "./context_window.js";
-import type { Chat, Completions, CreateChatCompletion, CreateCompletion, CreateEmbedding, Embeddings, InitProgressCallback, LogLevel, LogitProcessor, MLCEngineInterface } from "./interface.js";
+import type {
+  Chat,
+  Completions,
+  CreateChatCompletion,
+  CreateCompletion,
+  CreateEmbedding,
+  Embeddings,
+  InitProgressCallback,
+  LogLevel,
+  LogitProcessor,
+  MLCEngineInterface,
+} from "./interface.js";
 import type { BaseEngine } from "./loaded_model.js";
 import { LoadedModel } from "./loaded_model.js";
 
 export type LoadEngine = (bundle: string, options: LoadOptions) => Promise<BaseEngine>;
 
 export class MLCEngine implements MLCEngineInterface {
-  readonly chatCompletion = (async (request) => this.model(request.model).chatCompletion(request)) as CreateChatCompletion;
+  readonly chatCompletion = (async (request) =>
+    this.model(request.model).chatCompletion(request)) as CreateChatCompletion;
   readonly completion = (async (request) => this.model(request.model).completion(request)) as CreateCompletion;
   readonly embedding: CreateEmbedding = async (request) => this.model(request.model).embedding(request);
   readonly chat: Chat = { completions: { create: this.chatCompletion } };
@@ -116,10 +135,19 @@ export class MLCEngine implements MLCEngineInterface {
   }
 
   /** Everything that can be wrong with the arguments of `reload` is found before anything is unloaded. */
-  private plan(ids: readonly string[], chatOpts: ChatOptions | ChatOptions[]): readonly { readonly record: ModelRecord; readonly options: ChatOptions }[] {
-    if (ids.length === 0 || new Set(ids).size < ids.length) throw new RequestError(`modelId is ${JSON.stringify(ids)}; give one or several different ids`, { param: "modelId" });
+  private plan(
+    ids: readonly string[],
+    chatOpts: ChatOptions | ChatOptions[],
+  ): readonly { readonly record: ModelRecord; readonly options: ChatOptions }[] {
+    if (ids.length === 0 || new Set(ids).size < ids.length)
+      throw new RequestError(`modelId is ${JSON.stringify(ids)}; give one or several different ids`, {
+        param: "modelId",
+      });
     const options = Array.isArray(chatOpts) ? chatOpts : ids.map(() => chatOpts);
-    if (options.length !== ids.length) throw new RequestError(`chatOpts has ${options.length} entries for ${ids.length} models; give one for each`, { param: "chatOpts" });
+    if (options.length !== ids.length)
+      throw new RequestError(`chatOpts has ${options.length} entries for ${ids.length} models; give one for each`, {
+        param: "chatOpts",
+      });
     return ids.map((id, index) => {
       checkChatOptions("chatOpts", options[index] ?? {});
       const record = findRecord(id, this.#appConfig);
@@ -127,7 +155,11 @@ export class MLCEngine implements MLCEngineInterface {
     });
   }
 
-  private async loadModel({ model: address, model_id: id }: ModelRecord, options: ChatOptions, signal: AbortSignal): Promise<LoadedModel> {
+  private async loadModel(
+    { model: address, model_id: id }: ModelRecord,
+    options: ChatOptions,
+    signal: AbortSignal,
+  ): Promise<LoadedModel> {
     const start = performance.now();
     const report = (progress: number, text: string): void => {
       this.#onProgress?.({ progress, timeElapsed: (performance.now() - start) / 1000, text });
@@ -147,22 +179,36 @@ export class MLCEngine implements MLCEngineInterface {
     const loaded = [...this.#models.keys()].join(", ");
     if (loaded === "") throw new RequestError("No model is loaded; call reload(modelId) first");
     const [first, ...others] = this.#models.values();
-    const found = modelId === null || modelId === undefined ? (others.length === 0 ? first : undefined) : this.#models.get(modelId);
+    const found =
+      modelId === null || modelId === undefined ? (others.length === 0 ? first : undefined) : this.#models.get(modelId);
     if (found !== undefined) return found;
-    const says = modelId === null || modelId === undefined ? "Several models are loaded; name one of them" : `Model '${modelId}' is not loaded; name one of those that are`;
+    const says =
+      modelId === null || modelId === undefined
+        ? "Several models are loaded; name one of them"
+        : `Model '${modelId}' is not loaded; name one of those that are`;
     throw new RequestError(`${says}: ${loaded}`, { param: "model" });
   }
 }
 
 /** An engine on this page with its models loaded. */
-export async function CreateMLCEngine(modelId: string | string[], engineConfig?: MLCEngineConfig, chatOpts?: ChatOptions | ChatOptions[]): Promise<MLCEngine> {
+export async function CreateMLCEngine(
+  modelId: string | string[],
+  engineConfig?: MLCEngineConfig,
+  chatOpts?: ChatOptions | ChatOptions[],
+): Promise<MLCEngine> {
   const engine = new MLCEngine(engineConfig);
   await engine.reload(modelId, chatOpts);
   return engine;
 }
 
-function described({ loadedBytes, totalBytes, compiledKernels, totalKernels }: LoadProgress): [progress: number, text: string] {
+function described({
+  loadedBytes,
+  totalBytes,
+  compiledKernels,
+  totalKernels,
+}: LoadProgress): [progress: number, text: string] {
   const megabytes = (bytes: number): string => (bytes / 1e6).toFixed(1);
-  const text = `Loading weights: ${megabytes(loadedBytes)} of ${megabytes(totalBytes)} MB; compiling kernels: ${compiledKernels} of ${totalKernels}`;
-  return [totalBytes === 0 ? 0 : loadedBytes / totalBytes, text];
+  const weights = `Loading weights: ${megabytes(loadedBytes)} of ${megabytes(totalBytes)} MB`;
+  const kernels = `compiling kernels: ${compiledKernels} of ${totalKernels}`;
+  return [totalBytes === 0 ? 0 : loadedBytes / totalBytes, `${weights}; ${kernels}`];
 }

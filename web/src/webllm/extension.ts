@@ -1,4 +1,5 @@
-// Engines in the service worker of a browser extension. Pages of the extension reach it over ports of chrome.runtime, whose messages are JSON.
+// Engines in the service worker of a browser extension. Pages of the extension reach it over ports of chrome.runtime,
+// whose messages are JSON.
 
 import { WorkerError } from "../errors.js";
 import { Remote } from "../worker/remote.js";
@@ -27,7 +28,9 @@ export interface ExtensionMLCEngineConfig extends MLCEngineConfig {
   onDisconnect?: (() => void) | undefined;
 }
 
-/** One for all ports: make it with the first, call `setPort` for each other, and `onmessage` with the messages of each. */
+/**
+ * One for all ports: make it with the first, call `setPort` for each other, and `onmessage` with the messages of each.
+ */
 export class ExtensionServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
   readonly #listeners = new Map<ExtensionPort, (message: unknown) => void>();
   /** The port that came last: that of a message which comes without one. */
@@ -64,12 +67,18 @@ export class ExtensionServiceWorkerMLCEngine extends RemoteMLCEngine {
 
   /** Throws WorkerError outside of an extension's pages. */
   protected override open(): Promise<Connection> {
-    const { chrome } = globalThis as { readonly chrome?: { readonly runtime?: { connect?(...args: unknown[]): ExtensionPort } } };
+    const { chrome } = globalThis as {
+      readonly chrome?: { readonly runtime?: { connect?(...args: unknown[]): ExtensionPort } };
+    };
     const { extensionId, onDisconnect } = this.config;
     const port = chrome?.runtime?.connect?.(...(extensionId === undefined ? [] : [extensionId]), { name: PORT_NAME });
-    if (port === undefined) throw new WorkerError("This page has no chrome.runtime; make the engine on a page of the extension, or give its extensionId");
+    if (port === undefined)
+      throw new WorkerError(
+        "This page has no chrome.runtime; make the engine on a page of the extension, or give its extensionId",
+      );
     const over = new AbortController();
-    const remote = new Remote(wirePort(port, (listener) => { port.onMessage.addListener(listener); })); // prettier-ignore
+    const listen = port.onMessage.addListener.bind(port.onMessage);
+    const remote = new Remote(wirePort(port, listen));
     const timer = setInterval(() => {
       port.postMessage(KEEP_ALIVE);
     }, this.keepAliveMs);

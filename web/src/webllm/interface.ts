@@ -33,7 +33,10 @@ export type LogLevel = "TRACE" | "DEBUG" | "INFO" | "WARN" | "ERROR" | "SILENT";
 
 /** Changes the logits of a model on the host. The requests of a model that has one run one after the other. */
 export interface LogitProcessor {
-  /** Gets the logits (V,) before the grammar, the bias and the penalties apply, and returns those to sample from. -Infinity excludes a token. */
+  /**
+   * Gets the logits (V,) before the grammar, the bias and the penalties apply, and returns those to sample from.
+   * -Infinity excludes a token.
+   */
   processLogits: (logits: Float32Array) => Float32Array;
   /** Gets each sampled token, the one that ends the answer included. */
   processSampledToken: (token: number) => void;
@@ -44,7 +47,9 @@ export interface LogitProcessor {
 export interface CreateChatCompletion {
   (request: ChatCompletionRequestNonStreaming): Promise<ChatCompletion>;
   (request: ChatCompletionRequestStreaming): Promise<AsyncIterable<ChatCompletionChunk>>;
-  (request: ChatCompletionRequestBase | ChatCompletionRequest): Promise<AsyncIterable<ChatCompletionChunk> | ChatCompletion>;
+  (
+    request: ChatCompletionRequestBase | ChatCompletionRequest,
+  ): Promise<AsyncIterable<ChatCompletionChunk> | ChatCompletion>;
 }
 
 export interface CreateCompletion {
@@ -75,7 +80,10 @@ export interface MLCEngineInterface {
   chatCompletion: CreateChatCompletion;
   completion: CreateCompletion;
   embedding: CreateEmbedding;
-  /** Loads models in place of those before. Throws RequestError, BundleError, DeviceError, or an AbortError if another `reload` or `unload` came between. */
+  /**
+   * Loads models in place of those before. Throws RequestError, BundleError, DeviceError, or an AbortError if another
+   * `reload` or `unload` came between.
+   */
   reload: (modelId: string | string[], chatOpts?: ChatOptions | ChatOptions[]) => Promise<void>;
   /** Ends what runs and frees all models. */
   unload: () => Promise<void>;
@@ -86,7 +94,10 @@ export interface MLCEngineInterface {
   /** The text of the last answer. */
   getMessage: (modelId?: string) => Promise<string>;
   runtimeStatsText: (modelId?: string) => Promise<string>;
-  /** Continues the token ids of the calls before, since the last `resetChat` or other request, by these ids and one sampled token, which it returns. */
+  /**
+   * Continues the token ids of the calls before, since the last `resetChat` or other request, by these ids and one
+   * sampled token, which it returns.
+   */
   forwardTokensAndSample: (inputIds: number[], isPrefill: boolean, modelId?: string) => Promise<number>;
   setInitProgressCallback: (callback: InitProgressCallback) => void;
   getInitProgressCallback: () => InitProgressCallback | undefined;

@@ -3,13 +3,28 @@
 import { foldChat } from "../api/chat_completions.js";
 import type { EngineApi } from "../api/engine_api.js";
 import { foldCompletion } from "../api/completions.js";
-import type { ChatCompletionChunk as OurChatChunk, CompletionChunk, CompletionTimings, CompletionUsage } from "../api/types.js";
+import type {
+  ChatCompletionChunk as OurChatChunk,
+  CompletionChunk,
+  CompletionTimings,
+  CompletionUsage,
+} from "../api/types.js";
 import type { TokenSource } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import { chatChunk, chatCompletion, completion, withExtra } from "./answers.js";
 import type { AnswerContext } from "./answers.js";
-import type { ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionRequestBase } from "./chat_types.js";
-import type { Completion, CompletionCreateParamsBase, CreateEmbeddingResponse, EmbeddingCreateParams } from "./completion_types.js";
+import type {
+  ChatCompletion,
+  ChatCompletionChunk,
+  ChatCompletionMessageParam,
+  ChatCompletionRequestBase,
+} from "./chat_types.js";
+import type {
+  Completion,
+  CompletionCreateParamsBase,
+  CreateEmbeddingResponse,
+  EmbeddingCreateParams,
+} from "./completion_types.js";
 import type { SamplingDefaults } from "./config.js";
 import { ModelProcessor } from "./model_processor.js";
 import type { LogitProcessor } from "./interface.js";
@@ -58,22 +73,30 @@ export class LoadedModel {
     return `prefill: ${text(this.#speeds.prefill)}, decoding: ${text(this.#speeds.decode)}`;
   }
 
-  async chatCompletion(request: ChatCompletionRequestBase): Promise<ChatCompletion | AsyncGenerator<ChatCompletionChunk, void, undefined>> {
+  async chatCompletion(
+    request: ChatCompletionRequestBase,
+  ): Promise<ChatCompletion | AsyncGenerator<ChatCompletionChunk, void, undefined>> {
     const params = chatParams(request, this.defaults);
     const { controller, context, options } = this.request(request.n);
     const stream = await this.engine.chat.completions.create(params, options);
     const last = (request.n ?? 1) - 1;
-    const textOf = ({ choices }: OurChatChunk): string => choices.map(({ index, delta }) => (index === last ? (delta.content ?? "") : "")).join("");
+    const textOf = ({ choices }: OurChatChunk): string =>
+      choices.map(({ index, delta }) => (index === last ? (delta.content ?? "") : "")).join("");
     const chunks = this.watched(stream, controller, textOf, request.messages);
-    return request.stream === true ? streamed(chunks, request, context, chatChunk) : chatCompletion(await foldChat(chunks), context);
+    return request.stream === true
+      ? streamed(chunks, request, context, chatChunk)
+      : chatCompletion(await foldChat(chunks), context);
   }
 
-  async completion(request: CompletionCreateParamsBase): Promise<Completion | AsyncGenerator<Completion, void, undefined>> {
+  async completion(
+    request: CompletionCreateParamsBase,
+  ): Promise<Completion | AsyncGenerator<Completion, void, undefined>> {
     const params = completionParams(request, this.defaults);
     const { controller, context, options } = this.request(request.n);
     const stream = await this.engine.completions.create(params, options);
     const last = (request.n ?? 1) - 1;
-    const textOf = ({ choices }: CompletionChunk): string => choices.map(({ index, text }) => (index === last ? text : "")).join("");
+    const textOf = ({ choices }: CompletionChunk): string =>
+      choices.map(({ index, text }) => (index === last ? text : "")).join("");
     const chunks = this.watched(stream, controller, textOf);
     if (request.stream === true) return streamed(chunks, request, context, completion);
     const whole = await foldCompletion(chunks);
@@ -84,7 +107,11 @@ export class LoadedModel {
     const start = performance.now();
     const { usage, ...answer } = await this.engine.embeddings.create(request);
     const seconds = (performance.now() - start) / 1000;
-    return { ...answer, model: this.id, usage: { ...usage, extra: { prefill_tokens_per_s: seconds > 0 ? usage.prompt_tokens / seconds : 0 } } };
+    return {
+      ...answer,
+      model: this.id,
+      usage: { ...usage, extra: { prefill_tokens_per_s: seconds > 0 ? usage.prompt_tokens / seconds : 0 } },
+    };
   }
 
   /** Sampled by the model's defaults, without penalties. Throws RequestError, DeviceError. */
@@ -100,12 +127,19 @@ export class LoadedModel {
       };
       const { temperature = 1, top_p: topP } = this.defaults;
       const start = performance.now();
-      for await (const { tokenId } of this.engine.generateTokens({ promptIds, maxTokens: 1, sampling: { temperature, topP }, logitProcessor })) sampled[0] = tokenId;
+      for await (const { tokenId } of this.engine.generateTokens({
+        promptIds,
+        maxTokens: 1,
+        sampling: { temperature, topP },
+        logitProcessor,
+      }))
+        sampled[0] = tokenId;
       const seconds = (performance.now() - start) / 1000;
       const speed = seconds > 0 ? inputIds.length / seconds : 0;
       this.#speeds = isPrefill ? { ...this.#speeds, prefill: speed } : { ...this.#speeds, decode: speed };
       const [token] = sampled;
-      if (token === undefined) throw new RequestError("The context is full; call resetChat first", { param: "inputIds" });
+      if (token === undefined)
+        throw new RequestError("The context is full; call resetChat first", { param: "inputIds" });
       this.#forwarded = promptIds;
       return token;
     } finally {
@@ -134,14 +168,18 @@ export class LoadedModel {
     readonly context: AnswerContext;
     readonly options: { readonly interrupt: AbortSignal; readonly logitProcessor?: ModelProcessor["forEngine"] };
   } {
-    if (this.#processor !== null && (n ?? 1) > 1) throw new RequestError("A logit processor has the state of one answer; make requests with n: 1", { param: "n" });
+    if (this.#processor !== null && (n ?? 1) > 1)
+      throw new RequestError("A logit processor has the state of one answer; make requests with n: 1", { param: "n" });
     const controller = new AbortController();
     const context = { modelId: this.id, interrupted: () => controller.signal.aborted };
     const logitProcessor = this.#processor === null ? {} : { logitProcessor: this.#processor.forEngine };
     return { controller, context, options: { interrupt: controller.signal, ...logitProcessor } };
   }
 
-  /** The chunks, whose text and figures are noted, and which interruptGenerate can end. With a logit processor, requests take turns. */
+  /**
+   * The chunks, whose text and figures are noted, and which interruptGenerate can end. With a logit processor, requests
+   * take turns.
+   */
   private async *watched<T extends Chunk>(
     chunks: AsyncIterable<T>,
     controller: AbortController,

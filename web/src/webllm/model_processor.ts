@@ -1,4 +1,5 @@
-// A model's logit processor as the engine calls it. Requests take turns, as they share its state, and what it returns is checked.
+// A model's logit processor as the engine calls it. Requests take turns, as they share its state, and what it returns
+// is checked.
 
 import type { LogitProcessor as EngineProcessor } from "../engine/request.js";
 import { RequestError } from "../errors.js";
@@ -31,7 +32,8 @@ export class ModelProcessor {
 
   /** A request starts: resets the state unless its messages are the last conversation and one more. */
   start(messages: readonly ChatCompletionMessageParam[] = []): void {
-    if (messages.length < 2 || JSON.stringify(messages.slice(0, -1)) !== this.#conversation) this.processor.resetState();
+    if (messages.length < 2 || JSON.stringify(messages.slice(0, -1)) !== this.#conversation)
+      this.processor.resetState();
     this.#conversation = null;
   }
 
@@ -48,11 +50,16 @@ export class ModelProcessor {
   private process(logits: Float32Array): void {
     const processed = this.processor.processLogits(logits.slice()) as unknown;
     if (!(processed instanceof Float32Array) || processed.length !== logits.length) {
-      throw new RequestError(`processLogits must return a Float32Array of ${logits.length} logits`, { param: "logitProcessorRegistry" });
+      throw new RequestError(`processLogits must return a Float32Array of ${logits.length} logits`, {
+        param: "logitProcessorRegistry",
+      });
     }
     processed.forEach((logit, id) => {
       if (!(logit < Infinity)) {
-        throw new RequestError(`processLogits returned ${logit} for token ${id}; return numbers, or -Infinity to exclude a token`, { param: "logitProcessorRegistry" });
+        throw new RequestError(
+          `processLogits returned ${logit} for token ${id}; return numbers, or -Infinity to exclude a token`,
+          { param: "logitProcessorRegistry" },
+        );
       }
       logits[id] = Math.max(logit, EXCLUDED);
     });

@@ -1,16 +1,30 @@
-// What a page and a handler say to each other. A page greets a handler with a port of its own; calls then go over that port.
+// What a page and a handler say to each other. A page greets a handler with a port of its own; calls then go over that
+// port.
 
 import type { AppConfig, ChatOptions } from "./config.js";
 import type { InitProgressCallback, MLCEngineInterface } from "./interface.js";
 
-/** The models that a page expects in the handler's engine. Another page, or a browser that restarts the worker, may have changed them. */
+/**
+ * The models that a page expects in the handler's engine. Another page, or a browser that restarts the worker, may have
+ * changed them.
+ */
 export interface Expected {
   readonly modelId: readonly string[];
   readonly chatOpts: readonly ChatOptions[];
   readonly appConfig: AppConfig | null;
 }
 
-export type Method = Exclude<keyof MLCEngineInterface, "chat" | "completions" | "embeddings" | "setInitProgressCallback" | "getInitProgressCallback" | "setAppConfig" | "setLogLevel" | "reload">;
+export type Method = Exclude<
+  keyof MLCEngineInterface,
+  | "chat"
+  | "completions"
+  | "embeddings"
+  | "setInitProgressCallback"
+  | "getInitProgressCallback"
+  | "setAppConfig"
+  | "setLogLevel"
+  | "reload"
+>;
 
 /** What a handler serves to each page. */
 export interface HandlerTarget {

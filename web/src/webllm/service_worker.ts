@@ -15,8 +15,9 @@ const KEEP_ALIVE_MS = 10_000;
 const STAY_MS = 120_000;
 
 /**
- * Make it while the service worker's script starts: its listener must be there before the first message. The engine stays loaded while pages come and go,
- * until the browser stops the service worker. ``scope`` is where the messages come from.
+ * Make it while the service worker's script starts: its listener must be there before the first message. The engine
+ * stays loaded while pages come and go, until the browser stops the service worker. ``scope`` is where the messages
+ * come from.
  */
 export class ServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
   constructor(engine: MLCEngine = new MLCEngine(), scope: WorkerScope = globalThis) {
@@ -29,7 +30,9 @@ export class ServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
   override onmessage(event: MessageEvent): void {
     super.onmessage(event);
     if ("waitUntil" in event && typeof event.waitUntil === "function") {
-      (event as MessageEvent & { waitUntil(promise: Promise<unknown>): void }).waitUntil(new Promise((resolve) => setTimeout(resolve, STAY_MS)));
+      (event as MessageEvent & { waitUntil(promise: Promise<unknown>): void }).waitUntil(
+        new Promise((resolve) => setTimeout(resolve, STAY_MS)),
+      );
     }
   }
 }
@@ -49,10 +52,13 @@ export class ServiceWorkerMLCEngine extends RemoteMLCEngine {
   /** Throws WorkerError if the page may have no service worker. */
   protected override async open(): Promise<Connection> {
     if (typeof navigator === "undefined" || !("serviceWorker" in navigator)) {
-      throw new WorkerError("This page can have no service worker; open it over https or from localhost, in a browser that has them");
+      throw new WorkerError(
+        "This page can have no service worker; open it over https or from localhost, in a browser that has them",
+      );
     }
     const { active } = await navigator.serviceWorker.ready;
-    if (active === null) throw new WorkerError("The service worker is not active yet; register it before the engine is made");
+    if (active === null)
+      throw new WorkerError("The service worker is not active yet; register it before the engine is made");
     return connectHandler(active, this.keepAliveMs, (count) => {
       this.missedHeartbeat = count;
     });

@@ -5,12 +5,25 @@ import type { AppConfig, ChatOptions, MLCEngineConfig } from "./config.js";
 import { checkAppConfig, checkConfig, checkLogLevel, findRecord } from "./config.js";
 import type { Connection } from "./connection.js";
 import { connectHandler } from "./connection.js";
-import type { Chat, Completions, CreateChatCompletion, CreateCompletion, CreateEmbedding, Embeddings, InitProgressCallback, LogLevel, MLCEngineInterface } from "./interface.js";
+import type {
+  Chat,
+  Completions,
+  CreateChatCompletion,
+  CreateCompletion,
+  CreateEmbedding,
+  Embeddings,
+  InitProgressCallback,
+  LogLevel,
+  MLCEngineInterface,
+} from "./interface.js";
 import type { Expected, Method } from "./protocol.js";
 
 const HEARTBEAT_MS = 5_000;
 
-/** Calls a handler over a connection, which is opened by the first call and again after it has ended; the models are then loaded again. */
+/**
+ * Calls a handler over a connection, which is opened by the first call and again after it has ended; the models are
+ * then loaded again.
+ */
 export abstract class RemoteMLCEngine implements MLCEngineInterface {
   readonly chatCompletion = ((request) => this.request("chatCompletion", request)) as CreateChatCompletion;
   readonly completion = ((request) => this.request("completion", request)) as CreateCompletion;
@@ -23,7 +36,10 @@ export abstract class RemoteMLCEngine implements MLCEngineInterface {
   #onProgress: InitProgressCallback | undefined;
   #expected: Expected | null = null;
 
-  /** ``others`` are keys of the configuration that a subclass reads. Throws RequestError for a configuration that is not supported. */
+  /**
+   * ``others`` are keys of the configuration that a subclass reads. Throws RequestError for a configuration that is not
+   * supported.
+   */
   constructor(config: MLCEngineConfig = {}, others: readonly string[] = []) {
     checkConfig(config, others);
     this.#appConfig = config.appConfig;
@@ -35,8 +51,14 @@ export abstract class RemoteMLCEngine implements MLCEngineInterface {
   async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
     const ids = typeof modelId === "string" ? [modelId] : modelId;
     // Addresses are relative to the page.
-    const list = ids.map((id) => findRecord(id, this.#appConfig)).map((record) => ({ ...record, model: absolute(record.model) }));
-    this.#expected = { modelId: [...ids], chatOpts: Array.isArray(chatOpts) ? chatOpts : ids.map(() => chatOpts), appConfig: { model_list: list } };
+    const list = ids
+      .map((id) => findRecord(id, this.#appConfig))
+      .map((record) => ({ ...record, model: absolute(record.model) }));
+    this.#expected = {
+      modelId: [...ids],
+      chatOpts: Array.isArray(chatOpts) ? chatOpts : ids.map(() => chatOpts),
+      appConfig: { model_list: list },
+    };
     const { remote } = await this.connection();
     await remote.call(["reload"], [this.#expected, this.#onProgress]);
   }

@@ -9,12 +9,17 @@ import type { InitProgressCallback, LogitProcessor } from "./interface.js";
 import type { Expected, HandlerTarget, Method } from "./protocol.js";
 
 const METHODS: readonly string[] = [
-  "chatCompletion", "completion", "embedding", "unload", "interruptGenerate", "resetChat", "getMessage", "runtimeStatsText", "forwardTokensAndSample",
-  "getMaxStorageBufferBindingSize", "getGPUVendor",
+  "chatCompletion", "completion", "embedding", "unload", "interruptGenerate", "resetChat", "getMessage",
+  "runtimeStatsText", "forwardTokensAndSample", "getMaxStorageBufferBindingSize", "getGPUVendor",
 ] satisfies Method[]; // prettier-ignore
 
 /** Those that need no model. */
-const WITHOUT_MODEL: readonly Method[] = ["unload", "interruptGenerate", "getMaxStorageBufferBindingSize", "getGPUVendor"];
+const WITHOUT_MODEL: readonly Method[] = [
+  "unload",
+  "interruptGenerate",
+  "getMaxStorageBufferBindingSize",
+  "getGPUVendor",
+];
 
 export class WebWorkerMLCEngineHandler {
   readonly #connections = new Set<string>();
@@ -42,17 +47,25 @@ export class WebWorkerMLCEngineHandler {
   }
 
   /** Serves the engine over a port. Returns what ends all that runs for it. */
-  protected serve(port: WirePort, hello: () => Promise<void> = () => Promise.resolve(), disconnect: () => void = () => undefined): () => void {
+  protected serve(
+    port: WirePort,
+    hello: () => Promise<void> = () => Promise.resolve(),
+    disconnect: () => void = () => undefined,
+  ): () => void {
     const target: HandlerTarget = {
       hello,
       disconnect,
       reload: async (expected, onProgress) => {
         const isKnown = this.#key === JSON.stringify(expected);
         await this.require(expected, onProgress);
-        if (isKnown) onProgress?.({ progress: 1, timeElapsed: 0, text: `Already loaded ${expected.modelId.join(", ")}` });
+        if (isKnown)
+          onProgress?.({ progress: 1, timeElapsed: 0, text: `Already loaded ${expected.modelId.join(", ")}` });
       },
       request: async (expected, method, ...args) => {
-        if (!METHODS.includes(method)) throw new RequestError(`The handler has no method '${method}'; load the same version of the package on both sides`);
+        if (!METHODS.includes(method))
+          throw new RequestError(
+            `The handler has no method '${method}'; load the same version of the package on both sides`,
+          );
         if (method === "unload") this.#key = null;
         if (expected !== null && !WITHOUT_MODEL.includes(method)) await this.require(expected);
         return (this.engine[method] as (...given: readonly unknown[]) => unknown)(...args);
@@ -88,7 +101,10 @@ export class WebWorkerMLCEngineHandler {
     await this.#loaded;
   }
 
-  private async reload({ modelId, chatOpts, appConfig }: Expected, onProgress: InitProgressCallback | undefined): Promise<void> {
+  private async reload(
+    { modelId, chatOpts, appConfig }: Expected,
+    onProgress: InitProgressCallback | undefined,
+  ): Promise<void> {
     if (onProgress !== undefined) this.engine.setInitProgressCallback(onProgress);
     if (appConfig !== null) this.engine.setAppConfig(appConfig);
     await this.engine.reload([...modelId], [...chatOpts]);

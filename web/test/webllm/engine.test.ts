@@ -3,7 +3,12 @@ import { beforeEach, expect, test, vi } from "vitest";
 import { Engine } from "../../src/engine.js";
 import type { Model } from "../../src/api/model.js";
 import type { LogitProcessor as EngineProcessor } from "../../src/engine/request.js";
-import type { ChatCompletionRequestNonStreaming, ChatOptions, InitProgressReport, LogitProcessor } from "../../src/webllm/index.js";
+import type {
+  ChatCompletionRequestNonStreaming,
+  ChatOptions,
+  InitProgressReport,
+  LogitProcessor,
+} from "../../src/webllm/index.js";
 import { CreateMLCEngine, MLCEngine, prebuiltAppConfig } from "../../src/webllm/index.js";
 import type { FakeSource } from "../api/fake_model.js";
 import { fakeLoad } from "./fake_load.js";
@@ -23,8 +28,13 @@ beforeEach(() => () => {
 test("reload finds the model in the list, reports progress, and replaces the model before", async () => {
   const { load, loaded, destroyed } = fakeLoad("a");
   const reports: InitProgressReport[] = [];
-  const appConfig = { model_list: [{ model_id: "tiny", model: "/bundles/tiny/", model_lib: "tiny.wasm", vram_required_MB: 1 }] };
-  const engine = new MLCEngine({ appConfig, initProgressCallback: (report) => reports.push(report), logLevel: "INFO" }, load);
+  const appConfig = {
+    model_list: [{ model_id: "tiny", model: "/bundles/tiny/", model_lib: "tiny.wasm", vram_required_MB: 1 }],
+  };
+  const engine = new MLCEngine(
+    { appConfig, initProgressCallback: (report) => reports.push(report), logLevel: "INFO" },
+    load,
+  );
   await engine.reload("tiny");
   await engine.reload(["/other/"]);
   expect([loaded, destroyed]).toEqual([["/bundles/tiny/", "/other/"], ["/bundles/tiny/"]]);
@@ -44,9 +54,14 @@ test("a chat is answered whole, with WebLLM's figures and the id of its model", 
   expect([model, usage?.completion_tokens]).toEqual(["/x/", 5]);
   expect(usage?.extra.decode_tokens_per_s).toBeCloseTo(1 / (usage?.extra.time_per_output_token_s ?? 0), 6);
   expect(await engine.getMessage()).toBe("hello");
-  expect(await engine.runtimeStatsText()).toMatch(/^prefill: [1-9]\d*\.\d{4} tokens\/sec, decoding: [1-9]\d*\.\d{4} tokens\/sec$/);
+  expect(await engine.runtimeStatsText()).toMatch(
+    /^prefill: [1-9]\d*\.\d{4} tokens\/sec, decoding: [1-9]\d*\.\d{4} tokens\/sec$/,
+  );
   await engine.resetChat(true);
-  expect([await engine.getMessage(), await engine.runtimeStatsText()]).toEqual(["", expect.not.stringContaining("not yet")]);
+  expect([await engine.getMessage(), await engine.runtimeStatsText()]).toEqual([
+    "",
+    expect.not.stringContaining("not yet"),
+  ]);
   await engine.resetChat();
   expect(await engine.runtimeStatsText()).toBe("prefill: not yet, decoding: not yet");
 });
@@ -55,25 +70,41 @@ test("a streamed chat has its usage in the last chunk alone, and only if the req
   const engine = await ready("hello", "there");
   const usages = async (options: { include_usage?: boolean }): Promise<unknown[]> => {
     const found: unknown[] = [];
-    for await (const chunk of await engine.chat.completions.create({ messages, stream: true, stream_options: options })) found.push("usage" in chunk ? chunk.usage.completion_tokens : null);
+    for await (const chunk of await engine.chat.completions.create({ messages, stream: true, stream_options: options }))
+      found.push("usage" in chunk ? chunk.usage.completion_tokens : null);
     return found;
   };
   const all = await usages({ include_usage: true });
   expect([all.at(-1), all.slice(0, -1).every((usage) => usage === null)]).toEqual([5, true]);
   expect((await usages({})).every((usage) => usage === null)).toBe(true);
-  expect([await engine.getMessage(), await engine.runtimeStatsText()]).toEqual(["there", expect.not.stringContaining("not yet")]);
+  expect([await engine.getMessage(), await engine.runtimeStatsText()]).toEqual([
+    "there",
+    expect.not.stringContaining("not yet"),
+  ]);
 });
 
 test("text completions have the log-probabilities of chats", async () => {
   const engine = await ready("ab", "cd");
   const { choices, object, usage } = await engine.completions.create({ prompt: "x", logprobs: true, top_logprobs: 2 });
   expect(object).toBe("text_completion");
-  expect([choices[0]?.text, choices[0]?.logprobs?.content?.map(({ token, bytes, top_logprobs: top }) => [token, bytes, top.length])]).toEqual(["ab", [["a", [97], 2], ["b", [98], 2]]]);
+  expect([
+    choices[0]?.text,
+    choices[0]?.logprobs?.content?.map(({ token, bytes, top_logprobs: top }) => [token, bytes, top.length]),
+  ]).toEqual([
+    "ab",
+    [
+      ["a", [97], 2],
+      ["b", [98], 2],
+    ],
+  ]);
   expect(usage?.extra.e2e_latency_s).toBeGreaterThan(0);
   let text = "";
-  for await (const chunk of await engine.completions.create({ prompt: "x", stream: true })) text += chunk.choices[0]?.text ?? "";
+  for await (const chunk of await engine.completions.create({ prompt: "x", stream: true }))
+    text += chunk.choices[0]?.text ?? "";
   expect([text, await engine.getMessage()]).toEqual(["cd", "cd"]);
-  await expect(engine.completions.create({ prompt: "x", top_logprobs: 2 })).rejects.toThrow("top_logprobs needs logprobs: true");
+  await expect(engine.completions.create({ prompt: "x", top_logprobs: 2 })).rejects.toThrow(
+    "top_logprobs needs logprobs: true",
+  );
 });
 
 test("interruptGenerate ends an answer with abort, and its text stays, streamed or not", async () => {
@@ -102,7 +133,9 @@ test("of several answers to a request, the message is the last one's", async () 
 
 test("the options of the chat are what requests use if they do not say, over those of the model's record", async () => {
   const { load, source } = fakeLoad("a");
-  const appConfig = { model_list: [{ model_id: "x", model: "/x/", overrides: { temperature: 0.7, frequency_penalty: 1 } }] };
+  const appConfig = {
+    model_list: [{ model_id: "x", model: "/x/", overrides: { temperature: 0.7, frequency_penalty: 1 } }],
+  };
   const engine = new MLCEngine({ appConfig }, load);
   await engine.reload("x", { temperature: 0.5, top_p: 0.9 });
   await engine.chat.completions.create({ messages, top_p: 0.1, temperature: null });
@@ -113,10 +146,17 @@ test("an engine holds several models, and a call names one of them", async () =>
   const { load, destroyed } = fakeLoad("one", "two");
   const engine = new MLCEngine({}, load);
   await engine.reload(["/a/", "/b/"], [{ temperature: 0 }, {}]);
-  const ask = async (model?: string): Promise<unknown> => (await engine.chat.completions.create({ messages, model })).model;
+  const ask = async (model?: string): Promise<unknown> =>
+    (await engine.chat.completions.create({ messages, model })).model;
   expect(await Promise.all([ask("/a/"), ask("/b/")])).toEqual(["/a/", "/b/"]);
   expect(await engine.getMessage("/b/")).toBe("one");
-  for (const call of [ask(), engine.getMessage(), engine.runtimeStatsText(), engine.resetChat(), engine.completions.create({ prompt: "a" })]) {
+  for (const call of [
+    ask(),
+    engine.getMessage(),
+    engine.runtimeStatsText(),
+    engine.resetChat(),
+    engine.completions.create({ prompt: "a" }),
+  ]) {
     await expect(call).rejects.toThrow("Several models are loaded; name one of them: /a/, /b/");
   }
   await expect(ask("/c/")).rejects.toThrow("Model '/c/' is not loaded; name one of those that are: /a/, /b/");
@@ -147,33 +187,49 @@ test.each<[ChatOptions, string]>([
 
 test("a context window of -1 is the bundle's own", async () => {
   const { load, loaded } = fakeLoad("a");
-  await new MLCEngine({}, load).reload("/a/", { context_window_size: -1, sliding_window_size: -1, attention_sink_size: -1 });
+  await new MLCEngine({}, load).reload("/a/", {
+    context_window_size: -1,
+    sliding_window_size: -1,
+    attention_sink_size: -1,
+  });
   expect(loaded).toEqual(["/a/"]);
 });
 
 test("a context window is whole pages, and the bundle's context is its limit", async () => {
   const plans: number[] = [];
   // A page has 16 tokens, the bundle a context of 256.
-  vi.spyOn(Engine, "plan").mockImplementation((_bundle, { pages = 0 } = {}) => Promise.resolve({ context: Math.min(256, 16 * pages) } as never));
+  vi.spyOn(Engine, "plan").mockImplementation((_bundle, { pages = 0 } = {}) =>
+    Promise.resolve({ context: Math.min(256, 16 * pages) } as never),
+  );
   const engine = new MLCEngine({}, (_bundle, { pages = 0 }) => {
     plans.push(pages);
     return fakeLoad("a").load("/a/", {});
   });
   for (const size of [256, 100, 16]) await engine.reload("/a/", { context_window_size: size });
   expect(plans).toEqual([16, 6, 1]);
-  await expect(engine.reload("/a/", { context_window_size: 15 })).rejects.toThrow("context_window_size is 15, but a page of keys and values has 16 tokens");
-  await expect(engine.reload("/a/", { context_window_size: 4096 })).rejects.toThrow("context_window_size is 4096, but the bundle is compiled for 256");
+  await expect(engine.reload("/a/", { context_window_size: 15 })).rejects.toThrow(
+    "context_window_size is 15, but a page of keys and values has 16 tokens",
+  );
+  await expect(engine.reload("/a/", { context_window_size: 4096 })).rejects.toThrow(
+    "context_window_size is 4096, but the bundle is compiled for 256",
+  );
 });
 
 test("what is unknown is refused, and so are requests without a model", async () => {
   expect(() => new MLCEngine({ logLevel: "LOUD" as never })).toThrow("logLevel is 'LOUD', it must be one of TRACE");
   expect(() => new MLCEngine({ extensionId: "x" } as never)).toThrow("engineConfig.extensionId is not supported");
   const record = { model_id: "x", model: "/x/" };
-  expect(() => new MLCEngine({ appConfig: { model_list: [{ ...record, integrity: {} as never }] } })).toThrow("appConfig.model_list[0].integrity is not supported");
-  expect(() => new MLCEngine({ appConfig: { model_list: [{ ...record, overrides: { vocab_size: 1 as never } }] } })).toThrow("overrides.vocab_size is not supported");
+  expect(() => new MLCEngine({ appConfig: { model_list: [{ ...record, integrity: {} as never }] } })).toThrow(
+    "appConfig.model_list[0].integrity is not supported",
+  );
+  expect(
+    () => new MLCEngine({ appConfig: { model_list: [{ ...record, overrides: { vocab_size: 1 as never } }] } }),
+  ).toThrow("overrides.vocab_size is not supported");
   const engine = new MLCEngine({}, fakeLoad("a").load);
   await expect(engine.chat.completions.create({ messages })).rejects.toThrow("call reload(modelId) first");
-  await expect(engine.reload("Llama-3.1-8B-Instruct-q4f32_1-MLC")).rejects.toThrow('is not in appConfig.model_list (it has: none); add { model_id: "Llama-3.1-8B-Instruct-q4f32_1-MLC", model:');
+  await expect(engine.reload("Llama-3.1-8B-Instruct-q4f32_1-MLC")).rejects.toThrow(
+    'is not in appConfig.model_list (it has: none); add { model_id: "Llama-3.1-8B-Instruct-q4f32_1-MLC", model:',
+  );
   await engine.reload("/a/");
   await engine.unload();
   await expect(engine.completions.create({ prompt: "x" })).rejects.toThrow("call reload(modelId) first");
@@ -186,8 +242,14 @@ test.each<[object, string]>([
   [{ ignore_eos: true }, "ignore_eos: true is not supported"],
   [{ response_format: { type: "structural_tag" } }, "it must be text, json_object, json_schema, regex or grammar"],
   [{ response_format: { type: "text", schema: "{}" } }, "response_format.schema needs type json_object, not text"],
-  [{ response_format: { type: "json_object", schema: "{" } }, "response_format.schema must be the text of a JSON schema"],
-  [{ messages: [{ role: "user", content: [{ type: "image_url", image_url: { url: "data:," } }] }] }, 'messages[0].content[0] has type "image_url"'],
+  [
+    { response_format: { type: "json_object", schema: "{" } },
+    "response_format.schema must be the text of a JSON schema",
+  ],
+  [
+    { messages: [{ role: "user", content: [{ type: "image_url", image_url: { url: "data:," } }] }] },
+    'messages[0].content[0] has type "image_url"',
+  ],
   [{ best_of: 2 }, "'best_of' is not supported"],
 ])("of a request, %j is refused by name", async (params, says) => {
   const engine = await ready("a");
@@ -197,7 +259,13 @@ test.each<[object, string]>([
 test("what asks for nothing is accepted", async () => {
   const engine = await ready("a");
   const extraBody = { enable_latency_breakdown: false, enable_thinking: null, resumable: null } as const;
-  const { choices } = await engine.chat.completions.create({ messages, extra_body: extraBody, ignore_eos: false, seed: null, response_format: {} });
+  const { choices } = await engine.chat.completions.create({
+    messages,
+    extra_body: extraBody,
+    ignore_eos: false,
+    seed: null,
+    response_format: {},
+  });
   expect(choices[0]?.message.content).toBe("a");
 });
 
@@ -206,12 +274,21 @@ test("a JSON object with a schema is held to the schema", async () => {
   const grammar: Model["grammar"] = {
     constraint: (spec) => {
       specs.push(spec);
-      return Promise.resolve({ mask: () => null, accept: () => undefined, finished: false, complete: false, dispose: () => undefined });
+      return Promise.resolve({
+        mask: () => null,
+        accept: () => undefined,
+        finished: false,
+        complete: false,
+        dispose: () => undefined,
+      });
     },
   };
   const engine = new MLCEngine({}, fakeLoad({ grammar }, "{}").load);
   await engine.reload("/x/");
-  await engine.chat.completions.create({ messages, response_format: { type: "json_object", schema: '{"type":"object","maxProperties":0}' } });
+  await engine.chat.completions.create({
+    messages,
+    response_format: { type: "json_object", schema: '{"type":"object","maxProperties":0}' },
+  });
   await engine.chat.completions.create({ messages, response_format: { type: "json_object" } });
   await engine.chat.completions.create({ messages, response_format: { type: "grammar", grammar: 'root ::= "a"' } });
   expect([...new Set(specs.map((spec) => JSON.stringify(spec)))].map((text) => JSON.parse(text) as unknown)).toEqual([
@@ -222,7 +299,8 @@ test("a JSON object with a schema is held to the schema", async () => {
 });
 
 test("embeddings have the model's id and WebLLM's figure", async () => {
-  const embed = (texts: readonly (readonly number[])[]) => Promise.resolve(texts.map((ids) => Float32Array.of(ids.length, 0)));
+  const embed = (texts: readonly (readonly number[])[]) =>
+    Promise.resolve(texts.map((ids) => Float32Array.of(ids.length, 0)));
   const engine = new MLCEngine({}, fakeLoad({ embeddings: { source: { embed }, size: 2, normalize: false } }, "").load);
   await engine.reload("/x/");
   const { data, model, usage } = await engine.embeddings.create({ input: ["a", "abc"], model: "/x/" });
@@ -243,14 +321,17 @@ class Recorder implements LogitProcessor {
   };
 }
 
-async function processed(recorder: Recorder, ...answers: readonly string[]): Promise<{ readonly engine: MLCEngine; readonly source: FakeSource }> {
+async function processed(
+  recorder: Recorder,
+  ...answers: readonly string[]
+): Promise<{ readonly engine: MLCEngine; readonly source: FakeSource }> {
   const { load, source } = fakeLoad(...answers);
   const engine = new MLCEngine({ logitProcessorRegistry: new Map([["/x/", recorder]]) }, load);
   await engine.reload("/x/");
   return { engine, source: source("/x/") };
 }
 
-test("requests to a model with a logit processor take turns, and its state lasts as long as the conversation", async () => {
+test("with a logit processor, requests take turns, and its state lasts as long as the conversation", async () => {
   const recorder = new Recorder();
   const { engine, source } = await processed(recorder, "ab", "cd", "e", "f");
   await Promise.all([engine.chat.completions.create({ messages }), engine.chat.completions.create({ messages })]);

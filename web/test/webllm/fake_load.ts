@@ -20,8 +20,22 @@ export function fakeLoad(...answers: readonly (string | Partial<Model>)[]): Fake
   const rest = answers.find((answer) => typeof answer !== "string");
   const load: LoadEngine = (bundle, { onProgress }) => {
     loaded.push(bundle);
-    onProgress?.({ phase: "download", loadedBytes: 1_000_000, storedBytes: 0, totalBytes: 4_000_000, compiledKernels: 1, totalKernels: 2 });
-    onProgress?.({ phase: "ready", loadedBytes: 4_000_000, storedBytes: 0, totalBytes: 4_000_000, compiledKernels: 2, totalKernels: 2 });
+    onProgress?.({
+      phase: "download",
+      loadedBytes: 1_000_000,
+      storedBytes: 0,
+      totalBytes: 4_000_000,
+      compiledKernels: 1,
+      totalKernels: 2,
+    });
+    onProgress?.({
+      phase: "ready",
+      loadedBytes: 4_000_000,
+      storedBytes: 0,
+      totalBytes: 4_000_000,
+      compiledKernels: 2,
+      totalKernels: 2,
+    });
     const source = new FakeSource(texts);
     sources.set(bundle, source);
     return Promise.resolve({

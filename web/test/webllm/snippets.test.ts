@@ -1,5 +1,6 @@
-// Snippets written after WebLLM's documentation, as an application has them but for the name in their imports. tsc checks them against the published
-// types; here they run on a device, through Dawn, with a bundle that continues "a" with "be". Those for a browser run in tests/web/test_webllm.py.
+// Snippets written after WebLLM's documentation, as an application has them but for the name in their imports. tsc
+// checks them against the published types; here they run on a device, through Dawn, with a bundle that continues "a"
+// with "be". Those for a browser run in tests/web/test_webllm.py.
 
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
 
@@ -23,7 +24,9 @@ let files: Files = {};
 
 beforeAll(() => {
   vi.stubGlobal("navigator", { gpu });
-  vi.stubGlobal("fetch", (address: string) => Promise.resolve(new Response(files[new URL(address).pathname.replace("/demo/", "")])));
+  vi.stubGlobal("fetch", (address: string) =>
+    Promise.resolve(new Response(files[new URL(address).pathname.replace("/demo/", "")])),
+  );
   vi.spyOn(console, "log").mockImplementation(() => undefined);
 });
 
@@ -46,7 +49,12 @@ onDevice("basic chat", async () => {
 
 onDevice("streaming", async () => {
   const { speeds, ...rest } = (await run("streaming")) as { speeds: number[] };
-  expect(rest).toEqual({ message: "be", full: "be", stats: expect.stringMatching(/^prefill: [\d.]+ tokens\/sec, decoding: [\d.]+ tokens\/sec$/) as string, logprobs: 2 });
+  expect(rest).toEqual({
+    message: "be",
+    full: "be",
+    stats: expect.stringMatching(/^prefill: [\d.]+ tokens\/sec, decoding: [\d.]+ tokens\/sec$/) as string,
+    logprobs: 2,
+  });
   expect(speeds.every((speed) => speed > 0)).toBe(true);
 });
 
@@ -81,11 +89,28 @@ onDevice("embeddings", async () => {
   const plan = planOf(manifest);
   const { logits, x } = plan.buffers;
   const { kv, sampled } = plan.states;
-  const inputs = Object.fromEntries(Object.entries(plan.inputs).filter(([name]) => !["sample_slots", "sample_settings"].includes(name)));
-  const embed = { ...plan, inputs, states: { kv, sampled }, buffers: { logits, x }, steps: plan.steps.slice(0, 2), outputs: { embeddings: "logits" } };
-  const changes = { embedding: { pooling: "last_token", normalize: true }, self_test: null, plans: { embed } } as unknown as Partial<typeof manifest>;
+  const inputs = Object.fromEntries(
+    Object.entries(plan.inputs).filter(([name]) => !["sample_slots", "sample_settings"].includes(name)),
+  );
+  const embed = {
+    ...plan,
+    inputs,
+    states: { kv, sampled },
+    buffers: { logits, x },
+    steps: plan.steps.slice(0, 2),
+    outputs: { embeddings: "logits" },
+  };
+  const changes = {
+    embedding: { pooling: "last_token", normalize: true },
+    self_test: null,
+    plans: { embed },
+  } as unknown as Partial<typeof manifest>;
   // A vector's largest number is at the letter that follows the last one.
-  expect(await run("embeddings", lettersBundle(changes).files)).toEqual({ largest: [1, 4], model: "demo-q4f32_1-MLC", fast: true });
+  expect(await run("embeddings", lettersBundle(changes).files)).toEqual({
+    largest: [1, 4],
+    model: "demo-q4f32_1-MLC",
+    fast: true,
+  });
 });
 
 onDevice("an extension, whose service worker has the engine", async () => {
@@ -96,9 +121,16 @@ onDevice("an extension, whose service worker has the engine", async () => {
 
 test("tool calls", async () => {
   const parser = (): ToolCallStream => new ToolCallStream("hermes");
-  const { load } = fakeLoad({ tools: { parser, grammar: () => null } }, '<tool_call>\n{"name": "get_current_weather", "arguments": {"location": "Tokyo"}}\n</tool_call>');
+  const { load } = fakeLoad(
+    { tools: { parser, grammar: () => null } },
+    '<tool_call>\n{"name": "get_current_weather", "arguments": {"location": "Tokyo"}}\n</tool_call>',
+  );
   const loading = vi.spyOn(Engine, "load").mockImplementation(load as never);
-  expect(await run("function_calling")).toEqual({ name: "get_current_weather", arguments: '{"location": "Tokyo"}', reason: "tool_calls" });
+  expect(await run("function_calling")).toEqual({
+    name: "get_current_weather",
+    arguments: '{"location": "Tokyo"}',
+    reason: "tool_calls",
+  });
   loading.mockRestore();
 });
 
@@ -107,7 +139,9 @@ onDevice("an interrupted answer", async () => {
 });
 
 onDevice("an image is refused by name", async () => {
-  expect(await run("vision")).toBe('messages[0].content[1] has type "image_url"; this model reads parts of type "text" only');
+  expect(await run("vision")).toBe(
+    'messages[0].content[1] has type "image_url"; this model reads parts of type "text" only',
+  );
 });
 
 onDevice("a chat application", async () => {
@@ -119,5 +153,9 @@ onDevice("a chat application", async () => {
 });
 
 onDevice("a list of models of one's own in place of the prebuilt one", async () => {
-  expect(await run("prebuilt_models")).toEqual({ missing: expect.stringContaining("is not in appConfig.model_list (it has: none)") as string, vendors: 2, calling: false });
+  expect(await run("prebuilt_models")).toEqual({
+    missing: expect.stringContaining("is not in appConfig.model_list (it has: none)") as string,
+    vendors: 2,
+    calling: false,
+  });
 });

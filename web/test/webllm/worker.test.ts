@@ -3,7 +3,7 @@
 import { afterEach, expect, test, vi } from "vitest";
 
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
-import type { InitProgressReport } from "../../src/webllm/index.js";
+import type { InitProgressReport, LogitProcessor } from "../../src/webllm/index.js";
 import {
   ExtensionServiceWorkerMLCEngine,
   ExtensionServiceWorkerMLCEngineHandler,
@@ -32,7 +32,8 @@ interface Worker extends WorkerLike {
 
 /** A worker whose script makes a handler, as a script passes it on. */
 function workerOf(fake: FakeLoad): Worker {
-  const start = () => new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load)) as { onmessage: (event: MessageEvent) => void };
+  const start = () =>
+    new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load)) as { onmessage: (event: MessageEvent) => void };
   let { onmessage } = start();
   const { port1, port2 } = new MessageChannel();
   port2.onmessage = (event: MessageEvent) => {
@@ -50,9 +51,12 @@ function workerOf(fake: FakeLoad): Worker {
   };
 }
 
-async function ask(engine: WebWorkerMLCEngine | ServiceWorkerMLCEngine | ExtensionServiceWorkerMLCEngine): Promise<string> {
+async function ask(
+  engine: WebWorkerMLCEngine | ServiceWorkerMLCEngine | ExtensionServiceWorkerMLCEngine,
+): Promise<string> {
   let text = "";
-  for await (const chunk of await engine.chat.completions.create({ messages, stream: true })) text += chunk.choices[0]?.delta.content ?? "";
+  for await (const chunk of await engine.chat.completions.create({ messages, stream: true }))
+    text += chunk.choices[0]?.delta.content ?? "";
   return text;
 }
 
@@ -60,18 +64,28 @@ test("an engine in a worker does what one on the page does", async () => {
   const fake = fakeLoad("hello");
   const reports: InitProgressReport[] = [];
   const appConfig = { model_list: [{ model_id: "tiny", model: "/tiny/" }] };
-  const engine = new WebWorkerMLCEngine(workerOf(fake), { appConfig, initProgressCallback: (report) => reports.push(report) });
+  const engine = new WebWorkerMLCEngine(workerOf(fake), {
+    appConfig,
+    initProgressCallback: (report) => reports.push(report),
+  });
   await engine.reload("tiny", { temperature: 0.5 });
   expect([fake.loaded, reports.at(-1)?.text]).toEqual([["/tiny/"], "Finish loading tiny on a GPU"]);
   expect(await ask(engine)).toBe("hello");
   const { choices, usage } = await engine.chat.completions.create({ messages });
-  expect([choices[0]?.message.content, usage?.completion_tokens, await engine.getMessage()]).toEqual(["hello", 5, "hello"]);
+  expect([choices[0]?.message.content, usage?.completion_tokens, await engine.getMessage()]).toEqual([
+    "hello",
+    5,
+    "hello",
+  ]);
   expect(fake.source("/tiny/").requests[0]?.sampling?.temperature).toBe(0.5);
   expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("hello");
   expect(await engine.runtimeStatsText()).toContain("tokens/sec");
   await engine.resetChat();
   expect(await engine.getMessage("tiny")).toBe("");
-  await expect(engine.chat.completions.create({ messages, model: "big" })).rejects.toMatchObject({ code: "request_error", details: { param: "model" } });
+  await expect(engine.chat.completions.create({ messages, model: "big" })).rejects.toMatchObject({
+    code: "request_error",
+    details: { param: "model" },
+  });
   await expect(engine.embeddings.create({ input: "a" })).rejects.toThrow("makes no embeddings");
   await engine.unload();
   expect(fake.destroyed).toEqual(["/tiny/"]);
@@ -94,12 +108,19 @@ test("a handler has the logit processors of its worker", async () => {
   const fake = fakeLoad("ab");
   const handler = new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load));
   const sampled: number[] = [];
-  const processor = { processLogits: (logits: Float32Array) => logits, processSampledToken: (token: number) => { sampled.push(token); }, resetState: () => undefined }; // prettier-ignore
+  const processor: LogitProcessor = {
+    processLogits: (logits) => logits,
+    processSampledToken: (token) => sampled.push(token),
+    resetState: () => undefined,
+  };
   handler.setLogitProcessorRegistry(new Map([["/x/", processor]]));
   const { port1, port2 } = new MessageChannel();
   port2.onmessage = (event: MessageEvent) => { handler.onmessage(event); }; // prettier-ignore
   for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();
-  const engine = new WebWorkerMLCEngine({ postMessage: port1.postMessage.bind(port1), addEventListener: () => undefined });
+  const engine = new WebWorkerMLCEngine({
+    postMessage: port1.postMessage.bind(port1),
+    addEventListener: () => undefined,
+  });
   await engine.reload("/x/");
   expect([await ask(engine), sampled]).toEqual(["ab", [97, 98]]);
   await engine.unload();
@@ -134,7 +155,10 @@ test("pages share the models of a service worker, and each gets back those that 
   const fake = fakeLoad("hello");
   serviceWorker(fake);
   const reports: string[] = [];
-  const [first, second] = [new ServiceWorkerMLCEngine(), new ServiceWorkerMLCEngine({ initProgressCallback: ({ text }) => reports.push(text) })];
+  const [first, second] = [
+    new ServiceWorkerMLCEngine(),
+    new ServiceWorkerMLCEngine({ initProgressCallback: ({ text }) => reports.push(text) }),
+  ];
   await first.reload("/x/");
   await second.reload("/x/");
   expect([fake.loaded, reports]).toEqual([["/x/"], ["Already loaded /x/"]]);
@@ -147,7 +171,10 @@ test("pages share the models of a service worker, and each gets back those that 
 
 test("a page without service workers is told so", async () => {
   vi.stubGlobal("navigator", {});
-  await expect(new ServiceWorkerMLCEngine().reload("/x/")).rejects.toMatchObject({ code: "worker_error", message: expect.stringContaining("https or from localhost") as string });
+  await expect(new ServiceWorkerMLCEngine().reload("/x/")).rejects.toMatchObject({
+    code: "worker_error",
+    message: expect.stringContaining("https or from localhost") as string,
+  });
 });
 
 test("an engine in an extension's service worker, which loads again after it was stopped", async () => {

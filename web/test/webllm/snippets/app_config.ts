@@ -16,7 +16,12 @@ export const appConfig: AppConfig = {
       low_resource_required: true,
       required_features: [],
     },
-    { model: "https://models.example/demo/", model_id: otherModel, model_lib: "", overrides: { context_window_size: 64, temperature: 0 } },
+    {
+      model: "https://models.example/demo/",
+      model_id: otherModel,
+      model_lib: "",
+      overrides: { context_window_size: 64, temperature: 0 },
+    },
   ],
   cacheBackend: "cache",
 };

@@ -16,5 +16,10 @@ export async function main() {
   });
   console.log(reply.choices[0].message, reply.usage);
   await engine.unload();
-  return { content: reply.choices[0].message.content, model: reply.model, tokens: reply.usage?.completion_tokens, finished: progress.at(-1) };
+  return {
+    content: reply.choices[0].message.content,
+    model: reply.model,
+    tokens: reply.usage?.completion_tokens,
+    finished: progress.at(-1),
+  };
 }

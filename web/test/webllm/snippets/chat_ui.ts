@@ -16,9 +16,15 @@ export class ChatUI {
   }
 
   async isLimited(): Promise<boolean> {
-    const [maxStorageBufferBindingSize, gpuVendor] = await Promise.all([this.engine.getMaxStorageBufferBindingSize(), this.engine.getGPUVendor()]);
+    const [maxStorageBufferBindingSize, gpuVendor] = await Promise.all([
+      this.engine.getMaxStorageBufferBindingSize(),
+      this.engine.getGPUVendor(),
+    ]);
     const item = this.config.model_list[0];
-    return (gpuVendor.length != 0 && gpuVendor === "qualcomm") || maxStorageBufferBindingSize < (item.buffer_size_required_bytes ?? 1 << 20);
+    return (
+      (gpuVendor.length != 0 && gpuVendor === "qualcomm") ||
+      maxStorageBufferBindingSize < (item.buffer_size_required_bytes ?? 1 << 20)
+    );
   }
 
   ask(prompt: string): Promise<void> {
@@ -43,7 +49,9 @@ export class ChatUI {
       }
       if (usage) {
         const { prompt_tokens, completion_tokens, extra } = usage as webllm.CompletionUsage;
-        this.label = `prompt_tokens: ${prompt_tokens}, completion_tokens: ${completion_tokens}, prefill: ${extra.prefill_tokens_per_s.toFixed(4)} tokens/sec`;
+        this.label =
+          `prompt_tokens: ${prompt_tokens}, completion_tokens: ${completion_tokens}, ` +
+          `prefill: ${extra.prefill_tokens_per_s.toFixed(4)} tokens/sec`;
       }
       this.chatHistory.push({ role: "assistant", content: await this.engine.getMessage() });
       this.engine.interruptGenerate();

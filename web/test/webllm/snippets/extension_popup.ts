@@ -3,7 +3,11 @@ import type { ChatCompletionMessageParam, MLCEngineInterface } from "@nearfar/we
 import { appConfig, selectedModel } from "./app_config.js";
 
 export async function main() {
-  const engine: MLCEngineInterface = await CreateExtensionServiceWorkerMLCEngine(selectedModel, { appConfig, onDisconnect: () => console.log("gone") }, { temperature: 0 });
+  const engine: MLCEngineInterface = await CreateExtensionServiceWorkerMLCEngine(
+    selectedModel,
+    { appConfig, onDisconnect: () => console.log("gone") },
+    { temperature: 0 },
+  );
   const chatHistory: ChatCompletionMessageParam[] = [];
   chatHistory.push({ role: "user", content: "what is 27 + 58?" });
   let curMessage = "";

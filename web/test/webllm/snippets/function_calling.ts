@@ -34,5 +34,9 @@ export async function main() {
     calls.push(...(chunk.choices[0]?.delta.tool_calls ?? []));
   }
   await engine.unload();
-  return { name: calls[0]?.function?.name, arguments: calls.map((call) => call.function?.arguments ?? "").join(""), reason: lastChunk!.choices[0].finish_reason };
+  return {
+    name: calls[0]?.function?.name,
+    arguments: calls.map((call) => call.function?.arguments ?? "").join(""),
+    reason: lastChunk!.choices[0].finish_reason,
+  };
 }

@@ -3,7 +3,12 @@ import { appConfig, selectedModel } from "./app_config.js";
 
 export async function main() {
   const engine = await webllm.CreateMLCEngine(selectedModel, { appConfig });
-  const chunks = await engine.chat.completions.create({ messages: [{ role: "user", content: "c" }], stream: true, temperature: 0, logit_bias: { "5": -100 } });
+  const chunks = await engine.chat.completions.create({
+    messages: [{ role: "user", content: "c" }],
+    stream: true,
+    temperature: 0,
+    logit_bias: { "5": -100 },
+  });
   let lastReason: webllm.ChatCompletionFinishReason | null = null;
   let count = 0;
   for await (const chunk of chunks) {

@@ -14,7 +14,12 @@ export async function main() {
   const engine: webllm.MLCEngineInterface = await webllm.CreateMLCEngine(selectedModel, { appConfig });
   const reply = await engine.chatCompletion({
     stream: false,
-    messages: [{ role: "user", content: "Generate a json with an integer field named size and a boolean field named is_accepted." }],
+    messages: [
+      {
+        role: "user",
+        content: "Generate a json with an integer field named size and a boolean field named is_accepted.",
+      },
+    ],
     max_tokens: 128,
     temperature: 0,
     response_format: { type: "json_object", schema: schema } as webllm.ResponseFormat,

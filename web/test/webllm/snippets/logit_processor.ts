@@ -30,7 +30,10 @@ export async function main() {
   const myLogitProcessor = new MyLogitProcessor();
   const logitProcessorRegistry = new Map<string, webllm.LogitProcessor>();
   logitProcessorRegistry.set(selectedModel, myLogitProcessor);
-  const engine: webllm.MLCEngineInterface = await webllm.CreateMLCEngine(selectedModel, { appConfig, logitProcessorRegistry });
+  const engine: webllm.MLCEngineInterface = await webllm.CreateMLCEngine(selectedModel, {
+    appConfig,
+    logitProcessorRegistry,
+  });
 
   const prompt: Array<number> = [0];
   let nextToken = await engine.forwardTokensAndSample(prompt, /*isPrefill=*/ true);
@@ -42,7 +45,16 @@ export async function main() {
   await engine.resetChat();
   const reply = await engine.chat.completions.create({ messages: [{ role: "user", content: "a" }], max_tokens: 3 });
   const sequence = [...myLogitProcessor.sequence];
-  const several = await engine.chat.completions.create({ messages: [{ role: "user", content: "a" }], n: 2 }).catch((error: Error) => error.message);
+  const several = await engine.chat.completions
+    .create({ messages: [{ role: "user", content: "a" }], n: 2 })
+    .catch((error: Error) => error.message);
   await engine.unload();
-  return { forwarded, stats, content: reply.choices[0].message.content, sequence, resets: myLogitProcessor.resets, several };
+  return {
+    forwarded,
+    stats,
+    content: reply.choices[0].message.content,
+    sequence,
+    resets: myLogitProcessor.resets,
+    several,
+  };
 }

@@ -11,7 +11,10 @@ const requestOf = (model: string): webllm.ChatCompletionRequestStreaming => ({
 });
 
 export async function main() {
-  const engine = await webllm.CreateMLCEngine([selectedModel, otherModel], { appConfig }, [{ repetition_penalty: 1 }, { top_p: 1 }]);
+  const engine = await webllm.CreateMLCEngine([selectedModel, otherModel], { appConfig }, [
+    { repetition_penalty: 1 },
+    { top_p: 1 },
+  ]);
   const answer = async (model: string) => {
     let message = "";
     for await (const chunk of await engine.chat.completions.create(requestOf(model))) {

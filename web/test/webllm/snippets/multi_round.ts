@@ -13,5 +13,10 @@ export async function main() {
   await engine.resetChat();
   const afterReset = await engine.getMessage();
   await engine.unload();
-  return { first: reply0.choices[0].message.content, second: reply1.choices[0].message.content, replyMessage, afterReset };
+  return {
+    first: reply0.choices[0].message.content,
+    second: reply1.choices[0].message.content,
+    replyMessage,
+    afterReset,
+  };
 }

@@ -14,10 +14,22 @@ export async function main() {
     selectedModel,
     { appConfig, initProgressCallback: (report) => texts.push(report.text) }, // engineConfig
   );
-  const request: webllm.ChatCompletionRequest = { messages: [{ role: "user", content: "what is 27 + 58?" }], n: 1, temperature: 0, max_tokens: 256 };
+  const request: webllm.ChatCompletionRequest = {
+    messages: [{ role: "user", content: "what is 27 + 58?" }],
+    n: 1,
+    temperature: 0,
+    max_tokens: 256,
+  };
   const reply0 = await engine.chat.completions.create(request);
   // A page that comes later finds the model loaded.
-  const again: webllm.ServiceWorkerMLCEngine = await webllm.CreateServiceWorkerMLCEngine(selectedModel, { appConfig, initProgressCallback: (report) => texts.push(report.text) });
+  const again: webllm.ServiceWorkerMLCEngine = await webllm.CreateServiceWorkerMLCEngine(selectedModel, {
+    appConfig,
+    initProgressCallback: (report) => texts.push(report.text),
+  });
   const reply1 = await again.chat.completions.create(request);
-  return { contents: [reply0, reply1].map((reply) => reply.choices[0].message.content), last: texts.at(-1), missed: again.missedHeartbeat };
+  return {
+    contents: [reply0, reply1].map((reply) => reply.choices[0].message.content),
+    last: texts.at(-1),
+    missed: again.missedHeartbeat,
+  };
 }

@@ -27,5 +27,16 @@ export async function main() {
   const full = await engine.getMessage();
   const stats = await engine.runtimeStatsText();
   await engine.unload();
-  return { message, full, stats, logprobs, speeds: extra && [extra.prefill_tokens_per_s, extra.decode_tokens_per_s, extra.e2e_latency_s, extra.time_to_first_token_s] };
+  return {
+    message,
+    full,
+    stats,
+    logprobs,
+    speeds: extra && [
+      extra.prefill_tokens_per_s,
+      extra.decode_tokens_per_s,
+      extra.e2e_latency_s,
+      extra.time_to_first_token_s,
+    ],
+  };
 }

@@ -23,7 +23,12 @@ interface AppMessage {
 }
 
 interface AppRequest {
-  messages: Array<{ role: "system"; content: string } | { role: "user"; content: string; name?: string } | AppMessage | { role: "tool"; content: string; tool_call_id: string }>;
+  messages: Array<
+    | { role: "system"; content: string }
+    | { role: "user"; content: string; name?: string }
+    | AppMessage
+    | { role: "tool"; content: string; tool_call_id: string }
+  >;
   stream: true;
   stream_options?: { include_usage?: boolean } | null;
   model?: string | null;
@@ -31,7 +36,10 @@ interface AppRequest {
   max_tokens?: number | null;
   stop?: string | null | Array<string>;
   logit_bias?: Record<string, number> | null;
-  tools?: Array<{ type: "function"; function: { name: string; description?: string; parameters?: Record<string, unknown> } }>;
+  tools?: Array<{
+    type: "function";
+    function: { name: string; description?: string; parameters?: Record<string, unknown> };
+  }>;
   tool_choice?: "none" | "auto" | { type: "function"; function: { name: string } };
   response_format?: { type?: "text" | "json_object" | "grammar"; schema?: string; grammar?: string };
   extra_body?: { enable_thinking?: boolean | null };
@@ -63,7 +71,13 @@ interface AppUsage {
   completion_tokens: number;
   prompt_tokens: number;
   total_tokens: number;
-  extra: { e2e_latency_s: number; prefill_tokens_per_s: number; decode_tokens_per_s: number; time_to_first_token_s: number; time_per_output_token_s: number };
+  extra: {
+    e2e_latency_s: number;
+    prefill_tokens_per_s: number;
+    decode_tokens_per_s: number;
+    time_to_first_token_s: number;
+    time_per_output_token_s: number;
+  };
 }
 
 interface AppAnswer {
@@ -77,7 +91,11 @@ interface AppAnswer {
 
 interface AppChunk {
   id: string;
-  choices: Array<{ index: number; delta: { content?: string | null }; finish_reason: "stop" | "length" | "tool_calls" | "abort" | null }>;
+  choices: Array<{
+    index: number;
+    delta: { content?: string | null };
+    finish_reason: "stop" | "length" | "tool_calls" | "abort" | null;
+  }>;
   usage?: AppUsage;
 }
 
@@ -89,9 +107,18 @@ export type Given = [
   Accepts<webllm.ChatCompletionMessageParam, AppMessage>,
   Accepts<webllm.LogitProcessor, AppProcessor>,
   Accepts<webllm.MLCEngineConfig, { logitProcessorRegistry: Map<string, AppProcessor>; logLevel: "WARN" }>,
-  Accepts<webllm.GenerationConfig, { temperature?: number | null; stop?: string | null | Array<string>; max_tokens?: number | null }>,
-  Accepts<webllm.EmbeddingCreateParams, { input: string | Array<string> | Array<number> | Array<Array<number>>; model?: string | null }>,
-  Accepts<webllm.CompletionCreateParams, { prompt: string; echo?: boolean | null; logprobs?: boolean | null; stream?: false | null }>,
+  Accepts<
+    webllm.GenerationConfig,
+    { temperature?: number | null; stop?: string | null | Array<string>; max_tokens?: number | null }
+  >,
+  Accepts<
+    webllm.EmbeddingCreateParams,
+    { input: string | Array<string> | Array<number> | Array<Array<number>>; model?: string | null }
+  >,
+  Accepts<
+    webllm.CompletionCreateParams,
+    { prompt: string; echo?: boolean | null; logprobs?: boolean | null; stream?: false | null }
+  >,
 ];
 
 export type Read = [
@@ -104,7 +131,10 @@ export type Read = [
   Accepts<AppChunk, webllm.ChatCompletionChunk>,
   Accepts<AppMessage, webllm.ChatCompletionMessage>,
   Accepts<{ message: AppMessage }, webllm.ChatCompletion.Choice>,
-  Accepts<{ data: Array<{ embedding: Array<number>; index: number }>; usage: { extra: { prefill_tokens_per_s: number } } }, webllm.CreateEmbeddingResponse>,
+  Accepts<
+    { data: Array<{ embedding: Array<number>; index: number }>; usage: { extra: { prefill_tokens_per_s: number } } },
+    webllm.CreateEmbeddingResponse
+  >,
 ];
 
 // What cannot be had is refused by the types too.

@@ -5,11 +5,20 @@ import { appConfig, selectedModel } from "./app_config.js";
 export async function main() {
   const worker = new Worker(new URL("./web_worker.js", import.meta.url), { type: "module" });
   const reports: InitProgressReport[] = [];
-  const engine = await CreateWebWorkerMLCEngine(worker, selectedModel, { appConfig, initProgressCallback: (report) => reports.push(report) }, { temperature: 0 });
+  const engine = await CreateWebWorkerMLCEngine(
+    worker,
+    selectedModel,
+    { appConfig, initProgressCallback: (report) => reports.push(report) },
+    { temperature: 0 },
+  );
   const messages = [{ role: "user" as const, content: "what is 27 + 58?" }];
   const reply = await engine.chat.completions.create({ messages });
   let streamed = "";
-  for await (const chunk of await engine.chat.completions.create({ messages, stream: true, stream_options: { include_usage: true } })) {
+  for await (const chunk of await engine.chat.completions.create({
+    messages,
+    stream: true,
+    stream_options: { include_usage: true },
+  })) {
     streamed += chunk.choices[0]?.delta.content || "";
     if (chunk.usage) console.log(chunk.usage.extra.decode_tokens_per_s);
   }
