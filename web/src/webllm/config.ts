@@ -73,7 +73,7 @@ export type OPFSAccessMode = "async" | "sync" | "auto";
 export interface MLCEngineConfig {
   appConfig?: AppConfig | undefined;
   initProgressCallback?: InitProgressCallback | undefined;
-  /** By model id. In a worker, the handler has its own. */
+  /** By model id. Refused by engines in a worker, whose handler has setLogitProcessorRegistry. */
   logitProcessorRegistry?: Map<string, LogitProcessor> | undefined;
   /** Has no effect: the engine logs nothing. */
   logLevel?: LogLevel | undefined;

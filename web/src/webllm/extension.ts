@@ -66,7 +66,9 @@ export class ExtensionServiceWorkerMLCEngine extends RemoteMLCEngine {
   }
 
   /** Throws WorkerError outside of an extension's pages. */
-  protected override open(): Promise<Connection> {
+  // Async, so that it rejects in place of throwing.
+  // eslint-disable-next-line @typescript-eslint/require-await
+  protected override async open(): Promise<Connection> {
     const { chrome } = globalThis as {
       readonly chrome?: { readonly runtime?: { connect?(...args: unknown[]): ExtensionPort } };
     };
@@ -91,7 +93,7 @@ export class ExtensionServiceWorkerMLCEngine extends RemoteMLCEngine {
       close();
       onDisconnect?.();
     });
-    return Promise.resolve({ remote, over: over.signal, close });
+    return { remote, over: over.signal, close };
   }
 }
 

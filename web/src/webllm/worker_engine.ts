@@ -1,5 +1,6 @@
 // WebWorkerMLCEngine: an engine that runs in a worker whose script makes a WebWorkerMLCEngineHandler.
 
+import { RequestError } from "../errors.js";
 import type { WorkerLike } from "../worker/connect_engine.js";
 import type { AppConfig, ChatOptions, MLCEngineConfig } from "./config.js";
 import { checkAppConfig, checkConfig, checkLogLevel, findRecord } from "./config.js";
@@ -42,6 +43,10 @@ export abstract class RemoteMLCEngine implements MLCEngineInterface {
    */
   constructor(config: MLCEngineConfig = {}, others: readonly string[] = []) {
     checkConfig(config, others);
+    if (config.logitProcessorRegistry !== undefined) {
+      const says = "works on logits in the worker; call setLogitProcessorRegistry of the handler there";
+      throw new RequestError(`engineConfig.logitProcessorRegistry ${says}`, { param: "logitProcessorRegistry" });
+    }
     this.#appConfig = config.appConfig;
     this.#onProgress = config.initProgressCallback;
   }
@@ -122,11 +127,19 @@ export abstract class RemoteMLCEngine implements MLCEngineInterface {
     return remote.call(["request"], [this.#expected, method, ...args]);
   }
 
-  private async connection(): Promise<Connection> {
-    const known = await this.#connection?.catch(() => null);
-    if (known?.over.aborted === false) return known;
-    this.#connection = this.open();
-    return this.#connection;
+  /** One for all calls, until it is over. */
+  private connection(): Promise<Connection> {
+    if (this.#connection !== null) return this.#connection;
+    const opened = this.open();
+    const forget = (): void => {
+      if (this.#connection === opened) this.#connection = null;
+    };
+    this.#connection = opened;
+    opened.then(({ over }) => {
+      if (over.aborted) forget();
+      else over.addEventListener("abort", forget);
+    }, forget);
+    return opened;
   }
 }
 

@@ -92,6 +92,21 @@ test("an engine in a worker does what one on the page does", async () => {
   await expect(ask(engine)).rejects.toThrow("No model is loaded");
 });
 
+test("calls at once share one connection", async () => {
+  const worker = workerOf(fakeLoad("hello"));
+  const posted = vi.spyOn(worker, "postMessage");
+  const engine = new WebWorkerMLCEngine(worker);
+  await expect(Promise.all([engine.getMessage(), engine.runtimeStatsText()])).rejects.toThrow("No model is loaded");
+  expect(posted).toHaveBeenCalledOnce();
+  await engine.unload();
+});
+
+test("a logit processor is refused on the page if the engine is in a worker", () => {
+  const config = { logitProcessorRegistry: new Map() };
+  const says = "engineConfig.logitProcessorRegistry works on logits in the worker";
+  expect(() => new WebWorkerMLCEngine(workerOf(fakeLoad("hello")), config)).toThrow(says);
+});
+
 test("interruptGenerate reaches the worker", async () => {
   const engine = new WebWorkerMLCEngine(workerOf(fakeLoad("a".repeat(1000))));
   await engine.reload("/x/");
