@@ -26,16 +26,16 @@ SUM = "27 + 58 = 85"
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser, node: str, light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(browser: Browser, node: str, light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:  # noqa: ARG001
     """The package, the snippets as JavaScript that import it by its address, and the demo's bundle."""
     site = tmp_path_factory.mktemp("webllm")
-    for script in ("webllm.js", "grammar.js"):
-        shutil.copy(PAGE.parent / script, site)
+    for name in ("webllm.js", "grammar.js"):
+        shutil.copy(PAGE.parent / name, site)
     esbuild = WEB / "node_modules/esbuild/bin/esbuild"
-    subprocess.run([esbuild if esbuild.is_file() else node, *sorted(SNIPPETS.glob("*.ts")), f"--outdir={site}", "--log-level=error"], check=True)
-    for script in site.glob("*.js"):
-        code = script.read_text().replace('"@nearfar/web/webllm"', '"./webllm.js"')
-        script.write_text(code.replace(MODELS, "./"))
+    subprocess.run([esbuild, *SNIPPETS.glob("*.ts"), f"--outdir={site}", "--log-level=error"], check=True)
+    for snippet in SNIPPETS.glob("*.ts"):
+        script = (site / snippet.name).with_suffix(".js")
+        script.write_text(script.read_text().replace('"@nearfar/web/webllm"', '"./webllm.js"').replace(MODELS, "./"))
     shutil.copytree(light_demo, site / "demo")
     (site / "index.html").write_text('<!doctype html><title>snippets</title><body><script type="module" src="start.js"></script>')
     (site / "start.js").write_text(START)

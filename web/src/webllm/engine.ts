@@ -93,8 +93,9 @@ export class MLCEngine implements MLCEngineInterface {
     return this.model(modelId).statsText;
   }
 
+  /** A model that is not loaded has nothing to reset. Throws RequestError if several are loaded and none is named. */
   async resetChat(keepStats = false, modelId?: string): Promise<void> {
-    this.model(modelId).reset(keepStats);
+    if (modelId === undefined ? this.#models.size > 0 : this.#models.has(modelId)) this.model(modelId).reset(keepStats);
   }
 
   async forwardTokensAndSample(inputIds: number[], isPrefill: boolean, modelId?: string): Promise<number> {

@@ -227,6 +227,8 @@ test("what is unknown is refused, and so are requests without a model", async ()
   ).toThrow("overrides.vocab_size is not supported");
   const engine = new MLCEngine({}, fakeLoad("a").load);
   await expect(engine.chat.completions.create({ messages })).rejects.toThrow("call reload(modelId) first");
+  await engine.resetChat();
+  await engine.resetChat(false, "unknown");
   await expect(engine.reload("Llama-3.1-8B-Instruct-q4f32_1-MLC")).rejects.toThrow(
     'is not in appConfig.model_list (it has: none); add { model_id: "Llama-3.1-8B-Instruct-q4f32_1-MLC", model:',
   );
