@@ -59,6 +59,14 @@ def test_an_engine_in_a_web_worker(page: Page) -> None:
     assert found == {"content": SUM, "streamed": SUM, "message": SUM, "progress": 1}
 
 
+def test_a_logit_processor_in_a_worker_gets_and_changes_the_model_s_logits(page: Page) -> None:
+    unchanged, repeated = run(page, "logit_processor_worker_main")
+    assert unchanged == SUM
+    # One token, 16 times.
+    assert repeated
+    assert repeated == repeated[: len(repeated) // 16] * 16
+
+
 def test_an_engine_in_a_service_worker_stays_loaded_for_later_pages(page: Page) -> None:
     assert run(page, "service_worker_main") == {"contents": [SUM, SUM], "last": "Already loaded demo-q4f32_1-MLC", "missed": 0}
 

@@ -31,12 +31,12 @@ export function chatParams(
   defaults: SamplingDefaults,
 ): ChatCompletionCreateParamsStreaming {
   const { extra_body: extra, ignore_eos: ignoreEos, response_format: format, ...rest } = request;
-  const asked = format === undefined ? {} : { response_format: responseFormat(format) };
+  const mapped = format === undefined ? {} : { response_format: responseFormat(format) };
   return {
     ...defaults,
     ...given(rest),
     ...extraParams(extra, ignoreEos),
-    ...asked,
+    ...mapped,
     messages: request.messages,
     ...STREAMED,
   };
@@ -50,12 +50,12 @@ export function completionParams(
   const { extra_body: extra, ignore_eos: ignoreEos, logprobs, top_logprobs: alternatives, ...rest } = request;
   if (typeof alternatives === "number" && logprobs !== true)
     throw new RequestError("top_logprobs needs logprobs: true", { param: "top_logprobs" });
-  const asked = logprobs === true ? { logprobs: alternatives ?? 0 } : {};
+  const mapped = logprobs === true ? { logprobs: alternatives ?? 0 } : {};
   return {
     ...defaults,
     ...given(rest),
     ...extraParams(extra, ignoreEos),
-    ...asked,
+    ...mapped,
     prompt: request.prompt,
     ...STREAMED,
   };
