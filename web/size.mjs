@@ -14,6 +14,7 @@ const FILES = {
   hybrid_gzip_bytes: ["dist/hybrid.js", 26_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_000],
+  webllm_gzip_bytes: ["dist/webllm.js", 78_000],
 };
 
 const sizes = {};

@@ -114,6 +114,25 @@ withEngine("several rows of a prompt tell its log-probabilities, and the answer 
   expect([told, ids]).toEqual([[[10, 10, 0, 0]], [1, 4]]);
 });
 
+withEngine("a logit processor changes the device's logits before it samples, and other answers are as alone", async () => {
+  const seen: unknown[] = [];
+  const logitProcessor = (logitsOrToken: Float32Array | number): void => {
+    seen.push(typeof logitsOrToken === "number" ? logitsOrToken : logitsOrToken.indexOf(10));
+    // Token 2 is far likelier; its bias still applies.
+    if (typeof logitsOrToken !== "number") logitsOrToken.fill(20, 2, 4);
+  };
+  const ids = async (request: Partial<TokenRequest>): Promise<number[]> => {
+    const all: number[] = [];
+    for await (const { tokenId } of engine.generateTokens({ promptIds: [0], maxTokens: 3, ...request })) all.push(tokenId);
+    return all;
+  };
+  const sampling = { logitBias: new Map([[3, 5]]) };
+  const answers = await Promise.all([ids({ logitProcessor, sampling }), ids({ promptIds: [2] }), ids({ promptIds: [4, 1] })]);
+  expect(answers).toEqual([[3, 3, 3], [7, 6, 3], [4]]); // prettier-ignore
+  // What follows tokens 0 and 3.
+  expect(seen).toEqual([1, 3, 2, 3, 2, 3]);
+});
+
 withEngine("a low temperature draws what the argmax takes", async () => {
   const events = await collect(engine.generate("a", { temperature: 0.1, seed: 5 }));
   expect(events.map((event) => event.text).join("")).toBe("be");

@@ -67,7 +67,7 @@ export class ChatCompletions {
     const constrain = async (): Promise<Constraint | undefined> => ((grammar ?? starts?.budget) === undefined ? undefined : model.grammar?.constraint(grammar, most, starts));
     (await constrain())?.dispose();
     const logprobs = given.logprobs === true ? (given.top_logprobs ?? 0) : undefined;
-    const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs });
+    const requestsNow = requestsOf(promptIds, { ...given, max_tokens: maxTokens }, { logprobs, logitProcessor: options.logitProcessor });
     const { promptLogprobs } = options;
 
     return async function* (left, withUsage) {

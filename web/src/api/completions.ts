@@ -33,7 +33,7 @@ export class Completions {
     if (prompt === undefined) throw new RequestError("prompt is not given; give it a text or token ids", { param: "prompt" });
     if (echo && logprobs !== undefined) throw new RequestError("echo cannot be given together with logprobs: a prompt has none", { param: "echo" });
     const prompts = textsOf(model.text, prompt, given.split_special_tokens);
-    const requests = prompts.flatMap(({ ids }) => requestsOf(ids, given, { logprobs }));
+    const requests = prompts.flatMap(({ ids }) => requestsOf(ids, given, { logprobs, logitProcessor: options.logitProcessor }));
     const echoes = echo ? prompts.flatMap(({ text }) => new Array<string>(n).fill(text)) : [];
     const interrupt = options.interrupt ?? undefined;
     const chunks = (left: AbortSignal, withUsage: boolean): AsyncGenerator<CompletionChunk, void, undefined> => {
@@ -88,7 +88,7 @@ async function* completionChunks(model: Model, requests: readonly TokenRequest[]
 }
 
 /** The whole that a stream with usage adds up to. */
-async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Promise<Completion> {
+export async function foldCompletion(chunks: AsyncIterable<CompletionChunk>): Promise<Completion> {
   const choices: CompletionChoice[] = [];
   let whole: Partial<Completion> = {};
   for await (const { choices: parts, usage, timings, id, created, model } of chunks) {

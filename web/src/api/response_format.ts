@@ -36,6 +36,7 @@ function grammarSpec(format: ResponseFormat): GrammarSource | null {
     case "text":
       return null;
     case "json_object":
+      if ("schema" in format) throw refused("response_format", "with a schema needs type json_schema");
       return { kind: "json_object" };
     case "json_schema": {
       const schema: unknown = (format.json_schema as Partial<typeof format.json_schema> | undefined)?.schema;

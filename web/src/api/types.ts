@@ -1,6 +1,7 @@
 // OpenAI's shapes, as types: what chat.completions.create and completions.create take and give. Names and meanings are those of OpenAI's API
 // reference; what is nearfar's own is marked as an extension. test/api/openai_types.test.ts holds them against the openai package's types.
 
+import type { LogitProcessor } from "../engine/request.js";
 import type { ThinkingParams } from "../text/thinking.js";
 
 /** Both kinds of completions take these. A parameter that is null counts as not given. */
@@ -37,6 +38,8 @@ export interface RequestOptions {
   readonly interrupt?: AbortSignal | null | undefined;
   /** Extension, of chats: told the log-probabilities of the prompt's last tokens before the first token. Not told by engines that cannot. */
   readonly promptLogprobs?: PromptLogprobsOption | undefined;
+  /** Extension: changes the logits on the host before each token is sampled. The answers of a request share it. Only for engines of the same thread. */
+  readonly logitProcessor?: LogitProcessor | undefined;
 }
 
 /** ``tokens`` from 0 to 32; ``tell`` gets the log-probabilities in nats, in the prompt's order. See `TokenRequest.onPromptLogprobs`. */

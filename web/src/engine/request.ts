@@ -40,6 +40,13 @@ export interface Constraint {
   dispose(): void;
 }
 
+/**
+ * Called before each token of an answer with the model's logits (V,), which it may change in place, to finite numbers; penalties, bias and mask apply
+ * after it. Then called with the token that was sampled, the one that ends the answer included. What it throws ends the answer. It costs a round trip to
+ * the device for each token.
+ */
+export type LogitProcessor = (logitsOrToken: Float32Array | number) => void;
+
 export interface TokenRequest {
   readonly promptIds: readonly number[];
   /** At most this many new tokens; by default, until the context is full. */
@@ -57,6 +64,7 @@ export interface TokenRequest {
   /** Ends the answer like the model's own end tokens. */
   readonly stopTokenIds?: readonly number[] | undefined;
   readonly constraint?: Constraint | undefined;
+  readonly logitProcessor?: LogitProcessor | undefined;
   /** Higher goes first; 0 by default. */
   readonly priority?: number | undefined;
   /** What happens when the context is full: the answer ends (the default), or old tokens after the first ``keep`` are dropped. */

@@ -94,7 +94,7 @@ export class TokenEngine implements TokenSource {
     const { promptIds, maxTokens = Infinity, priority, whenFull } = request;
     const stopTokenIds = new Set([...this.model.endTokenIds, ...(request.stopTokenIds ?? [])]);
     const contextShift = typeof whenFull === "object" ? whenFull : null;
-    const lockstep = request.constraint !== undefined;
+    const lockstep = (request.constraint ?? request.logitProcessor) !== undefined;
     const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
     const sequence = new Sequence(this.#nextId++, promptIds, { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, kept }, priority);
     const answer = new Answer(sequence, request, this.model.vocabSize);
@@ -193,7 +193,8 @@ export class TokenEngine implements TokenSource {
     this.#lookahead.restart(performance.now());
     for (;;) {
       try {
-        while (!this.gate.isClosed && open.length < this.#lookahead.depth) {
+        // A step with a logit processor reaches the device in two parts, and no other may come between them.
+        while (!this.gate.isClosed && open.length < ([...this.#answers.values()].some(({ request }) => request.logitProcessor) ? 1 : this.#lookahead.depth)) {
           const step = this.#scheduler.next();
           if (step === null) break;
           open.push({ step, result: this.gate.through(() => this.#submit(step)) });
@@ -236,7 +237,21 @@ export class TokenEngine implements TokenSource {
     this.#counts.computedTokens += batch.token_ids.length;
     const logprobs = sampled.some(({ request }) => request.logprobs !== undefined);
     const alternatives = step.rows.some(({ promptLogprobs }) => promptLogprobs > 0) || sampled.some(({ request }) => (request.logprobs ?? 0) > 0);
-    return runner.submit(batch, { logprobs, alternatives });
+    if (!sampled.some(({ request }) => request.logitProcessor)) return runner.submit(batch, { logprobs, alternatives });
+    const onLogits = (logitsOrToken: Float32Array | number, sample: number): void => {
+      for (const answer of sampled) {
+        if (answer.sequence.slot !== batch.sample_slots[2 * sample]) continue;
+        try {
+          answer.request.logitProcessor?.(logitsOrToken);
+        } catch (error) {
+          // It ends its own answer, and no other.
+          this.#end(answer, error);
+        }
+      }
+    };
+    const result = await runner.submit(batch, { logprobs, alternatives, onLogits });
+    result.tokenIds.forEach(onLogits);
+    return result;
   }
 
   #answerOf(sequence: Sequence): Answer {

@@ -38,7 +38,8 @@ export class HostSampler {
   }
 
   /** The next token of each sampled row from its logits (V,). -1 where one of them is not a number. */
-  choose(batch: Batch, logits: readonly Float32Array[], { logprobs = false, alternatives = false }: Wanted): StepResult {
+  choose(batch: Batch, logits: readonly Float32Array[], { logprobs = false, alternatives = false, onLogits }: Wanted): StepResult {
+    logits.forEach((row, index) => onLogits?.(row, index));
     const columns = Math.min(ALTERNATIVES, this.vocabSize);
     const tokenIds = Int32Array.from(logits, (row, index) => this.chooseRow(batch, row, index));
     const sums = logprobs || alternatives ? logits.map(logSumExp) : [];

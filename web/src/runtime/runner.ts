@@ -72,6 +72,8 @@ export interface RunnerLimits {
 export interface Wanted {
   readonly logprobs?: boolean;
   readonly alternatives?: boolean;
+  /** Called with the logits (V,) of each sampled row, by its index among them; what it writes there is sampled from. Until then nothing else may be submitted. */
+  readonly onLogits?: ((logits: Float32Array, sample: number) => void) | undefined;
 }
 
 /**
@@ -214,15 +216,23 @@ export class Runner {
    * The next token of each sampled row. The batch is on its way before this returns, and more may be submitted before the promise resolves, such
    * as batches whose tokens are those of this one; results come in order. Without sampled rows it resolves once the device is done.
    */
-  async submit(batch: Batch, { logprobs = false, alternatives = false }: Wanted = {}): Promise<StepResult> {
+  async submit(batch: Batch, { logprobs = false, alternatives = false, onLogits }: Wanted = {}): Promise<StepResult> {
     const roles: readonly OutputRole[] = [
       "next_token_ids",
       ...(logprobs ? (["token_logprobs"] as const) : []),
       ...(alternatives ? (["top_token_ids", "top_logprobs"] as const) : []),
     ];
     const wanted = roles.map((role) => this.output(role));
-    const bytes = await this.run(batch, alternatives, this.#steps, wanted);
     const rows = batch.sample_rows.length;
+    let start = 0;
+    if (onLogits) {
+      start = this.schedule.sample;
+      const result = this.output("logits");
+      const logits = new Float32Array(await this.run(batch, alternatives, this.#logits, [result], 0, start));
+      for (let row = 0; row < rows; row++) onLogits(logits.subarray(row * result.columns, (row + 1) * result.columns), row);
+      this.open.device.queue.writeBuffer(result.buffer, 0, logits);
+    }
+    const bytes = await this.run(batch, alternatives, this.#steps, wanted, start);
     let offset = 0;
     const take = (role: OutputRole): [ArrayBuffer, number, number] => {
       const { columns } = this.output(role);
@@ -321,14 +331,14 @@ export class Runner {
   }
 
   /** The first rows of these results, one result after the other. */
-  private async run(batch: Batch, alternatives: boolean, staging: Staging, results: readonly Result[]): Promise<ArrayBuffer> {
+  private async run(batch: Batch, alternatives: boolean, staging: Staging, results: readonly Result[], start?: number, end?: number): Promise<ArrayBuffer> {
     this.requireHealth();
     const dims = dimsOf(batch, this.capacity, alternatives);
     this.requireFit(batch, dims);
     const { device } = this.open;
     const rows = batch.sample_rows.length;
     const encoder = device.createCommandEncoder();
-    this.encode(encoder, batch, dims);
+    this.encode(encoder, batch, dims, start, end);
     const pieces = results.map(({ buffer, columns }): Piece => ({ source: buffer, size: rows * columns * 4 }));
     const read = rows > 0 ? staging.copy(encoder, pieces) : null;
     device.queue.submit([encoder.finish()]);
@@ -347,8 +357,8 @@ export class Runner {
     }
   }
 
-  private encode(encoder: GPUCommandEncoder, batch: Batch, dims: Dims): void {
-    const dispatches = this.schedule.dispatches(dims);
+  private encode(encoder: GPUCommandEncoder, batch: Batch, dims: Dims, start?: number, end?: number): void {
+    const dispatches = this.schedule.dispatches(dims, start, end);
     this.put(batch, dispatches, dims);
     const pass = encoder.beginComputePass();
     encodeDispatches(pass, dispatches);

@@ -34,6 +34,8 @@ export type FindBinding = (name: string, plane: string | null) => GPUBindingReso
 
 export class Schedule {
   readonly #steps: readonly ReadyStep[];
+  /** The index of the first step that reads the logits. */
+  readonly sample: number;
   /** Of each step, the rows in the order in which a batch tries them. */
   #arranged: readonly (readonly ReadyRow[])[] = [];
 
@@ -46,7 +48,9 @@ export class Schedule {
     find: FindBinding,
     uniform: (kernel: string) => GPUBindingResource,
   ) {
-    this.#steps = planOf(manifest).steps.map((step) => ({
+    const { steps, outputs } = planOf(manifest);
+    this.sample = steps.findIndex(({ inputs }) => Object.values(inputs).includes(outputs.logits ?? ""));
+    this.#steps = steps.map((step) => ({
       list: step.variants,
       rows: (rows.get(step.variants) ?? []).map((row) => {
         const launches = row.kernels.map((name) => {
@@ -64,10 +68,10 @@ export class Schedule {
     this.#arranged = this.#steps.map(({ list, rows }) => arrange(rows, list, choices));
   }
 
-  /** The dispatches of one forward, in order. Kernels without work are left out. */
-  dispatches(dims: Dims): readonly Dispatch[] {
+  /** The dispatches of one forward, or of its steps from ``start`` to before ``end``, in order. Kernels without work are left out. */
+  dispatches(dims: Dims, start?: number, end?: number): readonly Dispatch[] {
     return dispatchesOf(
-      this.#arranged.flatMap((rows) => chooseRow(rows, dims).launches),
+      this.#arranged.slice(start, end).flatMap((rows) => chooseRow(rows, dims).launches),
       dims,
     );
   }

@@ -1,37 +1,38 @@
-// @nearfar/web/webllm: WebLLM's entry points. Only the import changes: "@mlc-ai/web-llm" becomes "@nearfar/web/webllm".
+// @nearfar/web/webllm: WebLLM's API. Only the import changes: "@mlc-ai/web-llm" becomes "@nearfar/web/webllm".
 
-import { connectEngine } from "../worker/connect_engine.js";
-import type { WorkerLike } from "../worker/connect_engine.js";
-import type { ChatOptions, MLCEngineConfig } from "./engine.js";
-import { MLCEngine } from "./engine.js";
-
-export { BundleError, DeviceError, NearfarError, RequestError, WorkerError } from "../errors.js";
+export { BundleError, DeviceError, NearfarError, RequestError, StorageError, WorkerError } from "../errors.js";
+export {
+  deleteChatConfigInCache,
+  deleteModelAllInfoInCache,
+  deleteModelInCache,
+  deleteModelWasmInCache,
+  hasModelInCache,
+} from "./cache.js";
+export type * from "./chat_types.js";
+export type * from "./completion_types.js";
+export type { AppConfig, ChatOptions, MLCEngineConfig, ModelRecord, OPFSAccessMode } from "./config.js";
+export { ModelType, functionCallingModelIds, modelLibURLPrefix, modelVersion, prebuiltAppConfig } from "./config.js";
+export { CreateMLCEngine, MLCEngine } from "./engine.js";
+export type { ExtensionMLCEngineConfig, ExtensionPort } from "./extension.js";
+export {
+  CreateExtensionServiceWorkerMLCEngine,
+  ExtensionServiceWorkerMLCEngine,
+  ExtensionServiceWorkerMLCEngineHandler,
+} from "./extension.js";
 export type {
-  ChatOptions,
+  Chat,
+  Completions,
+  Embeddings,
   InitProgressCallback,
   InitProgressReport,
-  MLCChatCompletion,
-  MLCChatCompletionChunk,
-  MLCEngineConfig,
-  ModelRecord,
-} from "./engine.js";
-export { MLCEngine } from "./engine.js";
-
-/** An engine on this page with its model loaded. */
-export async function CreateMLCEngine(modelId: string | readonly string[], config?: MLCEngineConfig, chatOptions?: ChatOptions): Promise<MLCEngine> {
-  const engine = new MLCEngine(config);
-  await engine.reload(modelId, chatOptions);
-  return engine;
-}
-
-/** The same in a worker, whose script calls serveEngine of @nearfar/web/worker in place of WebLLM's handler. */
-export async function CreateWebWorkerMLCEngine(
-  worker: WorkerLike,
-  modelId: string | readonly string[],
-  config?: MLCEngineConfig,
-  chatOptions?: ChatOptions,
-): Promise<MLCEngine> {
-  const engine = new MLCEngine(config, (bundle, { signal, onProgress }) => connectEngine(worker, bundle, { signal, onProgress }));
-  await engine.reload(modelId, chatOptions);
-  return engine;
-}
+  LogLevel,
+  LogitProcessor,
+  MLCEngineInterface,
+} from "./interface.js";
+export {
+  CreateServiceWorkerMLCEngine,
+  ServiceWorkerMLCEngine,
+  ServiceWorkerMLCEngineHandler,
+} from "./service_worker.js";
+export { CreateWebWorkerMLCEngine, WebWorkerMLCEngine } from "./worker_engine.js";
+export { WebWorkerMLCEngineHandler } from "./worker_handler.js";

@@ -2,7 +2,7 @@
 
 import type { EngineApi, EngineWithSessions } from "../api/engine_api.js";
 import type { LoadOptions } from "../load.js";
-import { WorkerError } from "../errors.js";
+import { RequestError, WorkerError } from "../errors.js";
 import type { OnnxOptions } from "../onnx/options.js";
 import { requireSecureContext } from "../runtime/device.js";
 import { hold, whenGone } from "./liveness.js";
@@ -85,8 +85,12 @@ export async function connectEngine(worker: WorkerLike, bundle: string | URL | r
 export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => void): EngineApi {
   const method =
     (...path: readonly string[]) =>
-    (...args: readonly unknown[]) =>
-      remote.call(["engine", ...path], args);
+    (...args: readonly unknown[]) => {
+      if (args.some((arg) => (Object(arg) as { logitProcessor?: unknown }).logitProcessor !== undefined)) {
+        return Promise.reject(new RequestError("logitProcessor cannot be used with an engine in a worker", { param: "logitProcessor" }));
+      }
+      return remote.call(["engine", ...path], args);
+    };
   return {
     info,
     chat: { completions: { create: method("chat", "completions", "create") as EngineApi["chat"]["completions"]["create"] } },

@@ -369,6 +369,12 @@ test.each([
   expect(open()).toBe(0);
 });
 
+test("a json_object with a schema is refused, not answered without it", async () => {
+  const { completions } = withTools("x");
+  const format = { type: "json_object", schema: { type: "object" } } as { type: "json_object" };
+  await expect(completions.create({ messages, response_format: format })).rejects.toThrow("response_format with a schema needs type json_schema");
+});
+
 test("a schema that is refused rejects create, streamed or not", async () => {
   const refused = { grammar: { constraint: () => Promise.reject(new RequestError("bad schema")) } };
   const completions = new ChatCompletions(modelOf(new FakeSource(["x"]), refused));

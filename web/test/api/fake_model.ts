@@ -50,6 +50,7 @@ export class FakeSource implements TokenSource {
         if (completionTokens >= maxTokens) return completion("length");
         completionTokens++;
         this.tokens++;
+        request.logitProcessor?.(tokenId);
         const alternatives = Array.from({ length: logprobs ?? 0 }, (_, rank) => ({ tokenId: (tokenId + rank) % 256, logprob: -1 - rank }));
         yield { tokenId, logprob: logprobs === undefined ? null : -1, alternatives };
       }

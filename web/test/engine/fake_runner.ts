@@ -17,6 +17,8 @@ export class FakeRunner implements StepRunner {
   readonly #cells: Int32Array;
   readonly #sampled: Int32Array;
   #lost = false;
+  /** The logits of a batch are on the host. */
+  #processing = false;
 
   constructor(
     readonly limits: RunnerLimits,
@@ -27,10 +29,16 @@ export class FakeRunner implements StepRunner {
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
   }
 
-  async submit(batch: Batch, { logprobs = false, alternatives = false }: Wanted = {}): Promise<StepResult> {
+  async submit(batch: Batch, { logprobs = false, alternatives = false, onLogits }: Wanted = {}): Promise<StepResult> {
+    if (this.#processing) throw new Error("a batch was submitted between the two parts of another");
     this.batches.push(batch);
+    if (onLogits !== undefined) {
+      this.#processing = true;
+      await Promise.resolve();
+      this.#processing = false;
+    }
     if (this.batches.length > this.loseAfter) this.#lost = true;
-    const { tokenIds, rows } = this.compute(batch);
+    const { tokenIds, rows } = this.compute(batch, onLogits);
     await Promise.resolve();
     if (this.#lost) throw new DeviceError("the fake device is lost");
     const ranked = rows.map((row) => row.map((logprob, id) => ({ id, logprob })).sort((a, b) => b.logprob - a.logprob)).flat();
@@ -74,7 +82,7 @@ export class FakeRunner implements StepRunner {
   }
 
   /** Of each sampled row the token, and the log-probabilities (V,) of all. */
-  private compute(batch: Batch): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
+  private compute(batch: Batch, onLogits: Wanted["onLogits"]): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
     batch.slots.forEach((slot, row) => {
       this.#cells[slot] = ids[row] ?? -1;
@@ -90,7 +98,10 @@ export class FakeRunner implements StepRunner {
       rows.push(logprobsOf(tokens));
       const slot = batch.sample_slots[2 * sample] ?? -1;
       const masked = ((batch.sample_slots[2 * sample + 1] ?? 0) & SAMPLE_FLAGS.mask) !== 0;
-      const token = allowed(nextToken(tokens), masked ? this.#masks.get(slot) : undefined);
+      const logits = Float32Array.from(logprobsOf(tokens));
+      onLogits?.(logits, sample);
+      const likeliest = onLogits === undefined ? nextToken(tokens) : logits.indexOf(Math.max(...logits));
+      const token = allowed(likeliest, masked ? this.#masks.get(slot) : undefined);
       // With a temperature, the draw takes part.
       const settings = batch.sample_settings.slice(sample * 8, sample * 8 + 8);
       const chosen = settings[0] === 0 ? token : (token + Math.floor((settings[4] ?? 0) * VOCAB)) % VOCAB;

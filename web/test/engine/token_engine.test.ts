@@ -215,6 +215,51 @@ test.each(["mask", "accept"] as const)("a constraint whose %s fails takes its ow
   expect(other).toMatchObject({ status: "fulfilled", value: { ids: answerOf(PROMPT, 6, 64).tokens } });
 });
 
+/** Takes ``tokens`` one after the other, whatever the model computes. */
+function forcing(tokens: readonly number[], seen: (number | readonly number[])[]): (logitsOrToken: Float32Array | number) => void {
+  let next = 0;
+  return (logitsOrToken) => {
+    seen.push(typeof logitsOrToken === "number" ? logitsOrToken : [...logitsOrToken]);
+    if (typeof logitsOrToken !== "number") logitsOrToken[tokens[next++] ?? STOP] = 100;
+  };
+}
+
+test("a logit processor gets the model's logits and each sampled token, and others are answered as alone", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS));
+  const seen: (number | readonly number[])[] = [];
+  const [forced, ...others] = await Promise.all([
+    answer(engine, { promptIds: [3, 4], logitProcessor: forcing([7, 9], seen) }),
+    ...OTHERS.map((promptIds) => answer(engine, { promptIds, promptLogprobs: 2, logprobs: 1 })),
+  ]);
+  expect([forced.ids, forced.completion.finishReason]).toEqual([[7, 9], "stop"]);
+  const logits = (tokens: readonly number[]): readonly number[] => [...Float32Array.from(logprobsOf(tokens))];
+  expect(seen).toEqual([logits([3, 4]), 7, logits([3, 4, 7]), 9, logits([3, 4, 7, 9]), STOP]);
+  expect(others.map(({ ids }) => ids)).toEqual(OTHERS.map((prompt) => answerOf(prompt, 6, 64).tokens));
+});
+
+test("a logit processor that joins or ends while steps run ahead changes no other answer", async () => {
+  const engine = engineOn(new FakeRunner(LIMITS));
+  let isOver = false;
+  const long = answer(engine, { maxTokens: 30 }).finally(() => (isOver = true));
+  for (let round = 0; round < 3; round++) {
+    expect(isOver).toBe(false);
+    expect((await answer(engine, { promptIds: [round + 1], logitProcessor: forcing([7], []) })).ids).toEqual([7]);
+  }
+  expect((await long).ids).toEqual(answerOf(PROMPT, 30, 64).tokens);
+});
+
+test.each([0, 1])("a logit processor that fails at call %i ends its own answer, and no other", async (failing) => {
+  const engine = engineOn(new FakeRunner(LIMITS));
+  let calls = 0;
+  const logitProcessor = (): void => {
+    if (calls++ === failing) throw new Error("no such token");
+  };
+  const failed = expect(answer(engine, { promptIds: [3, 4], logitProcessor })).rejects.toThrow("no such token");
+  expect((await answer(engine)).ids).toEqual(answerOf(PROMPT, 6, 64).tokens);
+  await failed;
+  expect(calls).toBe(failing + 1);
+});
+
 test("penalties and biases reach the slot, log-probabilities come back", async () => {
   const runner = new FakeRunner(LIMITS);
   const sampling = { repetitionPenalty: 1.2, logitBias: new Map([[3, 2.5]]) };

@@ -110,3 +110,17 @@ test("a step that fails is a DeviceError, and so is all that comes after", async
   const failing = [runner.submit(sequenceBatch([1], 1, [0], CONTEXT, true)), runner.submit(sequenceBatch([1], 0, [1], CONTEXT, true))];
   for (const each of failing) await expect(each).rejects.toMatchObject({ code: "device_error", message: expect.stringContaining("no memory") as string });
 });
+
+test("a logit processor changes the logits before a token is chosen", async () => {
+  const { engine } = await engineOf("rows");
+  const seen: number[] = [];
+  const logitProcessor = (logitsOrToken: Float32Array | number): void => {
+    if (typeof logitsOrToken === "number") seen.push(logitsOrToken);
+    else logitsOrToken[3] = 100;
+  };
+  const [forced, other] = await Promise.all([
+    tokensOf(engine, { promptIds: prompt(5, 3), maxTokens: 2, logitProcessor }),
+    tokensOf(engine, { promptIds: prompt(5, 7), maxTokens: 2 }),
+  ]);
+  expect([forced, seen, other]).toEqual([[3, 3], [3, 3], answerOf(prompt(5, 7), 2, CONTEXT).tokens]);
+});

@@ -1,38 +1,40 @@
-import { expect, test } from "vitest";
+import { beforeEach, expect, test, vi } from "vitest";
 
-import type { InitProgressReport, LoadEngine } from "../../src/webllm/engine.js";
-import { MLCEngine } from "../../src/webllm/engine.js";
+import { Engine } from "../../src/engine.js";
+import type { Model } from "../../src/api/model.js";
+import type { LogitProcessor as EngineProcessor } from "../../src/engine/request.js";
+import type {
+  ChatCompletionRequestNonStreaming,
+  ChatOptions,
+  InitProgressReport,
+  LogitProcessor,
+} from "../../src/webllm/index.js";
+import { CreateMLCEngine, MLCEngine, prebuiltAppConfig } from "../../src/webllm/index.js";
 import type { FakeSource } from "../api/fake_model.js";
-import { fakeEngine, fakeModel } from "../api/fake_model.js";
+import { fakeLoad } from "./fake_load.js";
 
-const messages = [{ role: "user", content: "hi" }] as const;
-
-function webllm(...answers: readonly string[]): { readonly load: LoadEngine; readonly loaded: string[]; readonly destroyed: string[]; readonly source: () => FakeSource | undefined } {
-  const loaded: string[] = [];
-  const destroyed: string[] = [];
-  let source: FakeSource | undefined;
-  const load: LoadEngine = (bundle, { onProgress }) => {
-    loaded.push(bundle);
-    onProgress?.({ phase: "download", loadedBytes: 1_000_000, storedBytes: 0, totalBytes: 4_000_000, compiledKernels: 1, totalKernels: 2 });
-    onProgress?.({ phase: "ready", loadedBytes: 4_000_000, storedBytes: 0, totalBytes: 4_000_000, compiledKernels: 2, totalKernels: 2 });
-    const fake = fakeModel(...answers);
-    ({ source } = fake);
-    return Promise.resolve({ ...fakeEngine(fake.model), info: { model: "fake", adapter: "a GPU" } as never, destroy: () => destroyed.push(bundle) });
-  };
-  return { load, loaded, destroyed, source: () => source };
-}
+const messages: ChatCompletionRequestNonStreaming["messages"] = [{ role: "user", content: "hi" }];
 
 async function ready(...answers: readonly string[]): Promise<MLCEngine> {
-  const engine = new MLCEngine({}, webllm(...answers).load);
-  await engine.reload("x");
+  const engine = new MLCEngine({}, fakeLoad(...answers).load);
+  await engine.reload("/x/");
   return engine;
 }
 
+beforeEach(() => () => {
+  vi.restoreAllMocks();
+});
+
 test("reload finds the model in the list, reports progress, and replaces the model before", async () => {
-  const { load, loaded, destroyed } = webllm("a");
+  const { load, loaded, destroyed } = fakeLoad("a");
   const reports: InitProgressReport[] = [];
-  const appConfig = { model_list: [{ model_id: "tiny", model: "/bundles/tiny/" }] };
-  const engine = new MLCEngine({ appConfig, initProgressCallback: (report) => reports.push(report), logLevel: "INFO" }, load);
+  const appConfig = {
+    model_list: [{ model_id: "tiny", model: "/bundles/tiny/", model_lib: "tiny.wasm", vram_required_MB: 1 }],
+  };
+  const engine = new MLCEngine(
+    { appConfig, initProgressCallback: (report) => reports.push(report), logLevel: "INFO" },
+    load,
+  );
   await engine.reload("tiny");
   await engine.reload(["/other/"]);
   expect([loaded, destroyed]).toEqual([["/bundles/tiny/", "/other/"], ["/bundles/tiny/"]]);
@@ -44,31 +46,65 @@ test("reload finds the model in the list, reports progress, and replaces the mod
   expect(reports.every(({ timeElapsed }) => timeElapsed >= 0 && timeElapsed < 10)).toBe(true);
 });
 
-test("a chat is answered whole, with WebLLM's figures", async () => {
+test("a chat is answered whole, with WebLLM's figures and the id of its model", async () => {
   const engine = await ready("hello");
   expect(await engine.runtimeStatsText()).toBe("prefill: not yet, decoding: not yet");
-  const { choices, usage } = await engine.chat.completions.create({ messages });
+  const { choices, usage, model } = await engine.chat.completions.create({ messages });
   expect(choices[0]).toMatchObject({ message: { content: "hello" }, finish_reason: "stop" });
-  expect(usage.completion_tokens).toBe(5);
-  expect(usage.extra.decode_tokens_per_s).toBeGreaterThan(0);
+  expect([model, usage?.completion_tokens]).toEqual(["/x/", 5]);
+  expect(usage?.extra.decode_tokens_per_s).toBeCloseTo(1 / (usage?.extra.time_per_output_token_s ?? 0), 6);
   expect(await engine.getMessage()).toBe("hello");
-  expect(await engine.runtimeStatsText()).toMatch(/^prefill: [1-9]\d*\.\d{4} tokens\/sec, decoding: [1-9]\d*\.\d{4} tokens\/sec$/);
+  expect(await engine.runtimeStatsText()).toMatch(
+    /^prefill: [1-9]\d*\.\d{4} tokens\/sec, decoding: [1-9]\d*\.\d{4} tokens\/sec$/,
+  );
+  await engine.resetChat(true);
+  expect([await engine.getMessage(), await engine.runtimeStatsText()]).toEqual([
+    "",
+    expect.not.stringContaining("not yet"),
+  ]);
   await engine.resetChat();
-  expect(await engine.getMessage()).toBe("");
+  expect(await engine.runtimeStatsText()).toBe("prefill: not yet, decoding: not yet");
 });
 
-test("a streamed chat, and the older completions", async () => {
-  const engine = await ready("hello", "there", "you");
+test("a streamed chat has its usage in the last chunk alone, and only if the request asks for it", async () => {
+  const engine = await ready("hello", "there");
+  const usages = async (options: { include_usage?: boolean }): Promise<unknown[]> => {
+    const found: unknown[] = [];
+    for await (const chunk of await engine.chat.completions.create({ messages, stream: true, stream_options: options }))
+      found.push("usage" in chunk ? chunk.usage.completion_tokens : null);
+    return found;
+  };
+  const all = await usages({ include_usage: true });
+  expect([all.at(-1), all.slice(0, -1).every((usage) => usage === null)]).toEqual([5, true]);
+  expect((await usages({})).every((usage) => usage === null)).toBe(true);
+  expect([await engine.getMessage(), await engine.runtimeStatsText()]).toEqual([
+    "there",
+    expect.not.stringContaining("not yet"),
+  ]);
+});
+
+test("text completions have the log-probabilities of chats", async () => {
+  const engine = await ready("ab", "cd");
+  const { choices, object, usage } = await engine.completions.create({ prompt: "x", logprobs: true, top_logprobs: 2 });
+  expect(object).toBe("text_completion");
+  expect([
+    choices[0]?.text,
+    choices[0]?.logprobs?.content?.map(({ token, bytes, top_logprobs: top }) => [token, bytes, top.length]),
+  ]).toEqual([
+    "ab",
+    [
+      ["a", [97], 2],
+      ["b", [98], 2],
+    ],
+  ]);
+  expect(usage?.extra.e2e_latency_s).toBeGreaterThan(0);
   let text = "";
-  let extra = 0;
-  for await (const { choices, usage } of await engine.chat.completions.create({ messages, stream: true, stream_options: { include_usage: true } })) {
-    text += choices[0]?.delta.content ?? "";
-    extra += usage?.extra.time_to_first_token_s ?? 0;
-  }
-  expect([text, extra > 0, await engine.getMessage()]).toEqual(["hello", true, "hello"]);
-  expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("there");
-  for await (const { choices } of await engine.completions.create({ prompt: "x", stream: true })) text += choices[0]?.text ?? "";
-  expect([text, await engine.getMessage()]).toEqual(["helloyou", "you"]);
+  for await (const chunk of await engine.completions.create({ prompt: "x", stream: true }))
+    text += chunk.choices[0]?.text ?? "";
+  expect([text, await engine.getMessage()]).toEqual(["cd", "cd"]);
+  await expect(engine.completions.create({ prompt: "x", top_logprobs: 2 })).rejects.toThrow(
+    "top_logprobs needs logprobs: true",
+  );
 });
 
 test("interruptGenerate ends an answer with abort, and its text stays, streamed or not", async () => {
@@ -86,24 +122,256 @@ test("interruptGenerate ends an answer with abort, and its text stays, streamed 
   }, 20);
   const { choices, usage } = await whole;
   expect(choices[0]?.finish_reason).toBe("abort");
-  expect(choices[0]?.message.content?.length).toBe(usage.completion_tokens);
+  expect(choices[0]?.message.content?.length).toBe(usage?.completion_tokens);
 });
 
-test("the options of the chat are what requests use where they do not say", async () => {
-  const { load, source } = webllm("a");
-  const engine = new MLCEngine({}, load);
+test("of several answers to a request, the message is the last one's", async () => {
+  const engine = await ready("first", "second");
+  const { choices } = await engine.chat.completions.create({ messages, n: 2 });
+  expect([choices.length, await engine.getMessage()]).toEqual([2, choices[1]?.message.content]);
+});
+
+test("the options of the chat are what requests use if they do not say, over those of the model's record", async () => {
+  const { load, source } = fakeLoad("a");
+  const appConfig = {
+    model_list: [{ model_id: "x", model: "/x/", overrides: { temperature: 0.7, frequency_penalty: 1 } }],
+  };
+  const engine = new MLCEngine({ appConfig }, load);
   await engine.reload("x", { temperature: 0.5, top_p: 0.9 });
-  await engine.chat.completions.create({ messages, top_p: 0.1 });
-  expect(source()?.requests[0]?.sampling).toMatchObject({ temperature: 0.5, topP: 0.1 });
+  await engine.chat.completions.create({ messages, top_p: 0.1, temperature: null });
+  expect(source("/x/").requests[0]?.sampling).toMatchObject({ temperature: 0.5, topP: 0.1, frequencyPenalty: 1 });
+});
+
+test("an engine holds several models, and a call names one of them", async () => {
+  const { load, destroyed } = fakeLoad("one", "two");
+  const engine = new MLCEngine({}, load);
+  await engine.reload(["/a/", "/b/"], [{ temperature: 0 }, {}]);
+  const ask = async (model?: string): Promise<unknown> =>
+    (await engine.chat.completions.create({ messages, model })).model;
+  expect(await Promise.all([ask("/a/"), ask("/b/")])).toEqual(["/a/", "/b/"]);
+  expect(await engine.getMessage("/b/")).toBe("one");
+  for (const call of [
+    ask(),
+    engine.getMessage(),
+    engine.runtimeStatsText(),
+    engine.resetChat(),
+    engine.completions.create({ prompt: "a" }),
+  ]) {
+    await expect(call).rejects.toThrow("Several models are loaded; name one of them: /a/, /b/");
+  }
+  await expect(ask("/c/")).rejects.toThrow("Model '/c/' is not loaded; name one of those that are: /a/, /b/");
+  await expect(engine.reload(["/a/", "/a/"])).rejects.toThrow("give one or several different ids");
+  await expect(engine.reload(["/a/", "/b/"], [{}])).rejects.toThrow("chatOpts has 1 entries for 2 models");
+  expect(destroyed).toEqual([]);
+  await engine.unload();
+  expect(destroyed).toEqual(["/a/", "/b/"]);
+});
+
+test("unload while a model loads ends the load, and nothing stays", async () => {
+  const { load, destroyed } = fakeLoad("a");
+  const engine = new MLCEngine({}, load);
+  const loading = expect(engine.reload("/a/")).rejects.toHaveProperty("name", "AbortError");
+  await engine.unload();
+  await loading;
+  expect(destroyed).toEqual(["/a/"]);
+});
+
+test.each<[ChatOptions, string]>([
+  [{ sliding_window_size: 1024 as never }, "chatOpts.sliding_window_size is compiled into a bundle"],
+  [{ attention_sink_size: 4 as never }, "chatOpts.attention_sink_size is compiled into a bundle"],
+  [{ context_window_size: 0 }, "chatOpts.context_window_size is 0; give a number of tokens above 0"],
+  [{ conv_template: {} as never }, "chatOpts.conv_template is not supported; supported: temperature"],
+])("of a chat's options, %j is refused by name", async (options, says) => {
+  await expect(new MLCEngine({}, fakeLoad("a").load).reload("/a/", options)).rejects.toThrow(says);
+});
+
+test("a context window of -1 is the bundle's own", async () => {
+  const { load, loaded } = fakeLoad("a");
+  await new MLCEngine({}, load).reload("/a/", {
+    context_window_size: -1,
+    sliding_window_size: -1,
+    attention_sink_size: -1,
+  });
+  expect(loaded).toEqual(["/a/"]);
+});
+
+test("a context window is whole pages, and the bundle's context is its limit", async () => {
+  const plans: number[] = [];
+  // A page has 16 tokens, the bundle a context of 256.
+  vi.spyOn(Engine, "plan").mockImplementation((_bundle, { pages = 0 } = {}) =>
+    Promise.resolve({ context: Math.min(256, 16 * pages) } as never),
+  );
+  const engine = new MLCEngine({}, (_bundle, { pages = 0 }) => {
+    plans.push(pages);
+    return fakeLoad("a").load("/a/", {});
+  });
+  for (const size of [256, 100, 16]) await engine.reload("/a/", { context_window_size: size });
+  expect(plans).toEqual([16, 6, 1]);
+  await expect(engine.reload("/a/", { context_window_size: 15 })).rejects.toThrow(
+    "context_window_size is 15, but a page of keys and values has 16 tokens",
+  );
+  await expect(engine.reload("/a/", { context_window_size: 4096 })).rejects.toThrow(
+    "context_window_size is 4096, but the bundle is compiled for 256",
+  );
 });
 
 test("what is unknown is refused, and so are requests without a model", async () => {
-  expect(() => new MLCEngine({ logitProcessorRegistry: new Map() } as never)).toThrow("engineConfig.logitProcessorRegistry is not supported");
-  const engine = new MLCEngine({}, webllm("a").load);
+  expect(() => new MLCEngine({ logLevel: "LOUD" as never })).toThrow("logLevel is 'LOUD', it must be one of TRACE");
+  expect(() => new MLCEngine({ extensionId: "x" } as never)).toThrow("engineConfig.extensionId is not supported");
+  const record = { model_id: "x", model: "/x/" };
+  expect(() => new MLCEngine({ appConfig: { model_list: [{ ...record, integrity: {} as never }] } })).toThrow(
+    "appConfig.model_list[0].integrity is not supported",
+  );
+  expect(
+    () => new MLCEngine({ appConfig: { model_list: [{ ...record, overrides: { vocab_size: 1 as never } }] } }),
+  ).toThrow("overrides.vocab_size is not supported");
+  const engine = new MLCEngine({}, fakeLoad("a").load);
   await expect(engine.chat.completions.create({ messages })).rejects.toThrow("call reload(modelId) first");
-  await expect(engine.reload(["a", "b"])).rejects.toThrow("holds one model");
-  await expect(engine.reload("a", { context_window_size: 1 } as never)).rejects.toThrow("chatOpts.context_window_size is not supported");
-  await engine.reload("a");
+  await engine.resetChat();
+  await engine.resetChat(false, "unknown");
+  await expect(engine.reload("Llama-3.1-8B-Instruct-q4f32_1-MLC")).rejects.toThrow(
+    'is not in appConfig.model_list (it has: none); add { model_id: "Llama-3.1-8B-Instruct-q4f32_1-MLC", model:',
+  );
+  await engine.reload("/a/");
   await engine.unload();
   await expect(engine.completions.create({ prompt: "x" })).rejects.toThrow("call reload(modelId) first");
+});
+
+test.each<[object, string]>([
+  [{ extra_body: { enable_latency_breakdown: true } }, "extra_body.enable_latency_breakdown: true is not supported"],
+  [{ extra_body: { resumable: { enabled: true } } }, 'extra_body.resumable: {"enabled":true} is not supported'],
+  [{ extra_body: { seed: 1 } }, "extra_body.seed is not supported; supported: enable_thinking"],
+  [{ ignore_eos: true }, "ignore_eos: true is not supported"],
+  [{ response_format: { type: "structural_tag" } }, "it must be text, json_object, json_schema, regex or grammar"],
+  [{ response_format: { type: "text", schema: "{}" } }, "response_format.schema needs type json_object, not text"],
+  [
+    { response_format: { type: "json_object", schema: "{" } },
+    "response_format.schema must be the text of a JSON schema",
+  ],
+  [
+    { messages: [{ role: "user", content: [{ type: "image_url", image_url: { url: "data:," } }] }] },
+    'messages[0].content[0] has type "image_url"',
+  ],
+  [{ best_of: 2 }, "'best_of' is not supported"],
+])("of a request, %j is refused by name", async (params, says) => {
+  const engine = await ready("a");
+  await expect(engine.chat.completions.create({ messages, ...params })).rejects.toThrow(says);
+});
+
+test("what asks for nothing is accepted", async () => {
+  const engine = await ready("a");
+  const extraBody = { enable_latency_breakdown: false, enable_thinking: null, resumable: null } as const;
+  const { choices } = await engine.chat.completions.create({
+    messages,
+    extra_body: extraBody,
+    ignore_eos: false,
+    seed: null,
+    response_format: {},
+  });
+  expect(choices[0]?.message.content).toBe("a");
+});
+
+test("a JSON object with a schema is held to the schema", async () => {
+  const specs: unknown[] = [];
+  const grammar: Model["grammar"] = {
+    constraint: (spec) => {
+      specs.push(spec);
+      return Promise.resolve({
+        mask: () => null,
+        accept: () => undefined,
+        finished: false,
+        complete: false,
+        dispose: () => undefined,
+      });
+    },
+  };
+  const engine = new MLCEngine({}, fakeLoad({ grammar }, "{}").load);
+  await engine.reload("/x/");
+  await engine.chat.completions.create({
+    messages,
+    response_format: { type: "json_object", schema: '{"type":"object","maxProperties":0}' },
+  });
+  await engine.chat.completions.create({ messages, response_format: { type: "json_object" } });
+  await engine.chat.completions.create({ messages, response_format: { type: "grammar", grammar: 'root ::= "a"' } });
+  expect([...new Set(specs.map((spec) => JSON.stringify(spec)))].map((text) => JSON.parse(text) as unknown)).toEqual([
+    { kind: "json_schema", schema: { type: "object", maxProperties: 0 } },
+    { kind: "json_object" },
+    { kind: "ebnf", grammar: 'root ::= "a"' },
+  ]);
+});
+
+test("embeddings have the model's id and WebLLM's figure", async () => {
+  const embed = (texts: readonly (readonly number[])[]) =>
+    Promise.resolve(texts.map((ids) => Float32Array.of(ids.length, 0)));
+  const engine = new MLCEngine({}, fakeLoad({ embeddings: { source: { embed }, size: 2, normalize: false } }, "").load);
+  await engine.reload("/x/");
+  const { data, model, usage } = await engine.embeddings.create({ input: ["a", "abc"], model: "/x/" });
+  expect([data.map(({ embedding }) => embedding[0]), model, usage.prompt_tokens]).toEqual([[2, 4], "/x/", 6]);
+  expect(usage.extra.prefill_tokens_per_s).toBeGreaterThan(0);
+});
+
+/** Notes what it gets; ``process`` stands in for processLogits. */
+class Recorder implements LogitProcessor {
+  readonly calls: string[] = [];
+  constructor(readonly process: (logits: Float32Array) => unknown = (logits) => logits) {}
+  processLogits = (logits: Float32Array): Float32Array => this.process(logits) as Float32Array;
+  processSampledToken = (token: number): void => {
+    this.calls.push(String.fromCharCode(token));
+  };
+  resetState = (): void => {
+    this.calls.push("reset");
+  };
+}
+
+async function processed(
+  recorder: Recorder,
+  ...answers: readonly string[]
+): Promise<{ readonly engine: MLCEngine; readonly source: FakeSource }> {
+  const { load, source } = fakeLoad(...answers);
+  const engine = new MLCEngine({ logitProcessorRegistry: new Map([["/x/", recorder]]) }, load);
+  await engine.reload("/x/");
+  return { engine, source: source("/x/") };
+}
+
+test("with a logit processor, requests take turns, and its state lasts as long as the conversation", async () => {
+  const recorder = new Recorder();
+  const { engine, source } = await processed(recorder, "ab", "cd", "e", "f");
+  await Promise.all([engine.chat.completions.create({ messages }), engine.chat.completions.create({ messages })]);
+  expect([recorder.calls.join(""), source.most]).toEqual(["resetabresetcd", 1]);
+  const more: typeof messages = [...messages, { role: "assistant", content: "cd" }, { role: "user", content: "more" }];
+  await engine.chat.completions.create({ messages: more });
+  await engine.completions.create({ prompt: "x" });
+  await engine.resetChat();
+  expect(recorder.calls.slice(6)).toEqual(["e", "reset", "f", "reset"]);
+  await expect(engine.chat.completions.create({ messages, n: 2 })).rejects.toThrow("make requests with n: 1");
+});
+
+test.each<[string, (logits: Float32Array) => unknown, string]>([
+  ["fewer logits", (logits) => logits.slice(1), "processLogits must return a Float32Array of 4 logits"],
+  ["a list", (logits) => [...logits], "processLogits must return a Float32Array of 4 logits"],
+  ["no number", (logits) => logits.fill(NaN), "processLogits returned NaN for token 0"],
+  ["infinity", (logits) => logits.fill(Infinity, 2), "processLogits returned Infinity for token 2"],
+])("a logit processor that returns %s is refused", async (_what, process, says) => {
+  const { engine, source } = await processed(new Recorder(process), "a");
+  await engine.chat.completions.create({ messages });
+  const call: EngineProcessor = source.requests[0]?.logitProcessor ?? expect.fail();
+  expect(() => { call(new Float32Array(4)); }).toThrow(says); // prettier-ignore
+});
+
+test("an excluded token gets a finite logit", async () => {
+  const { engine, source } = await processed(new Recorder((logits) => logits.fill(-Infinity, 1)), "a");
+  await engine.chat.completions.create({ messages });
+  const logits = Float32Array.of(1, 2, 3);
+  source.requests[0]?.logitProcessor?.(logits);
+  expect([...logits]).toEqual([1, Math.fround(-3e38), Math.fround(-3e38)]);
+});
+
+test("the models of an engine without a list are those of prebuiltAppConfig", async () => {
+  const { load, loaded } = fakeLoad("a");
+  vi.spyOn(Engine, "load").mockImplementation(load as never);
+  prebuiltAppConfig.model_list.push({ model_id: "mine", model: "/mine/" });
+  const engine = await CreateMLCEngine("mine");
+  prebuiltAppConfig.model_list.pop();
+  await engine.unload();
+  expect(loaded).toEqual(["/mine/"]);
 });

@@ -181,3 +181,10 @@ test("a worker whose script fails is a WorkerError at once", async () => {
   target.dispatchEvent(Object.assign(new Event("error"), { message: "SyntaxError: x" }));
   await expect(connecting).rejects.toMatchObject({ name: "WorkerError", message: expect.stringContaining("SyntaxError: x") as string });
 });
+
+test("a logit processor is refused, as its changes would not come back", async () => {
+  const engine = await connectEngine(fakeWorker(loader("x").load), BUNDLE);
+  const asking = engine.chat.completions.create({ messages }, { logitProcessor: () => undefined });
+  await expect(asking).rejects.toMatchObject({ code: "request_error", details: { param: "logitProcessor" } });
+  engine.destroy();
+});

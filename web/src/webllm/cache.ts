@@ -1,0 +1,41 @@
+// WebLLM's functions for stored models, over this origin's store of bundles.
+
+import { bundleAddress } from "../runtime/source.js";
+import { cache } from "../store/cache.js";
+import type { AppConfig } from "./config.js";
+import { checkAppConfig, findRecord } from "./config.js";
+
+/** Whether the model loads without a network. Throws RequestError for an id that is not listed. */
+export async function hasModelInCache(modelId: string, appConfig?: AppConfig): Promise<boolean> {
+  const { href } = bundleAddress(addressOf(modelId, appConfig));
+  return (await cache.list()).some(({ url, complete }) => complete && url === href);
+}
+
+/**
+ * Deletes the model's bundle, except files that another stored bundle shares. Throws RequestError, and StorageError
+ * while it is being loaded.
+ */
+export async function deleteModelAllInfoInCache(modelId: string, appConfig?: AppConfig): Promise<void> {
+  await cache.delete(addressOf(modelId, appConfig));
+}
+
+/** The same: a bundle is stored as one. */
+export const deleteModelInCache = deleteModelAllInfoInCache;
+
+/**
+ * Deletes nothing: each load checks a bundle's manifest with its server, so a stored one is never out of date. Throws
+ * RequestError.
+ */
+// Async, as WebLLM's is.
+// eslint-disable-next-line @typescript-eslint/require-await
+export async function deleteChatConfigInCache(modelId: string, appConfig?: AppConfig): Promise<void> {
+  addressOf(modelId, appConfig);
+}
+
+/** The same for kernels, which the manifest names by their SHA-256. */
+export const deleteModelWasmInCache = deleteChatConfigInCache;
+
+function addressOf(modelId: string, appConfig?: AppConfig): string {
+  if (appConfig !== undefined) checkAppConfig(appConfig);
+  return findRecord(modelId, appConfig).model;
+}

@@ -1,0 +1,78 @@
+// Engines in a service worker, which several pages share.
+
+import { WorkerError } from "../errors.js";
+import type { WorkerScope } from "../worker/serve_engine.js";
+import type { ChatOptions, MLCEngineConfig } from "./config.js";
+import type { Connection } from "./connection.js";
+import { connectHandler } from "./connection.js";
+import { MLCEngine } from "./engine.js";
+import { RemoteMLCEngine } from "./worker_engine.js";
+import { WebWorkerMLCEngineHandler } from "./worker_handler.js";
+
+/** How often a page tells the service worker that it is still there. */
+const KEEP_ALIVE_MS = 10_000;
+/** How long a service worker stays after it last heard of a page. A hidden page's timers fire once a minute. */
+const STAY_MS = 120_000;
+
+/**
+ * Make it while the service worker's script starts: its listener must be there before the first message. The engine
+ * stays loaded while pages come and go, until the browser stops the service worker. ``scope`` is where the messages
+ * come from.
+ */
+export class ServiceWorkerMLCEngineHandler extends WebWorkerMLCEngineHandler {
+  constructor(engine: MLCEngine = new MLCEngine(), scope: WorkerScope = globalThis) {
+    super(engine);
+    scope.addEventListener("message", (event) => {
+      this.onmessage(event);
+    });
+  }
+
+  override onmessage(event: MessageEvent): void {
+    super.onmessage(event);
+    if ("waitUntil" in event && typeof event.waitUntil === "function") {
+      (event as MessageEvent & { waitUntil(promise: Promise<unknown>): void }).waitUntil(
+        new Promise((resolve) => setTimeout(resolve, STAY_MS)),
+      );
+    }
+  }
+}
+
+export class ServiceWorkerMLCEngine extends RemoteMLCEngine {
+  /** How many heartbeats in a row the service worker has not answered. */
+  missedHeartbeat = 0;
+
+  /** ``keepAliveMs``: the time between two heartbeats, which keep the browser from stopping the service worker. */
+  constructor(
+    engineConfig?: MLCEngineConfig,
+    private readonly keepAliveMs = KEEP_ALIVE_MS,
+  ) {
+    super(engineConfig);
+  }
+
+  /** Throws WorkerError if the page may have no service worker. */
+  protected override async open(): Promise<Connection> {
+    if (typeof navigator === "undefined" || !("serviceWorker" in navigator)) {
+      throw new WorkerError(
+        "This page can have no service worker; open it over https or from localhost, in a browser that has them",
+      );
+    }
+    const { active } = await navigator.serviceWorker.ready;
+    if (active === null)
+      throw new WorkerError("The service worker is not active yet; register it before the engine is made");
+    return connectHandler(active, this.keepAliveMs, (count) => {
+      this.missedHeartbeat = count;
+    });
+  }
+}
+
+/** An engine in this page's service worker with its models loaded. Waits until the page's service worker is active. */
+export async function CreateServiceWorkerMLCEngine(
+  modelId: string | string[],
+  engineConfig?: MLCEngineConfig,
+  chatOpts?: ChatOptions | ChatOptions[],
+  keepAliveMs?: number,
+): Promise<ServiceWorkerMLCEngine> {
+  const engine = new ServiceWorkerMLCEngine(engineConfig, keepAliveMs);
+  await engine.reload(modelId, chatOpts);
+  return engine;
+}

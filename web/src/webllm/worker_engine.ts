@@ -1,0 +1,173 @@
+// WebWorkerMLCEngine: an engine that runs in a worker whose script makes a WebWorkerMLCEngineHandler.
+
+import { RequestError } from "../errors.js";
+import type { WorkerLike } from "../worker/connect_engine.js";
+import type { AppConfig, ChatOptions, MLCEngineConfig } from "./config.js";
+import { checkAppConfig, checkConfig, checkLogLevel, findRecord } from "./config.js";
+import type { Connection } from "./connection.js";
+import { connectHandler } from "./connection.js";
+import type {
+  Chat,
+  Completions,
+  CreateChatCompletion,
+  CreateCompletion,
+  CreateEmbedding,
+  Embeddings,
+  InitProgressCallback,
+  LogLevel,
+  MLCEngineInterface,
+} from "./interface.js";
+import type { Expected, Method } from "./protocol.js";
+
+const HEARTBEAT_MS = 5_000;
+
+/**
+ * Calls a handler over a connection, which is opened by the first call and again after it has ended; the models are
+ * then loaded again.
+ */
+export abstract class RemoteMLCEngine implements MLCEngineInterface {
+  readonly chatCompletion = ((request) => this.request("chatCompletion", request)) as CreateChatCompletion;
+  readonly completion = ((request) => this.request("completion", request)) as CreateCompletion;
+  readonly embedding = ((request) => this.request("embedding", request)) as CreateEmbedding;
+  readonly chat: Chat = { completions: { create: this.chatCompletion } };
+  readonly completions: Completions = { create: this.completion };
+  readonly embeddings: Embeddings = { create: this.embedding };
+  #connection: Promise<Connection> | null = null;
+  #appConfig: AppConfig | undefined;
+  #onProgress: InitProgressCallback | undefined;
+  #expected: Expected | null = null;
+
+  /**
+   * ``others`` are keys of the configuration that a subclass reads. Throws RequestError for a configuration that is not
+   * supported.
+   */
+  constructor(config: MLCEngineConfig = {}, others: readonly string[] = []) {
+    checkConfig(config, others);
+    if (config.logitProcessorRegistry !== undefined) {
+      const says = "works on logits in the worker; call setLogitProcessorRegistry of the handler there";
+      throw new RequestError(`engineConfig.logitProcessorRegistry ${says}`, { param: "logitProcessorRegistry" });
+    }
+    this.#appConfig = config.appConfig;
+    this.#onProgress = config.initProgressCallback;
+  }
+
+  protected abstract open(): Promise<Connection>;
+
+  async reload(modelId: string | string[], chatOpts: ChatOptions | ChatOptions[] = {}): Promise<void> {
+    const ids = typeof modelId === "string" ? [modelId] : modelId;
+    // Addresses are relative to the page.
+    const list = ids
+      .map((id) => findRecord(id, this.#appConfig))
+      .map((record) => ({ ...record, model: absolute(record.model) }));
+    this.#expected = {
+      modelId: [...ids],
+      chatOpts: Array.isArray(chatOpts) ? chatOpts : ids.map(() => chatOpts),
+      appConfig: { model_list: list },
+    };
+    const { remote } = await this.connection();
+    await remote.call(["reload"], [this.#expected, this.#onProgress]);
+  }
+
+  async unload(): Promise<void> {
+    this.#expected = null;
+    const connection = await this.connection();
+    await connection.remote.call(["request"], [null, "unload" satisfies Method]);
+    // Without its heartbeats, the browser may stop a service worker.
+    connection.close();
+  }
+
+  interruptGenerate(): void {
+    void this.request("interruptGenerate").catch(() => undefined);
+  }
+
+  async resetChat(keepStats = false, modelId?: string): Promise<void> {
+    await this.request("resetChat", keepStats, modelId);
+  }
+
+  async getMessage(modelId?: string): Promise<string> {
+    return (await this.request("getMessage", modelId)) as string;
+  }
+
+  async runtimeStatsText(modelId?: string): Promise<string> {
+    return (await this.request("runtimeStatsText", modelId)) as string;
+  }
+
+  async forwardTokensAndSample(inputIds: number[], isPrefill: boolean, modelId?: string): Promise<number> {
+    return (await this.request("forwardTokensAndSample", inputIds, isPrefill, modelId)) as number;
+  }
+
+  async getMaxStorageBufferBindingSize(): Promise<number> {
+    return (await this.request("getMaxStorageBufferBindingSize")) as number;
+  }
+
+  async getGPUVendor(): Promise<string> {
+    return (await this.request("getGPUVendor")) as string;
+  }
+
+  setInitProgressCallback(callback?: InitProgressCallback): void {
+    this.#onProgress = callback;
+  }
+
+  getInitProgressCallback(): InitProgressCallback | undefined {
+    return this.#onProgress;
+  }
+
+  /** For models that are loaded from now on. Throws RequestError. */
+  setAppConfig(appConfig: AppConfig): void {
+    checkAppConfig(appConfig);
+    this.#appConfig = appConfig;
+  }
+
+  setLogLevel(logLevel: LogLevel): void {
+    checkLogLevel(logLevel);
+  }
+
+  private async request(method: Method, ...args: readonly unknown[]): Promise<unknown> {
+    const { remote } = await this.connection();
+    return remote.call(["request"], [this.#expected, method, ...args]);
+  }
+
+  /** One for all calls, until it is over. */
+  private connection(): Promise<Connection> {
+    if (this.#connection !== null) return this.#connection;
+    const opened = this.open();
+    const forget = (): void => {
+      if (this.#connection === opened) this.#connection = null;
+    };
+    this.#connection = opened;
+    opened.then(({ over }) => {
+      if (over.aborted) forget();
+      else over.addEventListener("abort", forget);
+    }, forget);
+    return opened;
+  }
+}
+
+export class WebWorkerMLCEngine extends RemoteMLCEngine {
+  constructor(
+    readonly worker: WorkerLike,
+    engineConfig?: MLCEngineConfig,
+  ) {
+    super(engineConfig);
+  }
+
+  protected override open(): Promise<Connection> {
+    return connectHandler(this.worker, HEARTBEAT_MS);
+  }
+}
+
+/** An engine in a worker with its models loaded. */
+export async function CreateWebWorkerMLCEngine(
+  worker: WorkerLike,
+  modelId: string | string[],
+  engineConfig?: MLCEngineConfig,
+  chatOpts?: ChatOptions | ChatOptions[],
+): Promise<WebWorkerMLCEngine> {
+  const engine = new WebWorkerMLCEngine(worker, engineConfig);
+  await engine.reload(modelId, chatOpts);
+  return engine;
+}
+
+function absolute(address: string): string {
+  return typeof document === "undefined" ? address : new URL(address, document.baseURI).href;
+}

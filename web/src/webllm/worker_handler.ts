@@ -1,0 +1,112 @@
+// WebWorkerMLCEngineHandler: serves an engine to the pages that connect.
+
+import { RequestError } from "../errors.js";
+import { hold, whenGone } from "../worker/liveness.js";
+import { serve } from "../worker/serve.js";
+import type { Greeting, WirePort } from "../worker/wire.js";
+import { MLCEngine } from "./engine.js";
+import type { InitProgressCallback, LogitProcessor } from "./interface.js";
+import type { Expected, HandlerTarget, Method } from "./protocol.js";
+
+const METHODS: readonly string[] = [
+  "chatCompletion", "completion", "embedding", "unload", "interruptGenerate", "resetChat", "getMessage",
+  "runtimeStatsText", "forwardTokensAndSample", "getMaxStorageBufferBindingSize", "getGPUVendor",
+] satisfies Method[]; // prettier-ignore
+
+/** Those that need no model. */
+const WITHOUT_MODEL: readonly Method[] = [
+  "unload",
+  "interruptGenerate",
+  "getMaxStorageBufferBindingSize",
+  "getGPUVendor",
+];
+
+export class WebWorkerMLCEngineHandler {
+  readonly #connections = new Set<string>();
+  /** What the engine holds or is loading, as text. */
+  #key: string | null = null;
+  #loaded: Promise<void> = Promise.resolve();
+
+  constructor(readonly engine: MLCEngine = new MLCEngine()) {
+    // Scripts pass it on as a function of its own.
+    this.onmessage = this.onmessage.bind(this);
+  }
+
+  /** By model id, for models that are loaded from now on. */
+  setLogitProcessorRegistry(registry?: Map<string, LogitProcessor>): void {
+    this.engine.setLogitProcessorRegistry(registry);
+  }
+
+  /** To be called with the worker's messages. Those that are not for a handler are ignored. */
+  onmessage(event: MessageEvent): void {
+    const greeting = Object(event.data) as Partial<Greeting>;
+    const [port] = event.ports;
+    if (greeting.connection === undefined || port === undefined) return;
+    if (greeting.nearfar === "connect") this.connect(greeting.connection, port);
+    else if (greeting.nearfar === "ping") port.postMessage(this.#connections.has(greeting.connection));
+  }
+
+  /** Serves the engine over a port. Returns what ends all that runs for it. */
+  protected serve(
+    port: WirePort,
+    hello: () => Promise<void> = () => Promise.resolve(),
+    disconnect: () => void = () => undefined,
+  ): () => void {
+    const target: HandlerTarget = {
+      hello,
+      disconnect,
+      reload: async (expected, onProgress) => {
+        const isKnown = this.#key === JSON.stringify(expected);
+        await this.require(expected, onProgress);
+        if (isKnown)
+          onProgress?.({ progress: 1, timeElapsed: 0, text: `Already loaded ${expected.modelId.join(", ")}` });
+      },
+      request: async (expected, method, ...args) => {
+        if (!METHODS.includes(method))
+          throw new RequestError(
+            `The handler has no method '${method}'; load the same version of the package on both sides`,
+          );
+        if (method === "unload") this.#key = null;
+        if (expected !== null && !WITHOUT_MODEL.includes(method)) await this.require(expected);
+        return (this.engine[method] as (...given: readonly unknown[]) => unknown)(...args);
+      },
+    };
+    return serve(port, target);
+  }
+
+  private connect(connection: string, port: MessagePort): void {
+    const over = new AbortController();
+    const disconnect = (): void => {
+      over.abort();
+      stop();
+      this.#connections.delete(connection);
+    };
+    const held = hold(connection, "worker", over.signal);
+    const stop = this.serve(port, () => held, disconnect);
+    this.#connections.add(connection);
+    port.addEventListener("close", disconnect);
+    whenGone(connection, "page", over.signal, disconnect);
+  }
+
+  /** Resolves once the engine has the models; loads them unless it does. Throws what `reload` throws. */
+  private async require(expected: Expected, onProgress?: InitProgressCallback): Promise<void> {
+    const key = JSON.stringify(expected);
+    if (this.#key !== key) {
+      this.#key = key;
+      this.#loaded = this.reload(expected, onProgress).catch((error: unknown) => {
+        if (this.#key === key) this.#key = null;
+        throw error;
+      });
+    }
+    await this.#loaded;
+  }
+
+  private async reload(
+    { modelId, chatOpts, appConfig }: Expected,
+    onProgress: InitProgressCallback | undefined,
+  ): Promise<void> {
+    if (onProgress !== undefined) this.engine.setInitProgressCallback(onProgress);
+    if (appConfig !== null) this.engine.setAppConfig(appConfig);
+    await this.engine.reload([...modelId], [...chatOpts]);
+  }
+}

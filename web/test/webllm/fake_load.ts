@@ -1,0 +1,54 @@
+// Stands in for Engine.load: fake engines, by the addresses of their bundles.
+
+import type { Model } from "../../src/api/model.js";
+import type { LoadEngine } from "../../src/webllm/engine.js";
+import { FakeSource, fakeEngine, modelOf } from "../api/fake_model.js";
+
+export interface FakeLoad {
+  readonly load: LoadEngine;
+  readonly loaded: string[];
+  readonly destroyed: string[];
+  readonly source: (bundle: string) => FakeSource;
+}
+
+/** ``answers`` as FakeSource takes them; before them what the model has besides. */
+export function fakeLoad(...answers: readonly (string | Partial<Model>)[]): FakeLoad {
+  const loaded: string[] = [];
+  const destroyed: string[] = [];
+  const sources = new Map<string, FakeSource>();
+  const texts = answers.filter((answer) => typeof answer === "string");
+  const rest = answers.find((answer) => typeof answer !== "string");
+  const load: LoadEngine = (bundle, { onProgress }) => {
+    loaded.push(bundle);
+    onProgress?.({
+      phase: "download",
+      loadedBytes: 1_000_000,
+      storedBytes: 0,
+      totalBytes: 4_000_000,
+      compiledKernels: 1,
+      totalKernels: 2,
+    });
+    onProgress?.({
+      phase: "ready",
+      loadedBytes: 4_000_000,
+      storedBytes: 0,
+      totalBytes: 4_000_000,
+      compiledKernels: 2,
+      totalKernels: 2,
+    });
+    const source = new FakeSource(texts);
+    sources.set(bundle, source);
+    return Promise.resolve({
+      ...fakeEngine(modelOf(source, rest)),
+      generateTokens: (request) => source.generateTokens(request),
+      info: { model: "fake", adapter: "a GPU" } as never,
+      destroy: () => destroyed.push(bundle),
+    });
+  };
+  const source = (bundle: string): FakeSource => {
+    const found = sources.get(bundle);
+    if (found === undefined) throw new Error(`${bundle} was not loaded`);
+    return found;
+  };
+  return { load, loaded, destroyed, source };
+}

@@ -1,0 +1,218 @@
+// Pages and a handler in one thread, over channels as between a page and a worker.
+
+import { afterEach, expect, test, vi } from "vitest";
+
+import type { WorkerLike } from "../../src/worker/connect_engine.js";
+import type { InitProgressReport, LogitProcessor } from "../../src/webllm/index.js";
+import {
+  ExtensionServiceWorkerMLCEngine,
+  ExtensionServiceWorkerMLCEngineHandler,
+  MLCEngine,
+  ServiceWorkerMLCEngine,
+  ServiceWorkerMLCEngineHandler,
+  WebWorkerMLCEngine,
+  WebWorkerMLCEngineHandler,
+} from "../../src/webllm/index.js";
+import { Engine } from "../../src/engine.js";
+import type { FakeLoad } from "./fake_load.js";
+import { fakeLoad } from "./fake_load.js";
+import { fakeExtension } from "./fake_extension.js";
+
+const messages = [{ role: "user" as const, content: "hi" }];
+
+afterEach(() => {
+  vi.unstubAllGlobals();
+  vi.restoreAllMocks();
+});
+
+interface Worker extends WorkerLike {
+  /** The script starts anew and knows nobody. */
+  restart(): void;
+}
+
+/** A worker whose script makes a handler, as a script passes it on. */
+function workerOf(fake: FakeLoad): Worker {
+  const start = () =>
+    new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load)) as { onmessage: (event: MessageEvent) => void };
+  let { onmessage } = start();
+  const { port1, port2 } = new MessageChannel();
+  port2.onmessage = (event: MessageEvent) => {
+    onmessage(event);
+  };
+  for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();
+  return {
+    postMessage: (message, transfer) => {
+      port1.postMessage(message, transfer);
+    },
+    addEventListener: () => undefined,
+    restart: () => {
+      ({ onmessage } = start());
+    },
+  };
+}
+
+async function ask(
+  engine: WebWorkerMLCEngine | ServiceWorkerMLCEngine | ExtensionServiceWorkerMLCEngine,
+): Promise<string> {
+  let text = "";
+  for await (const chunk of await engine.chat.completions.create({ messages, stream: true }))
+    text += chunk.choices[0]?.delta.content ?? "";
+  return text;
+}
+
+test("an engine in a worker does what one on the page does", async () => {
+  const fake = fakeLoad("hello");
+  const reports: InitProgressReport[] = [];
+  const appConfig = { model_list: [{ model_id: "tiny", model: "/tiny/" }] };
+  const engine = new WebWorkerMLCEngine(workerOf(fake), {
+    appConfig,
+    initProgressCallback: (report) => reports.push(report),
+  });
+  await engine.reload("tiny", { temperature: 0.5 });
+  expect([fake.loaded, reports.at(-1)?.text]).toEqual([["/tiny/"], "Finish loading tiny on a GPU"]);
+  expect(await ask(engine)).toBe("hello");
+  const { choices, usage } = await engine.chat.completions.create({ messages });
+  expect([choices[0]?.message.content, usage?.completion_tokens, await engine.getMessage()]).toEqual([
+    "hello",
+    5,
+    "hello",
+  ]);
+  expect(fake.source("/tiny/").requests[0]?.sampling?.temperature).toBe(0.5);
+  expect((await engine.completions.create({ prompt: "x" })).choices[0]?.text).toBe("hello");
+  expect(await engine.runtimeStatsText()).toContain("tokens/sec");
+  await engine.resetChat();
+  expect(await engine.getMessage("tiny")).toBe("");
+  await expect(engine.chat.completions.create({ messages, model: "big" })).rejects.toMatchObject({
+    code: "request_error",
+    details: { param: "model" },
+  });
+  await expect(engine.embeddings.create({ input: "a" })).rejects.toThrow("makes no embeddings");
+  await engine.unload();
+  expect(fake.destroyed).toEqual(["/tiny/"]);
+  await expect(ask(engine)).rejects.toThrow("No model is loaded");
+});
+
+test("calls at once share one connection", async () => {
+  const worker = workerOf(fakeLoad("hello"));
+  const posted = vi.spyOn(worker, "postMessage");
+  const engine = new WebWorkerMLCEngine(worker);
+  await expect(Promise.all([engine.getMessage(), engine.runtimeStatsText()])).rejects.toThrow("No model is loaded");
+  expect(posted).toHaveBeenCalledOnce();
+  await engine.unload();
+});
+
+test("a logit processor is refused on the page if the engine is in a worker", () => {
+  const config = { logitProcessorRegistry: new Map() };
+  const says = "engineConfig.logitProcessorRegistry works on logits in the worker";
+  expect(() => new WebWorkerMLCEngine(workerOf(fakeLoad("hello")), config)).toThrow(says);
+});
+
+test("interruptGenerate reaches the worker", async () => {
+  const engine = new WebWorkerMLCEngine(workerOf(fakeLoad("a".repeat(1000))));
+  await engine.reload("/x/");
+  let reason: unknown;
+  for await (const { choices } of await engine.chat.completions.create({ messages, stream: true })) {
+    engine.interruptGenerate();
+    reason = choices[0]?.finish_reason ?? reason;
+  }
+  expect(reason).toBe("abort");
+  await engine.unload();
+});
+
+test("a handler has the logit processors of its worker", async () => {
+  const fake = fakeLoad("ab");
+  const handler = new WebWorkerMLCEngineHandler(new MLCEngine({}, fake.load));
+  const sampled: number[] = [];
+  const processor: LogitProcessor = {
+    processLogits: (logits) => logits,
+    processSampledToken: (token) => sampled.push(token),
+    resetState: () => undefined,
+  };
+  handler.setLogitProcessorRegistry(new Map([["/x/", processor]]));
+  const { port1, port2 } = new MessageChannel();
+  port2.onmessage = (event: MessageEvent) => { handler.onmessage(event); }; // prettier-ignore
+  for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();
+  const engine = new WebWorkerMLCEngine({
+    postMessage: port1.postMessage.bind(port1),
+    addEventListener: () => undefined,
+  });
+  await engine.reload("/x/");
+  expect([await ask(engine), sampled]).toEqual(["ab", [97, 98]]);
+  await engine.unload();
+});
+
+test("a worker that was restarted loads the models again at the next call", async () => {
+  vi.useFakeTimers({ toFake: ["setInterval", "clearInterval"] });
+  const fake = fakeLoad("hello");
+  const worker = workerOf(fake);
+  const engine = new WebWorkerMLCEngine(worker);
+  await engine.reload("/x/");
+  worker.restart();
+  vi.advanceTimersByTime(5_000);
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  vi.useRealTimers();
+  expect(await ask(engine)).toBe("hello");
+  expect(fake.loaded).toEqual(["/x/", "/x/"]);
+  await engine.unload();
+});
+
+/** A service worker's scope and the page's navigator, whose messages go over a channel. */
+function serviceWorker(fake: FakeLoad): void {
+  const { port1, port2 } = new MessageChannel();
+  new ServiceWorkerMLCEngineHandler(new MLCEngine({}, fake.load), port2);
+  port2.start();
+  for (const port of [port1, port2]) (port as unknown as { unref(): void }).unref();
+  const active = { postMessage: port1.postMessage.bind(port1), addEventListener: () => undefined };
+  vi.stubGlobal("navigator", { serviceWorker: { ready: Promise.resolve({ active }) } });
+}
+
+test("pages share the models of a service worker, and each gets back those that it expects", async () => {
+  const fake = fakeLoad("hello");
+  serviceWorker(fake);
+  const reports: string[] = [];
+  const [first, second] = [
+    new ServiceWorkerMLCEngine(),
+    new ServiceWorkerMLCEngine({ initProgressCallback: ({ text }) => reports.push(text) }),
+  ];
+  await first.reload("/x/");
+  await second.reload("/x/");
+  expect([fake.loaded, reports]).toEqual([["/x/"], ["Already loaded /x/"]]);
+  await second.reload("/y/");
+  expect([await ask(first), await ask(second), fake.loaded]).toEqual(["hello", "hello", ["/x/", "/y/", "/x/", "/y/"]]);
+  expect(first.missedHeartbeat).toBe(0);
+  await first.unload();
+  await second.unload();
+});
+
+test("a page without service workers is told so", async () => {
+  vi.stubGlobal("navigator", {});
+  await expect(new ServiceWorkerMLCEngine().reload("/x/")).rejects.toMatchObject({
+    code: "worker_error",
+    message: expect.stringContaining("https or from localhost") as string,
+  });
+});
+
+test("an engine in an extension's service worker, which loads again after it was stopped", async () => {
+  const fake = fakeLoad("hello");
+  vi.spyOn(Engine, "load").mockImplementation(fake.load as never);
+  const { onConnect, disconnect } = fakeExtension();
+  let handler: ExtensionServiceWorkerMLCEngineHandler | undefined;
+  onConnect.addListener((port) => {
+    if (handler === undefined) handler = new ExtensionServiceWorkerMLCEngineHandler(port);
+    else handler.setPort(port);
+    port.onMessage.addListener((message) => handler?.onmessage(message, port));
+  });
+  let disconnected = 0;
+  const engine = new ExtensionServiceWorkerMLCEngine({ onDisconnect: () => disconnected++ });
+  await engine.reload("/x/");
+  expect([await ask(engine), await engine.getMessage()]).toEqual(["hello", "hello"]);
+  await expect(engine.getMessage("/y/")).rejects.toHaveProperty("code", "request_error");
+  disconnect();
+  handler = undefined;
+  expect([await ask(engine), disconnected, fake.loaded]).toEqual(["hello", 1, ["/x/", "/x/"]]);
+  await engine.unload();
+});
+
+test("an extension's engine outside of an extension is told so", async () => {
+  await expect(new ExtensionServiceWorkerMLCEngine().reload("/x/")).rejects.toThrow("This page has no chrome.runtime");
+});
