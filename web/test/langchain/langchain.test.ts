@@ -49,7 +49,7 @@ test("stream yields the text as it comes, and what it adds up to is what invoke 
   expect(texts).toEqual(["h", "é", "l", "l", "o"]);
   const [streamed, whole] = [await gathered(await model.stream("hi")), await model.invoke("hi")];
   expect(streamed.text).toBe(whole.text);
-  expect(streamed.usage_metadata).toMatchObject(whole.usage_metadata ?? {});
+  expect(streamed.usage_metadata).toMatchObject(whole.usage_metadata as unknown as object);
   expect(streamed.response_metadata).toMatchObject({ finish_reason: "stop", model_name: "fake" });
 });
 
