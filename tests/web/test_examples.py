@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from static_site import serve
 
@@ -126,3 +127,17 @@ def test_the_extension_answers_in_its_popup(browser: Browser, chromium: str, sit
         expect(page.locator("#answer")).to_have_text("27 + 58 = 85")
     finally:
         context.close()
+
+
+def test_the_adapters_load_as_they_are_built(node: str) -> None:
+    script = """
+    import { createFetch } from "@nearfar/web/fetch";
+    import { ChatNearfar } from "@nearfar/web/langchain";
+    import { createNearfar } from "@nearfar/web/ai-sdk";
+    import * as react from "@nearfar/web/react";
+    const engine = { info: { model: "demo" }, chat: { completions: {} } };
+    const models = await (await createFetch(engine)("https://host/v1/models")).json();
+    console.log(models.data[0].id, new ChatNearfar({ engine }).model, createNearfar(engine)().modelId, typeof react.useChat);
+    """
+    done = subprocess.run([node, "--input-type=module", "-e", script], cwd=ROOT / "web", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "demo demo demo function\n"), done.stderr

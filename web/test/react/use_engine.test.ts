@@ -1,11 +1,13 @@
-import { StrictMode, createElement } from "react";
+import { StrictMode, createElement, version } from "react";
 import type { FC } from "react";
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import { BundleError } from "../../src/errors.js";
 import type { LoadProgress } from "../../src/load.js";
 import type { EngineState, LoadEngine } from "../../src/react/index.js";
 import { useEngine } from "../../src/react/index.js";
+import type { Hybrid } from "../../src/router/hybrid.js";
+import { setUp as setUpHybrid } from "../router/hybrid_set_up.js";
 import { doing, root, settle } from "./dom.js";
 
 const PROGRESS: LoadProgress = { phase: "download", loadedBytes: 1, storedBytes: 0, totalBytes: 2, compiledKernels: 0, totalKernels: 1 };
@@ -44,6 +46,10 @@ function setUp() {
   };
   return { loads, states, last, Component };
 }
+
+test("these tests run on React 19, or with REACT_FOLDER on 18", () => {
+  expect(version).toMatch(process.env.REACT_FOLDER === undefined ? /^19\./ : /^18\./);
+});
 
 test("an engine is loaded with progress, once for all renders, and freed on unmount", async () => {
   const { loads, last, Component } = setUp();
@@ -108,6 +114,21 @@ test("another key frees the engine and loads another one; null frees it and load
   await doing(() => { render(createElement(Component, { source: null })); });
   await settle();
   expect([second?.destroyed, last().status, last().engine]).toEqual([1, "idle", null]);
+});
+
+test("a hybrid, which has close for destroy, is freed on unmount", async () => {
+  const { nf } = await setUpHybrid();
+  const close = vi.spyOn(nf, "close");
+  const states: EngineState<Hybrid>[] = [];
+  const Component: FC = () => {
+    states.push(useEngine(() => Promise.resolve(nf)));
+    return null;
+  };
+  const { render, unmount } = root();
+  await doing(() => { render(createElement(Component)); });
+  expect([states.at(-1)?.engine === nf, close.mock.calls.length]).toEqual([true, 0]);
+  await doing(() => { unmount(); });
+  expect(close).toHaveBeenCalledOnce();
 });
 
 test("an error is a state, and retry loads again", async () => {
