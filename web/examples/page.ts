@@ -13,3 +13,9 @@ export function input(id: string): HTMLInputElement {
 export function show(id: string, text: string): void {
   element(id).textContent = text;
 }
+
+/** The engine is loaded: let the form be sent. */
+export function ready(): void {
+  element("send").toggleAttribute("disabled", false);
+  show("status", "ready");
+}

@@ -3,7 +3,7 @@
 import { Engine } from "@nearfar/web";
 import type { ChatCompletionMessageParam } from "@nearfar/web";
 
-import { element, input, show } from "../page.js";
+import { element, input, ready, show } from "../page.js";
 
 const messages: ChatCompletionMessageParam[] = [];
 let running: AbortController | undefined;
@@ -13,7 +13,7 @@ const engine = await Engine.load("./bundle/", {
     show("status", `${phase}: ${loadedBytes} of ${totalBytes} bytes`);
   },
 });
-show("status", "ready");
+ready();
 
 element("form").onsubmit = async (event) => {
   event.preventDefault();

@@ -2,7 +2,7 @@
 
 import { Engine } from "@nearfar/web";
 
-import { element, input, show } from "../page.js";
+import { element, input, ready, show } from "../page.js";
 
 declare const chrome: {
   readonly tabs: { query(info: { active: true; currentWindow: true }): Promise<{ id?: number }[]> };
@@ -20,7 +20,7 @@ async function selection(): Promise<string> {
 const question = input("question");
 question.value = await selection();
 const engine = await Engine.load("./bundle/");
-show("status", "ready");
+ready();
 
 element("form").onsubmit = async (event) => {
   event.preventDefault();

@@ -2,7 +2,7 @@
 
 import { Engine } from "@nearfar/web";
 
-import { element, input, show } from "../page.js";
+import { element, input, ready, show } from "../page.js";
 
 const schema = {
   type: "object",
@@ -15,7 +15,7 @@ const schema = {
 };
 
 const engine = await Engine.load("./bundle/");
-show("status", "ready");
+ready();
 
 element("form").onsubmit = async (event) => {
   event.preventDefault();

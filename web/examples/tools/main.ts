@@ -3,7 +3,7 @@
 import { Engine } from "@nearfar/web";
 import type { ChatCompletionMessageParam, ChatCompletionTool } from "@nearfar/web";
 
-import { element, input, show } from "../page.js";
+import { element, input, ready, show } from "../page.js";
 
 const tools: ChatCompletionTool[] = [
   {
@@ -26,7 +26,7 @@ function setLight({ room, level }: { room: string; level: number }): string {
 }
 
 const engine = await Engine.load("./bundle/");
-show("status", "ready");
+ready();
 
 element("form").onsubmit = async (event) => {
   event.preventDefault();
