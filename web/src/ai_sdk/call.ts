@@ -2,6 +2,7 @@
 
 import type { LanguageModelV4CallOptions, LanguageModelV4FunctionTool, SharedV4Warning } from "@ai-sdk/provider";
 
+import { withPlainSchemas } from "../api/library_schema.js";
 import type { ChatCompletionCreateParamsNonStreaming, ChatCompletionTool, ChatCompletionToolChoiceOption, ResponseFormat } from "../api/types.js";
 import { messagesOf } from "./prompt.js";
 
@@ -23,7 +24,7 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
     return [];
   });
   return {
-    params: {
+    params: withPlainSchemas({
       ...(providerOptions?.nearfar as Partial<ChatCompletionCreateParamsNonStreaming> | undefined),
       messages: messagesOf(options.prompt),
       // What is undefined counts as not given.
@@ -37,7 +38,7 @@ export function callOf(options: LanguageModelV4CallOptions): Call {
       seed: options.seed,
       response_format: responseFormat(options.responseFormat),
       ...(tools.length > 0 && { tools, tool_choice: toolChoice === undefined ? undefined : choiceOf(toolChoice) }),
-    },
+    }),
     warnings,
   };
 }

@@ -2,6 +2,7 @@
 
 import type { ChatSource } from "../api/chat_source.js";
 import { modelName } from "../api/chat_source.js";
+import { withPlainSchemas } from "../api/library_schema.js";
 import { RequestError, messageOf } from "../errors.js";
 import { errorResponse, notFound, streamResponse, wrongMethod } from "./responses.js";
 import { ROUTES } from "./routes.js";
@@ -23,7 +24,7 @@ export function createFetch(source: ChatSource): typeof fetch {
     // Not the request's own signal: in Node it may be collected while the answer streams.
     const signal = init?.signal ?? request.signal;
     try {
-      const body = route.method === "GET" ? {} : await jsonOf(request);
+      const body = route.method === "GET" ? {} : withPlainSchemas(await jsonOf(request));
       const id = decodeURIComponent(route.path.exec(pathname)?.[1] ?? "");
       const answer = await route.answer(source, body, { signal, id });
       if (answer === null) return notFound(`There is no model '${id}'; this engine serves '${modelName(source)}'`);
@@ -43,6 +44,6 @@ async function jsonOf(request: Request): Promise<object> {
   } catch (error) {
     throw new RequestError(`The body is not valid JSON: ${messageOf(error)}`, {}, { cause: error });
   }
-  if (typeof body !== "object" || body === null) throw new RequestError("The body must be a JSON object of parameters");
+  if (typeof body !== "object" || body === null || Array.isArray(body)) throw new RequestError("The body must be a JSON object of parameters");
   return body;
 }

@@ -15,6 +15,7 @@ import { toJsonSchema } from "@langchain/core/utils/json_schema";
 import type { ChatSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
 import type { EngineApi } from "../api/engine_api.js";
+import { withPlainSchemas } from "../api/library_schema.js";
 import type { ChatCompletionCreateParamsNonStreaming, ChatCompletionToolChoiceOption, ResponseFormat } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import { aiMessage, messageChunk } from "./answers.js";
@@ -76,13 +77,13 @@ export class ChatNearfar extends BaseChatModel<ChatNearfarCallOptions> {
   /** The parameters of a call without its messages, as traces show them. */
   override invocationParams(options?: this["ParsedCallOptions"]): Omit<ChatCompletionCreateParamsNonStreaming, "messages"> {
     const { params, stop, tools = [], tool_choice: choice, response_format } = options ?? ({});
-    return {
+    return withPlainSchemas({
       ...this.#params,
       ...params,
       ...(stop !== undefined && { stop }),
       ...(response_format !== undefined && { response_format }),
       ...(tools.length > 0 && { tools: tools.map((tool) => convertToOpenAITool(tool)), tool_choice: toolChoice(choice) }),
-    };
+    });
   }
 
   /** The number of tokens by the model's own tokenizer; a quarter of the characters for a Hybrid. The base class would download a tokenizer. */
