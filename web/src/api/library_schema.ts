@@ -4,9 +4,10 @@ type Schema = Readonly<Record<string, unknown>>;
 
 /** The largest integer that a grammar generates: 15 digits. */
 const LARGEST_INTEGER = 999_999_999_999_999;
-const ONE: ReadonlySet<string> = new Set(["items", "additionalItems", "additionalProperties"]);
-const LISTS: ReadonlySet<string> = new Set(["items", "prefixItems", "anyOf", "oneOf", "allOf"]);
-const MAPS: ReadonlySet<string> = new Set(["properties", "patternProperties", "$defs", "definitions"]);
+// The keywords whose values are schemas, lists of schemas, and schemas by name.
+const SCHEMA: ReadonlySet<string> = new Set(["items", "additionalItems", "additionalProperties"]);
+const SCHEMA_LIST: ReadonlySet<string> = new Set(["items", "prefixItems", "anyOf", "oneOf", "allOf"]);
+const SCHEMA_MAP: ReadonlySet<string> = new Set(["properties", "patternProperties", "$defs", "definitions"]);
 
 /** The request with its schemas so simplified: that of response_format, and those of tools. What is malformed stays, for the engine to refuse. */
 export function withPlainSchemas<T extends object>(params: T): T {
@@ -42,9 +43,9 @@ function plainTool(tool: unknown): unknown {
 }
 
 function withinKeyword(key: string, value: unknown): unknown {
-  if (LISTS.has(key) && Array.isArray(value)) return value.map(plainSchema);
-  if (ONE.has(key)) return plainSchema(value);
-  if (MAPS.has(key) && isObject(value)) return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, plainSchema(part)]));
+  if (SCHEMA_LIST.has(key) && Array.isArray(value)) return value.map(plainSchema);
+  if (SCHEMA.has(key)) return plainSchema(value);
+  if (SCHEMA_MAP.has(key) && isObject(value)) return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, plainSchema(part)]));
   return value;
 }
 

@@ -22,13 +22,15 @@ export function createFetch(source: ChatSource): typeof fetch {
     if (route === undefined) return notFound(`There is no route ${pathname}; routes: chat/completions, completions, embeddings, models`);
     if (request.method !== route.method) return wrongMethod(`${pathname} takes ${route.method}, not ${request.method}`, route.method);
     // Not the request's own signal: in Node it may be collected while the answer streams.
-    const signal = init?.signal ?? request.signal;
+    const given = init?.signal ?? request.signal;
+    const left = new AbortController();
+    const signal = AbortSignal.any([given, left.signal]);
     try {
       const body = route.method === "GET" ? {} : withPlainSchemas(await jsonOf(request));
       const id = decodeURIComponent(route.path.exec(pathname)?.[1] ?? "");
       const answer = await route.answer(source, body, { signal, id });
       if (answer === null) return notFound(`There is no model '${id}'; this engine serves '${modelName(source)}'`);
-      return Symbol.asyncIterator in answer ? streamResponse(answer, signal) : Response.json(answer);
+      return Symbol.asyncIterator in answer ? streamResponse(answer, signal, left) : Response.json(answer);
     } catch (error) {
       signal.throwIfAborted();
       return errorResponse(error);

@@ -2,8 +2,8 @@
 
 import { RequestError, isNearfarError, messageOf } from "../errors.js";
 
-/** Chunks as server-sent events. A reader that leaves ends the generation; a failure in mid-answer is an event with an error, as OpenAI sends it. */
-export function streamResponse(chunks: AsyncIterable<object>, signal: AbortSignal): Response {
+/** Chunks as server-sent events. A reader that leaves aborts ``left``; a failure in mid-answer is an event with an error, as OpenAI sends it. */
+export function streamResponse(chunks: AsyncIterable<object>, signal: AbortSignal, left: AbortController): Response {
   const events = eventsOf(chunks, signal);
   const encoder = new TextEncoder();
   const body = new ReadableStream<Uint8Array<ArrayBuffer>>({
@@ -12,8 +12,8 @@ export function streamResponse(chunks: AsyncIterable<object>, signal: AbortSigna
       if (done === true) controller.close();
       else controller.enqueue(encoder.encode(`data: ${value}\n\n`));
     },
-    async cancel() {
-      await events.return();
+    cancel() {
+      left.abort();
     },
   });
   return new Response(body, { headers: { "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache" } });

@@ -3,6 +3,7 @@
 import OpenAI from "openai";
 import { expect, test, vi } from "vitest";
 
+import type { ChatSource } from "../../src/api/chat_source.js";
 import { DeviceError, Unavailable } from "../../src/errors.js";
 import { createFetch } from "../../src/fetch/index.js";
 import type { AdapterEngine } from "../api/adapter_engine.js";
@@ -97,6 +98,20 @@ test("an abort, and a loop that is left, end the engine's work", async () => {
   for await (const chunk of stream) if (chunk.choices.length > 0) break;
   await vi.waitFor(() => { expect(source.running).toBe(0); });
   expect([source.requests.length, source.tokens < 400]).toEqual([2, true]);
+});
+
+test("a reader that leaves before the first token ends the engine's work", async () => {
+  let signal: AbortSignal | null | undefined;
+   
+  async function* waiting(): AsyncGenerator<never> {
+    await new Promise((_, reject) => signal?.addEventListener("abort", () => { reject(new Error("aborted")); }));
+  }
+  const source: ChatSource = { chat: { completions: { create: (_: object, options?: { signal?: AbortSignal | null | undefined }) => ((signal = options?.signal), Promise.resolve(waiting() as never)) } } };
+  const { body } = await createFetch(source)(`${BASE}/chat/completions`, { method: "POST", body: JSON.stringify({ messages, stream: true }) });
+  const reader = body?.getReader();
+  void reader?.read();
+  await reader?.cancel();
+  expect(signal?.aborted).toBe(true);
 });
 
 test("a hybrid answers chats, and says what it lacks", async () => {
