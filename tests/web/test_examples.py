@@ -110,6 +110,7 @@ def test_the_ai_sdk_streams_text_and_makes_an_object(page: Page, url: str) -> No
     assert json.loads(page.locator("#object").text_content() or "") == {"tool": "set_light", "room": "kitchen", "level": 30}
 
 
+@pytest.mark.exhaustive
 def test_the_extension_answers_in_its_popup(browser: Browser, chromium: str, site: Path, tmp_path: Path) -> None:
     extension = site / "extension"
     # The id of an unpacked extension is made from its path.

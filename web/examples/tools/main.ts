@@ -39,7 +39,7 @@ element("form").onsubmit = async (event) => {
     const result = setLight(JSON.parse(call.arguments) as Parameters<typeof setLight>[0]);
     messages.push({ role: "tool", tool_call_id: id, content: result });
   }
-  const answer = await engine.chat.completions.create({ messages, tools, tool_choice: "none", temperature: 0, max_tokens: 100 });
+  const answer = await engine.chat.completions.create({ messages, tools, tool_choice: "none", temperature: 0, max_tokens: 50 });
   show("answer", answer.choices[0]?.message.content ?? "");
   show("status", `${calls.length} call`);
 };
