@@ -141,3 +141,5 @@ def test_the_adapters_load_as_they_are_built(node: str) -> None:
     """
     done = subprocess.run([node, "--input-type=module", "-e", script], cwd=ROOT / "web", capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "demo demo demo function\n"), done.stderr
+    # Next.js looks for it in the file's first statement.
+    assert (ROOT / "web/dist/react.js").read_text().startswith('"use client";')

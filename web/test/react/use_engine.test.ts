@@ -1,5 +1,6 @@
 import { StrictMode, createElement, version } from "react";
 import type { FC } from "react";
+import { renderToString } from "react-dom/server";
 import { expect, test, vi } from "vitest";
 
 import { BundleError } from "../../src/errors.js";
@@ -144,6 +145,12 @@ test("an error is a state, and retry loads again", async () => {
   const engine = loads[1]?.end();
   await settle();
   expect(last()).toMatchObject({ status: "ready", engine });
+});
+
+test("on a server nothing is loaded", () => {
+  const { loads, states, Component } = setUp();
+  renderToString(createElement(Component));
+  expect([states.map(({ status }) => status), loads.length]).toEqual([["loading"], 0]);
 });
 
 test("an address loads with Engine.load, whose errors come through", async () => {
