@@ -5,6 +5,7 @@
 # make check  linters and types alone
 # make web    the TypeScript runtime and its page
 # make mobile what an app's web view loads, and the package for React Native
+# make docs   a site of the READMEs and of the web package's types, in build/docs; a broken link is an error
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      what the Python engine itself costs a step
@@ -94,6 +95,11 @@ test-phone: mobile/react-native/dist/.built
 web: web/dist/.built
 
 mobile: mobile/webview/dist/.built mobile/react-native/dist/.built
+
+.PHONY: docs
+docs: web/node_modules/.installed
+	cd web && node node_modules/typedoc/bin/typedoc
+	$(PYTHON) tests/links.py build/docs
 
 bench: .venv/.dev web/dist/.built
 	$(BIN)/python tests/bench/bench_compile.py

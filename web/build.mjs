@@ -40,6 +40,10 @@ const ENTRIES = {
   "language-model": "src/language_model/index.ts",
 };
 
+// Adapters for libraries that the application installs. React's loads nearfar.js for a bundle that is given by its address.
+const adaptersOutside = [outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js")];
+const ADAPTERS = { fetch: "src/fetch/index.ts", ai_sdk: "src/ai_sdk/index.ts", langchain: "src/langchain/index.ts", react: "src/react/index.ts" };
+
 const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };
 
 // Packages whose code the files above hold; xgrammar's has no file of its license, which is ours.
@@ -60,6 +64,7 @@ await Promise.all([
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { grammar: "src/grammar/index.ts" }, outdir: "dist", plugins: [jinjaEsbuild, xgrammarEsbuild] }),
   build({ ...browser, entryPoints: { onnx: "src/onnx/index.ts" }, outdir: "dist", banner: { js: IMPORT_BY_ADDRESS }, plugins: [importModule] }),
+  build({ ...browser, entryPoints: ADAPTERS, outdir: "dist", packages: "external", plugins: adaptersOutside }),
   build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [jinjaEsbuild, xgrammarEsbuild] }),
   build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: laterFiles("..") }),
   ...["index.html", "bench.html", "style.css", "chat.css", "sides.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),

@@ -15,6 +15,11 @@ const FILES = {
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_000],
   webllm_gzip_bytes: ["dist/webllm.js", 78_000],
+  // The adapters, without the libraries for which they are.
+  fetch_gzip_bytes: ["dist/fetch.js", 3_000],
+  ai_sdk_gzip_bytes: ["dist/ai_sdk.js", 5_000],
+  langchain_gzip_bytes: ["dist/langchain.js", 4_000],
+  react_gzip_bytes: ["dist/react.js", 4_000],
 };
 
 const sizes = {};

@@ -22,6 +22,8 @@ import type { OnBytes, Source } from "./runtime/source.js";
 import { httpSource } from "./runtime/source.js";
 import type { TrustOptions } from "./runtime/trust.js";
 import type { BundleStore } from "./store/bundle_store.js";
+import type { CrossOriginStorage } from "./store/cross_origin.js";
+import { crossOriginSource } from "./store/cross_origin.js";
 import type { SessionStorage } from "./store/session_store.js";
 import type { StoredSource } from "./store/stored_source.js";
 import { storedSource } from "./store/stored_source.js";
@@ -52,6 +54,8 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly signal?: AbortSignal | undefined;
   /** Where files are kept: in the browser's store, nowhere, or in one of its own. True where the bundle is given by its address and the browser can. */
   readonly store?: boolean | BundleStore | undefined;
+  /** How files are shared through the browser's Cross-Origin Storage, if it has one. True if the bundle is given by its address. */
+  readonly crossOriginStorage?: CrossOriginStorage | undefined;
   /** What bundles in ONNX's form are run with. */
   readonly onnx?: OnnxOptions | undefined;
   /** `grammar` of "@nearfar/web/grammar", for scripts that cannot import it when a grammar is first needed, such as service workers. */
@@ -139,7 +143,7 @@ async function openCandidate(address: BundleAddress, signal: AbortSignal, option
   options.onProgress?.(START);
   const plain = sourceOf(address);
   const stored = await storedSource(plain, options.store ?? isAddress(address), signal);
-  const source = stored ?? plain;
+  const source = crossOriginSource(stored ?? plain, options.crossOriginStorage ?? isAddress(address));
   try {
     return { address, stored, source, manifest: await loadManifest(source, signal) };
   } catch (error) {
@@ -160,7 +164,8 @@ async function loadCandidate(candidate: Candidate, reason: string, looksFirst: b
     try {
       // The adapter went with its device.
       const others = { ...options, adapter: undefined };
-      return await openBackend({ manifest, source: again ?? sourceOf(address) }, others, { signal: until, onBytes: nothing, onKernel: nothing, onTest: nothing });
+      const source = crossOriginSource(again ?? sourceOf(address), options.crossOriginStorage ?? isAddress(address));
+      return await openBackend({ manifest, source }, others, { signal: until, onBytes: nothing, onKernel: nothing, onTest: nothing });
     } finally {
       await again?.close().catch(() => undefined);
     }

@@ -1,7 +1,7 @@
 // What Engine's methods take: an option that there is not, or that is of another kind, is refused before anything is done.
 
 import type { Check, Checks } from "./api/params.js";
-import { anything, boolean, check, integer, isObject, list, object, only, signal } from "./api/params.js";
+import { anything, boolean, check, integer, isObject, isStrings, list, object, only, signal } from "./api/params.js";
 import type { GenerateOptions } from "./generation.js";
 import type { LoadOptions } from "./load.js";
 import type { SessionOptions } from "./session.js";
@@ -11,6 +11,7 @@ export const LOAD_OPTIONS: Checks = {
   onProgress: check("a function", (value) => typeof value === "function"),
   signal,
   store: check("true, false or a BundleStore", (value) => typeof value === "boolean" || isObject(value)),
+  crossOriginStorage: check('true, false, "*" or a list of origins', (value) => typeof value === "boolean" || value === "*" || isStrings(value)),
   onnx: object,
   grammar: object,
   gpu: object,

@@ -25,6 +25,7 @@ test.each([
   [{ signal: {} }, "signal"],
   [{ onProgress: 3 }, "onProgress"],
   [{ store: "yes" }, "store"],
+  [{ crossOriginStorage: "all" }, "crossOriginStorage"],
 ])("load refuses %j, and so does plan", async (options, param) => {
   const refusal = { code: "request_error", details: { param } };
   await expect(Engine.load(bundle, { onnx, ...options } as unknown as LoadOptions)).rejects.toMatchObject(refusal);

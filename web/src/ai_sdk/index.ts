@@ -1,0 +1,45 @@
+// @nearfar/web/ai-sdk: a provider for Vercel's AI SDK 7 (`ai`), whose models run on this device.
+
+import type { EmbeddingModelV4, LanguageModelV4 } from "@ai-sdk/provider";
+
+import type { ChatSource, EmbeddingSource } from "../api/chat_source.js";
+import { modelName } from "../api/chat_source.js";
+import { RequestError } from "../errors.js";
+import { embeddingModel } from "./embedding_model.js";
+import { languageModel } from "./language_model.js";
+
+export type { ChatSource, EmbeddingSource } from "../api/chat_source.js";
+export { NearfarError, RequestError, Unavailable } from "../errors.js";
+
+/** A model's id is for logs only, because an engine has one model. */
+export interface NearfarProvider {
+  (modelId?: string): LanguageModelV4;
+  readonly specificationVersion: "v4";
+  languageModel(modelId?: string): LanguageModelV4;
+  /** Throws RequestError for a source without embeddings, such as a Hybrid. */
+  embeddingModel(modelId?: string): EmbeddingModelV4;
+  /** Always throws RequestError. */
+  imageModel(modelId?: string): never;
+}
+
+/**
+ * The AI SDK's models over an Engine, an engine in a worker, or a Hybrid. Extensions of the engine, such as `min_p`, and of a Hybrid, such as `pin`, go
+ * into `providerOptions.nearfar`; route and timings of an answer come in `providerMetadata.nearfar`.
+ */
+export function createNearfar(source: ChatSource | EmbeddingSource): NearfarProvider {
+  const language = (modelId = modelName(source)): LanguageModelV4 => {
+    if (!("chat" in source)) throw new RequestError("This source has no chat.completions; give createNearfar an Engine, an engine in a worker, or a Hybrid");
+    return languageModel(source, modelId);
+  };
+  return Object.assign((modelId?: string) => language(modelId), {
+    specificationVersion: "v4" as const,
+    languageModel: language,
+    embeddingModel: (modelId = modelName(source)): EmbeddingModelV4 => {
+      if (!("embeddings" in source)) throw new RequestError("This source has no embeddings; give createNearfar an engine with an embedding model's bundle");
+      return embeddingModel(source, modelId);
+    },
+    imageModel: (): never => {
+      throw new RequestError("nearfar has no image models; use languageModel or embeddingModel");
+    },
+  });
+}

@@ -1,0 +1,80 @@
+// A prompt of the AI SDK as messages of OpenAI's API.
+
+import type { LanguageModelV4Message, LanguageModelV4Prompt, LanguageModelV4ToolResultPart } from "@ai-sdk/provider";
+
+import type { ChatCompletionContentPart, ChatCompletionMessageParam } from "../api/types.js";
+import { RequestError } from "../errors.js";
+
+type UserPart = Extract<LanguageModelV4Message, { role: "user" }>["content"][number];
+type FilePart = Extract<UserPart, { type: "file" }>;
+
+/** Throws RequestError for parts that have no equivalent. */
+export function messagesOf(prompt: LanguageModelV4Prompt): ChatCompletionMessageParam[] {
+  return prompt.flatMap((message): ChatCompletionMessageParam[] => {
+    switch (message.role) {
+      case "system":
+        return [{ role: "system", content: message.content }];
+      case "user":
+        return [{ role: "user", content: userContent(message.content) }];
+      case "assistant":
+        return [assistantMessage(message.content)];
+      case "tool":
+        return message.content.map((part) => {
+          if (part.type !== "tool-result") throw unsupported(`a tool message's part of type '${part.type}'`);
+          return { role: "tool", tool_call_id: part.toolCallId, content: resultText(part.output) };
+        });
+    }
+  });
+}
+
+function userContent(parts: readonly UserPart[]): string | ChatCompletionContentPart[] {
+  const read = parts.map((part) => (part.type === "text" ? { type: "text", text: part.text } : filePart(part)));
+  return read.every((part) => "text" in part) ? read.map(({ text }) => text).join("") : read;
+}
+
+/** Only a Hybrid's server may be able to see images; an engine refuses them. */
+function filePart({ data, mediaType }: FilePart): ChatCompletionContentPart & { readonly image_url?: { readonly url: string } } {
+  if (data.type === "text") return { type: "text", text: data.text };
+  if (mediaType !== "image" && !mediaType.startsWith("image/")) throw unsupported(`a file of type '${mediaType}'`);
+  if (data.type === "url") return { type: "image_url", image_url: { url: data.url.href } };
+  if (data.type === "reference") throw unsupported("a reference to a file of a provider");
+  const base64 = typeof data.data === "string" ? data.data : btoa(Array.from(data.data, (byte) => String.fromCharCode(byte)).join(""));
+  const known = mediaType === "image" || mediaType.endsWith("/*") ? "image/png" : mediaType;
+  return { type: "image_url", image_url: { url: `data:${known};base64,${base64}` } };
+}
+
+function assistantMessage(parts: Extract<LanguageModelV4Message, { role: "assistant" }>["content"]): ChatCompletionMessageParam {
+  let text = "";
+  const calls: NonNullable<ChatCompletionMessageParam["tool_calls"]>[number][] = [];
+  for (const part of parts) {
+    if (part.type === "text") text += part.text;
+    else if (part.type === "tool-call") calls.push({ id: part.toolCallId, type: "function", function: { name: part.toolName, arguments: JSON.stringify(part.input) } });
+    // Chat templates leave earlier reasoning out of the prompt as well.
+    else if (part.type !== "reasoning") throw unsupported(`an assistant message's part of type '${part.type}'`);
+  }
+  return calls.length === 0 ? { role: "assistant", content: text } : { role: "assistant", content: text === "" ? null : text, tool_calls: calls };
+}
+
+function resultText(output: LanguageModelV4ToolResultPart["output"]): string {
+  switch (output.type) {
+    case "text":
+    case "error-text":
+      return output.value;
+    case "json":
+    case "error-json":
+      return JSON.stringify(output.value);
+    case "execution-denied":
+      return output.reason ?? "The user denied the execution of this tool.";
+    case "content":
+      return output.value
+        .map((part) => {
+          if (part.type !== "text") throw unsupported(`a tool result's part of type '${part.type}'`);
+          return part.text;
+        })
+        .join("");
+  }
+}
+
+function unsupported(what: string): RequestError {
+  return new RequestError(`${what} is not supported; remove it from the prompt`, { param: "prompt" });
+}

@@ -1,0 +1,134 @@
+// @langchain/core as the judge of the chat model.
+
+import { AIMessage, HumanMessage, SystemMessage } from "@langchain/core/messages";
+import type { AIMessageChunk , ToolMessage } from "@langchain/core/messages";
+import { StringOutputParser } from "@langchain/core/output_parsers";
+import { ChatPromptTemplate } from "@langchain/core/prompts";
+import { tool } from "@langchain/core/tools";
+import { expect, expectTypeOf, test, vi } from "vitest";
+import { z } from "zod";
+
+import { DeviceError, RequestError } from "../../src/errors.js";
+import { ChatNearfar } from "../../src/langchain/index.js";
+import type { AdapterEngine } from "../api/adapter_engine.js";
+import { adapterEngine, adapterEngineOver, hermesCall } from "../api/adapter_engine.js";
+import { FakeSource } from "../api/fake_model.js";
+import { setUp } from "../router/hybrid_set_up.js";
+
+const weather = tool(({ city }: { city: string }) => `21 degrees in ${city}`, {
+  name: "weather",
+  description: "the weather of a city",
+  schema: z.object({ city: z.string() }),
+});
+
+function chat({ engine }: Pick<AdapterEngine, "engine">): ChatNearfar {
+  return new ChatNearfar({ engine, params: { temperature: 0 } });
+}
+
+async function gathered(stream: AsyncIterable<AIMessageChunk>): Promise<AIMessageChunk> {
+  let whole: AIMessageChunk | undefined;
+  for await (const chunk of stream) whole = whole?.concat(chunk) ?? chunk;
+  if (whole === undefined) throw new Error("the stream is empty");
+  return whole;
+}
+
+test("invoke answers with text, usage, finish reason and the model's name", async () => {
+  const adapter = adapterEngine("hello");
+  const answer = await chat(adapter).invoke([new SystemMessage("be brief"), new HumanMessage("hi")], { params: { seed: 7 }, stop: ["!"] });
+  expect(answer.text).toBe("hello");
+  expect(answer.usage_metadata).toEqual({ input_tokens: 35, output_tokens: 5, total_tokens: 40, input_token_details: { cache_read: 3 } });
+  expect(answer.response_metadata).toMatchObject({ finish_reason: "stop", model_name: "fake", model_provider: "nearfar" });
+  expect(adapter.prompt(0)).toBe("[system]be brief[user]hi[assistant]");
+  expect(adapter.source.requests[0]?.sampling).toMatchObject({ temperature: 0, seed: 7 });
+});
+
+test("stream yields the text as it comes, and what it adds up to is what invoke gives", async () => {
+  const model = chat(adapterEngine("héllo"));
+  const texts: string[] = [];
+  for await (const chunk of await model.stream("hi")) if (chunk.text !== "") texts.push(chunk.text);
+  expect(texts).toEqual(["h", "é", "l", "l", "o"]);
+  const [streamed, whole] = [await gathered(await model.stream("hi")), await model.invoke("hi")];
+  expect(streamed.text).toBe(whole.text);
+  expect(streamed.usage_metadata).toMatchObject(whole.usage_metadata as unknown as object);
+  expect(streamed.response_metadata).toMatchObject({ finish_reason: "stop", model_name: "fake" });
+});
+
+test("a chain of prompt, model and parser streams", async () => {
+  const prompt = ChatPromptTemplate.fromMessages([["system", "be {style}"], ["human", "{question}"]]);
+  const adapter = adapterEngine("ok");
+  const parts: string[] = [];
+  for await (const part of await prompt.pipe(chat(adapter)).pipe(new StringOutputParser()).stream({ style: "brief", question: "well?" })) parts.push(part);
+  expect(parts.join("")).toBe("ok");
+  expect(adapter.prompt(0)).toBe("[system]be brief[user]well?[assistant]");
+});
+
+test.each(["invoke", "stream"] as const)("bindTools with %s: calls are parsed, and results go back", async (way) => {
+  const adapter = adapterEngine(`I look. ${hermesCall("weather", { city: "Rome" })}\n${hermesCall("weather", { city: "Oslo" })}`, "warm");
+  const model = chat(adapter).bindTools([weather]);
+  const question = new HumanMessage("Rome?");
+  const answer = way === "invoke" ? await model.invoke([question]) : await gathered(await model.stream([question]));
+  expect(answer.tool_calls?.map(({ name, args }) => [name, args])).toEqual([["weather", { city: "Rome" }], ["weather", { city: "Oslo" }]]); // prettier-ignore
+  expect(answer.response_metadata).toHaveProperty("finish_reason", "tool_calls");
+  const [call] = answer.tool_calls ?? [];
+  if (call === undefined) throw new Error("no call");
+  const result: ToolMessage = await weather.invoke({ ...call, type: "tool_call" });
+  expect((await model.invoke([question, answer, result])).text).toBe("warm");
+  expect(adapter.prompt(1)).toContain("[tool]21 degrees in Rome[assistant]");
+});
+
+test("arguments that are cut are an invalid tool call", async () => {
+  const { engine } = adapterEngine(hermesCall("weather", { city: "Rome" }));
+  const answer = await chat({ engine }).bindTools([weather]).invoke("Rome?", { params: { max_tokens: 50 } });
+  expect([answer.tool_calls?.length, answer.invalid_tool_calls?.length]).toEqual([0, 1]);
+});
+
+test("withStructuredOutput holds the answer to the schema and parses it", async () => {
+  const { engine, grammars } = adapterEngine('{"sum": 85}');
+  const model = chat({ engine });
+  const parsed = await model.withStructuredOutput(z.object({ sum: z.number() })).invoke("27 + 58");
+  expectTypeOf(parsed).toEqualTypeOf<{ sum: number }>();
+  expect(parsed).toEqual({ sum: 85 });
+  expect(grammars[0]).toMatchObject({ kind: "json_schema", schema: { properties: { sum: { type: "number" } }, required: ["sum"] } });
+  const raw = await model.withStructuredOutput<{ sum: number }>({ type: "object", properties: {} }, { includeRaw: true }).invoke("27 + 58");
+  expect([raw.raw instanceof AIMessage, raw.parsed]).toEqual([true, { sum: 85 }]);
+  expect(await model.withStructuredOutput({}, { method: "jsonMode" }).invoke("27 + 58")).toEqual({ sum: 85 });
+  expect(grammars.at(-1)).toEqual({ kind: "json_object" });
+  expect(() => model.withStructuredOutput({}, { method: "functionCalling" })).toThrow(RequestError);
+  await expect(chat(adapterEngine('{"sum": "?"}')).withStructuredOutput(z.object({ sum: z.number() })).invoke("27 + 58")).rejects.toThrow("Failed to parse");
+});
+
+test("an abort ends the engine's work", async () => {
+  const source = new FakeSource(["a".repeat(500)]);
+  const model = chat(adapterEngineOver(source));
+  const controller = new AbortController();
+  const asking = model.invoke("hi", { signal: controller.signal });
+  setTimeout(() => { controller.abort(); }, 10);
+  await expect(asking).rejects.toThrow(/abort/i);
+  for await (const chunk of await model.stream("hi")) if (chunk.text !== "") break;
+  await vi.waitFor(() => { expect(source.running).toBe(0); });
+  expect(source.tokens).toBeLessThan(400);
+});
+
+test("errors come as they are and are not repeated; what cannot be expressed is refused", async () => {
+  const source = new FakeSource(["x"], new DeviceError("the device was lost"));
+  await expect(chat(adapterEngineOver(source)).invoke("hi")).rejects.toBeInstanceOf(DeviceError);
+  expect(source.requests.length).toBe(1);
+  const audio = new HumanMessage({ content: [{ type: "audio", data: "AA==", mimeType: "audio/wav" }] });
+  await expect(chat(adapterEngine("x")).invoke([audio])).rejects.toThrow("part of type 'audio' is not supported");
+});
+
+test("tokens are counted by the model's own tokenizer, without the network", async () => {
+  const { engine } = adapterEngine("x");
+  const fetching = vi.spyOn(globalThis, "fetch");
+  expect(await chat({ engine }).getNumTokens("abcd")).toBe(await engine.countTokens("abcd"));
+  expect(fetching).not.toHaveBeenCalled();
+});
+
+test("a hybrid is an engine, and its route comes with the answer", async () => {
+  const { nf } = await setUp();
+  const model = new ChatNearfar({ engine: nf });
+  const far = await model.invoke("hi", { params: { pin: "far" } });
+  expect([far.text, far.response_metadata.route]).toMatchObject(["far away", { side: "far" }]);
+  const near = await gathered(await model.stream("hi", { params: { pin: "near" } }));
+  expect([near.text, near.response_metadata.route]).toMatchObject(["near by", { side: "near" }]);
+});

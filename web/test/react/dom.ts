@@ -1,0 +1,39 @@
+// A document for React in Node: happy-dom's, beside Node's own globals, which it would replace.
+
+import { Window } from "happy-dom";
+import type { ReactNode } from "react";
+
+export interface Root {
+  readonly render: (node: ReactNode) => void;
+  readonly unmount: () => void;
+}
+
+const window = new Window();
+Object.assign(globalThis, { window, document: window.document });
+// Node has one from version 21 on.
+if (typeof navigator === "undefined") Object.assign(globalThis, { navigator: window.navigator });
+// It looks for a document when it is imported.
+const { createRoot } = await import("react-dom/client");
+
+export function root(): Root {
+  const root = createRoot(window.document.createElement("div") as never);
+  return {
+    render: (node) => {
+      root.render(node);
+    },
+    unmount: () => {
+      root.unmount();
+    },
+  };
+}
+
+/** Do something, and let React render what comes of it. */
+export async function doing(task: () => unknown): Promise<void> {
+  await task();
+  await settle();
+}
+
+/** Let promises, timers of 0 ms and React's renderings happen. */
+export async function settle(turns = 10): Promise<void> {
+  for (let turn = 0; turn < turns; turn++) await new Promise((resolve) => setTimeout(resolve, 0));
+}
