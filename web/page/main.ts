@@ -6,6 +6,7 @@ import { bundleOfAddress, fetchFacts } from "./bundle_facts.js";
 import { Chat } from "./chat.js";
 import { LoadView } from "./load_view.js";
 import { openModel } from "./model.js";
+import { offerModels } from "./model_picker.js";
 import { NearNotice } from "./near_notice.js";
 
 declare global {
@@ -32,6 +33,7 @@ async function main(): Promise<void> {
     if (known !== null) loading.expect(known);
   });
   void chat.connect();
+  void offerModels(bundle);
   try {
     const model = await opening;
     window.nearfar = { engine: model.engine };
