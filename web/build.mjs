@@ -1,5 +1,6 @@
 // Bundles the package, its tools and the two pages into dist/.
 
+import { createHash } from "node:crypto";
 import { copyFile, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
 
 import { build } from "esbuild";
@@ -61,6 +62,17 @@ function joined(parts) {
   return parts.join(`\n${"-".repeat(80)}\n\n`);
 }
 
+/** The service worker of the page, which names all of its files. Built last, because its hash covers them. */
+async function buildServiceWorker() {
+  const files = (await readdir("dist/page")).filter((file) => !file.endsWith(".map")).sort();
+  const hash = createHash("sha256");
+  for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
+  // The grammar compiler and the ONNX runner are large and rare, and the licenses are no part of the page.
+  const kept = files.filter((file) => !/^(?:grammar|onnx)-|^LICENSES/.test(file));
+  const define = { PAGE_BUILD: JSON.stringify({ hash: hash.digest("hex").slice(0, 16), files: kept }) };
+  await build({ ...browser, entryPoints: ["page/service_worker.ts"], outdir: "dist/page", define });
+}
+
 await rm("dist", { recursive: true, force: true });
 await mkdir("dist/page", { recursive: true });
 await Promise.all([
@@ -76,3 +88,4 @@ await Promise.all([
   pageLicenses().then((text) => writeFile("dist/page/LICENSES.txt", text)),
   copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),
 ]);
+await buildServiceWorker();

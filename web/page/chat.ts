@@ -1,4 +1,4 @@
-// The chat: who can answer by now, its turns, and what of them is private. Loaded models, servers, questions and clicks flow in; the page shows it.
+// The chat: its turns, who can answer them, which of them are private, and the kept conversation that they belong to.
 
 import type { Engine } from "../src/index.js";
 import { Unavailable } from "../src/index.js";
@@ -87,7 +87,6 @@ export class Chat {
     this.#history = new History({
       open: (conversation) => void this.open(conversation),
       removed: () => void this.clear(),
-      newChat: () => void this.clear(),
       announce: (text) => {
         this.#view.announce(text);
       },

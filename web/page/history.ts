@@ -8,7 +8,6 @@ export interface HistoryHandlers {
   readonly open: (conversation: Conversation) => void;
   /** The conversation in sight was deleted. */
   readonly removed: () => void;
-  readonly newChat: () => void;
   readonly announce: (text: string) => void;
 }
 
@@ -23,10 +22,6 @@ export class History {
   constructor(private readonly handlers: HistoryHandlers) {
     this.#search.addEventListener("input", () => {
       this.show();
-    });
-    element("history-new", HTMLButtonElement).addEventListener("click", () => {
-      this.close();
-      handlers.newChat();
     });
     void this.refresh();
   }
@@ -91,10 +86,10 @@ export class History {
         textButton("Rename", () => {
           this.rename(conversation, open);
         }),
-        textButton("Markdown", () => {
+        textButton(".md", () => {
           download(`${fileName(title)}.md`, "text/markdown", asMarkdown(conversation));
         }),
-        textButton("JSON", () => {
+        textButton(".json", () => {
           download(`${fileName(title)}.json`, "application/json", asJson(conversation));
         }),
         remove,
@@ -147,6 +142,8 @@ export class History {
 function textButton(label: string, onClick: () => void): HTMLButtonElement {
   const button = make("button", "", label);
   button.type = "button";
+  // Two labels are short, for the width of the sidebar.
+  if (label.startsWith(".")) button.setAttribute("aria-label", `Export ${label}`);
   button.addEventListener("click", onClick);
   return button;
 }

@@ -45,4 +45,7 @@ async function main(): Promise<void> {
   }
 }
 
+// The page works as well without it, as in a browser that forbids it.
+if ("serviceWorker" in navigator) navigator.serviceWorker.register("service_worker.js").catch(() => undefined);
+
 void main();

@@ -10,7 +10,8 @@ import { mathsExtensions } from "./maths_syntax.js";
 /** HTML tags that models write within Markdown. All other HTML is shown as text. */
 const PLAIN_TAG = /^<\/?(?:br|sub|sup|kbd|mark|small|b|i|u|s|em|strong)\s*\/?>$/i;
 const TAGS = "a b blockquote br code del div em h3 h4 h5 h6 hr i kbd li mark ol p pre s small span strong sub sup table tbody td th thead tr u ul".split(" ");
-const ATTRIBUTES = ["align", "data-language", "data-tex", "href", "start"];
+/** Attributes beside href, whose value is no address. */
+const ATTRIBUTES = ["align", "data-language", "data-tex", "start"];
 const LINK = /^(?:https?:\/\/|mailto:)/i;
 
 const marked = new Marked({
@@ -53,7 +54,8 @@ export function blockHtml({ token }: MarkdownBlock): string {
 export function sanitise(html: string): DocumentFragment {
   const fragment = DOMPurify.sanitize(html, {
     ALLOWED_TAGS: TAGS,
-    ALLOWED_ATTR: ATTRIBUTES,
+    ALLOWED_ATTR: ["href", ...ATTRIBUTES],
+    ADD_URI_SAFE_ATTR: ATTRIBUTES,
     ALLOWED_URI_REGEXP: LINK,
     ALLOW_DATA_ATTR: false,
     ALLOW_ARIA_ATTR: false,
