@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page
 
 from nearfar.compiler.browser.page_server import PageServer
 
-TIMEOUT_MS = 15_000
+TIMEOUT_MS = 120_000
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 # The page's engine answers with the given pieces; `release` lets the rest go after each piece at which the answer pauses.
 SCRIPTED = """(pieces) => {
@@ -384,6 +384,7 @@ def test_every_part_reads_well_and_can_be_touched(chat: Page) -> None:
             .map(([, html]) => html)"""
         assert chat.evaluate(sizes) == []
     assert chat.evaluate(NAMELESS) == []
+    chat.emulate_media(color_scheme="light")
     chat.click("#open-history")
     chat.wait_for_selector("#history-search", state="visible")
     chat.screenshot(path=SCREENSHOTS / "history-phone-light.png")
