@@ -1,6 +1,7 @@
 // Bundles the package, its tools and the two pages into dist/.
 
-import { copyFile, mkdir, readFile, rm, writeFile } from "node:fs/promises";
+import { createHash } from "node:crypto";
+import { copyFile, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
 
 import { build } from "esbuild";
 
@@ -48,12 +49,38 @@ const PAGES = { page: "page/main.ts", bench: "page/bench.ts" };
 
 // Packages whose code the files above hold; xgrammar's has no file of its license, which is ours.
 const INSIDE = ["@huggingface/jinja", "@huggingface/tokenizers"];
+// Packages whose code the chat page holds.
+const INSIDE_PAGE = ["marked", "dompurify", "highlight.js", "katex", "idb"];
 
 /** The licenses of all that is in dist/, which whoever passes it on passes on too. */
 async function licenses() {
   const parts = [`@nearfar/web, and @mlc-ai/web-xgrammar in grammar.js\n\n${await readFile("../LICENSE", "utf8")}`];
-  for (const name of INSIDE) parts.push(`${name}\n\n${await readFile(`node_modules/${name}/LICENSE`, "utf8")}`);
+  for (const name of INSIDE) parts.push(await licenseOf(name));
+  return joined(parts);
+}
+
+async function pageLicenses() {
+  return joined(await Promise.all(INSIDE_PAGE.map(licenseOf)));
+}
+
+async function licenseOf(name) {
+  const file = (await readdir(`node_modules/${name}`)).find((entry) => /^licen[cs]e/i.test(entry));
+  return `${name}\n\n${await readFile(`node_modules/${name}/${file}`, "utf8")}`;
+}
+
+function joined(parts) {
   return parts.join(`\n${"-".repeat(80)}\n\n`);
+}
+
+/** The service worker of the page, which names all of its files. Built last, because its hash covers them. */
+async function buildServiceWorker() {
+  const files = (await readdir("dist/page")).filter((file) => !file.endsWith(".map")).sort();
+  const hash = createHash("sha256");
+  for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
+  // The grammar compiler and the ONNX runner are large and rare, and the licenses are no part of the page.
+  const kept = files.filter((file) => !/^(?:grammar|onnx)-|^LICENSES/.test(file));
+  const define = { PAGE_BUILD: JSON.stringify({ hash: hash.digest("hex").slice(0, 16), files: kept }) };
+  await build({ ...browser, entryPoints: ["page/service_worker.ts"], outdir: "dist/page", define });
 }
 
 await rm("dist", { recursive: true, force: true });
@@ -67,7 +94,9 @@ await Promise.all([
   build({ ...browser, entryPoints: ADAPTERS, outdir: "dist", packages: "external", plugins: adaptersOutside }),
   build({ ...browser, splitting: true, entryPoints: PAGES, outdir: "dist/page", plugins: [jinjaEsbuild, xgrammarEsbuild] }),
   build({ ...common, platform: "node", packages: "external", entryPoints: ["tools/*.ts"], outdir: "dist/tools", plugins: laterFiles("..") }),
-  ...["index.html", "bench.html", "style.css", "chat.css", "sides.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
+  ...["index.html", "bench.html", "style.css", "chat.css", "markdown.css", "history.css", "bundles.json", "sides.css", "bench.css", "icon.svg"].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
   licenses().then((text) => writeFile("dist/LICENSES.txt", text)),
+  pageLicenses().then((text) => writeFile("dist/page/LICENSES.txt", text)),
   copyFile("../server_fallback/router/fitting/demo_policy.json", "dist/page/demo_policy.json"),
 ]);
+await buildServiceWorker();

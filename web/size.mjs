@@ -1,6 +1,6 @@
 // What a page loads, gzipped, against the most that it may be. With --json one line for scripts; exit code 1 above a limit.
 
-import { readFile } from "node:fs/promises";
+import { readFile, readdir } from "node:fs/promises";
 import { gzipSync } from "node:zlib";
 
 // By the name in JSON: the file, and its limit in bytes.
@@ -27,6 +27,28 @@ for (const [name, [file]] of Object.entries(FILES)) sizes[name] = gzipSync(await
 
 if (process.argv.includes("--json")) console.log(JSON.stringify(sizes));
 else for (const [name, [file, limit]] of Object.entries(FILES)) console.log(`${file}: ${sizes[name]} bytes gzipped, at most ${limit}`);
+
+if (!process.argv.includes("--json")) await printPageSizes();
+
+/** The chat page's scripts: those that it loads at once, with all that they import, and those that it loads when they are needed. */
+async function printPageSizes() {
+  const files = (await readdir("dist/page")).filter((file) => file.endsWith(".js"));
+  const first = new Set();
+  const visit = async (file) => {
+    if (first.has(file)) return;
+    first.add(file);
+    const source = await readFile(`dist/page/${file}`, "utf8");
+    for (const [, imported] of source.matchAll(/(?:from|import)\s*"\.\/([^"]+\.js)"/g)) await visit(imported);
+  };
+  await visit("page.js");
+  const size = async (file) => gzipSync(await readFile(`dist/page/${file}`), { level: 9 }).length;
+  const sum = (await Promise.all([...first].map(size))).reduce((total, bytes) => total + bytes, 0);
+  console.log(`dist/page/page.js with its imports: ${sum} bytes gzipped`);
+  for (const name of ["highlight", "maths"]) {
+    const file = files.find((candidate) => candidate.startsWith(`${name}-`));
+    console.log(`dist/page/${file}, when first needed: ${await size(file)} bytes gzipped`);
+  }
+}
 
 const tooLarge = Object.entries(FILES).filter(([name, [, limit]]) => sizes[name] > limit);
 for (const [name, [file, limit]] of tooLarge) console.error(`${file} is ${sizes[name] - limit} bytes too large`);

@@ -32,7 +32,7 @@ READ_STATE = """() => ({
 })"""
 READ_ANSWER = """() => {
     const answer = [...document.querySelectorAll(".answer")].at(-1);
-    return {text: answer.querySelector(".text").textContent, problem: answer.querySelector(".problem")?.textContent ?? "",
+    return {text: answer.querySelector(".text").dataset.markdown ?? "", problem: answer.querySelector(".problem")?.textContent ?? "",
             state: answer.dataset.state, ttft: Number(answer.dataset.ttftMs), speed: Number(answer.dataset.tokensPerSecond)};
 }"""
 LOAD_SECONDS = 300

@@ -213,6 +213,15 @@ def pin(page: Page, side: str) -> None:
     page.click(f"#pin label:has(input[value={side}])")
 
 
+# The text of an answer up to where it changes sides.
+BEFORE_MARK = """() => {
+    const range = document.createRange();
+    range.setStart(document.querySelector(".answer .text"), 0);
+    range.setEndBefore(document.querySelector(".answer .mark"));
+    return range.toString();
+}"""
+
+
 def send(page: Page, text: str) -> None:
     page.fill("#prompt", text)
     page.press("#prompt", "Enter")
@@ -226,7 +235,7 @@ def ended(page: Page, index: int = 0) -> dict[str, str]:
     if problem.count():
         return {"problem": problem.text_content() or ""}
     return {
-        "text": answer.locator(".text").text_content() or "",
+        "text": answer.locator(".text").get_attribute("data-markdown") or "",
         "side": answer.get_attribute("data-side") or "",
         "reason": answer.get_attribute("data-reason") or "",
     }
@@ -290,7 +299,7 @@ def tell_a_story_far(page: Page, far_server: RecordingProxy) -> str:
 def begun(page: Page) -> str:
     """What stands of an answer that is held in its middle."""
     page.wait_for_function("() => (document.querySelector('.answer .text')?.textContent ?? '').length > 20")
-    return page.text_content(".answer .text") or ""
+    return page.get_attribute(".answer .text", "data-markdown") or ""
 
 
 def assert_goes_on(page: Page, before: str, side: str, reason: str) -> None:
@@ -302,7 +311,7 @@ def assert_goes_on(page: Page, before: str, side: str, reason: str) -> None:
     assert answer["text"].endswith("The end.")
     assert page.locator(".answer .mark").count() == 1
     # Where the mark stands is where the other side begins.
-    first = page.text_content(".answer .part >> nth=0") or ""
+    first = page.evaluate(BEFORE_MARK)
     assert fact(page, 0, "Changed sides") == f"after {len(first)} characters"
 
 

@@ -85,6 +85,11 @@ def ask(page: Page, text: str) -> None:
     page.wait_for_selector(f".answer[data-state=done] >> nth={count}")
 
 
+def markdown(page: Page, answer: int = 0) -> str:
+    """What the model wrote, before it is rendered."""
+    return page.locator(".answer .text").nth(answer).get_attribute("data-markdown") or ""
+
+
 def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.text.tokenizer import Tokenizer
@@ -93,7 +98,7 @@ def test_the_second_turn_reads_the_first_as_well(chat: Page, tiny_bundle: Path) 
     ask(chat, "and again")
     assert chat.locator(".question").count() == 2
     assert fact(chat, 0, "Answer") == "6 tokens"
-    turns = [("user", "hello"), ("assistant", chat.text_content(".answer >> nth=0 >> .text") or ""), ("user", "and again")]
+    turns = [("user", "hello"), ("assistant", markdown(chat)), ("user", "and again")]
     prompt = Tokenizer(open_bundle(tiny_bundle).tokenizer_files()).encode_chat([{"role": role, "content": text} for role, text in turns])
     assert fact(chat, 1, "Prompt") == f"{len(prompt)} tokens"
     assert "swiftshader" in fact(chat, 1, "Ran on")
@@ -104,20 +109,20 @@ def test_the_last_answer_can_be_had_again(chat: Page) -> None:
     ask(chat, "hello")
     ask(chat, "and again")
     assert not chat.is_visible(".answer >> nth=0 >> .regenerate")
-    before = chat.text_content(".answer >> nth=1 >> .text")
+    before = markdown(chat, 1)
     chat.fill("#max-tokens", "3")
     chat.click(".answer >> nth=1 >> .regenerate")
     chat.wait_for_selector(".answer[data-state=done] >> nth=1")
     assert fact(chat, 1, "Answer") == "3 tokens"
-    after = chat.text_content(".answer >> nth=1 >> .text") or ""
-    assert (before or "").startswith(after.rstrip("�"))
+    after = markdown(chat, 1)
+    assert before.startswith(after.rstrip("�"))
     assert chat.locator(".answer").count() == 2
 
 
 def test_an_answer_is_copied_and_told_to_screen_readers_whole(chat: Page) -> None:
     ask(chat, "hello")
-    answer = chat.text_content(".answer .text")
-    assert chat.text_content("#status") == answer
+    answer = markdown(chat)
+    assert (chat.text_content("#status") or "") == answer
     chat.click(".answer .copy")
     chat.wait_for_selector("#status:text-is('Copied')", state="attached")
     assert chat.evaluate("() => navigator.clipboard.readText()") == answer
@@ -150,10 +155,10 @@ def test_a_seed_draws_the_same_answer_again_and_settings_are_checked(chat: Page)
     chat.fill("#temperature", "1")
     chat.fill("#seed", "7")
     ask(chat, "hello")
-    drawn = chat.text_content(".answer .text")
+    drawn = markdown(chat)
     chat.click("#new-chat")
     ask(chat, "hello")
-    assert chat.text_content(".answer .text") == drawn
+    assert markdown(chat) == drawn
     assert fact(chat, 0, "Chosen") == "temperature 1, seed 7"
     chat.fill("#seed", "-1")
     chat.fill("#prompt", "not sent")
@@ -165,8 +170,8 @@ def test_a_seed_draws_the_same_answer_again_and_settings_are_checked(chat: Page)
 
 def test_a_question_that_does_not_fit_shows_what_to_do(chat: Page) -> None:
     ask(chat, "long " * 80)
-    assert "maximum context length is 256" in (chat.text_content(".problem .what") or "")
-    assert "shorten it" in (chat.text_content(".problem .fix") or "")
+    assert "the model reads 256 at once" in (chat.text_content(".answer .problem .what") or "")
+    assert "Shorten the message" in (chat.text_content(".answer .problem .fix") or "")
     assert chat.is_visible(".answer button:text-is('Try again')")
     ask(chat, "short")
     assert fact(chat, 1, "Answer") == "6 tokens"

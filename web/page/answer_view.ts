@@ -1,12 +1,14 @@
 // One question with its answer as it grows. Text, routes, the end and errors flow in; clicks flow out through `AnswerActions`.
 
 import { AnswerText } from "./answer_text.js";
+import type { Attachment } from "./attachments.js";
+import { attachmentLabel } from "./attachments.js";
 import { badge, routeFacts } from "./badge.js";
 import { factList, icon, iconButton, make, makeSvg } from "./elements.js";
-import { explain } from "./explain.js";
 import { formatCount, formatDispatches, formatMs, formatSpeed, plural } from "./format.js";
 import type { AnswerEnd, EngineInfo, Route, Settings } from "./model.js";
 import { describeSelfTest } from "./model_card.js";
+import { problemElements } from "./problem_words.js";
 import { DeviceError } from "../src/index.js";
 
 export interface AnswerActions {
@@ -19,7 +21,10 @@ export interface AnswerActions {
 /** ``private`` where it, or one before it, is to stay on this device. */
 export interface Question {
   readonly text: string;
+  readonly attachments: readonly Attachment[];
   readonly private: boolean;
+  /** Type it anew. */
+  readonly edit: () => void;
 }
 
 export class AnswerView {
@@ -38,9 +43,19 @@ export class AnswerView {
     private readonly actions: AnswerActions,
   ) {
     const spoken = question.private ? "You, privately: " : "You: ";
-    this.question = make("p", "question", make("span", "unseen", spoken), ...(question.private ? [icon("lock")] : []), question.text);
+    const edit = iconButton("edit", "Edit and send again", question.edit);
+    edit.classList.add("edit");
+    const files = question.attachments.map((attachment) => make("span", "chip", attachmentLabel(attachment)));
+    const text = make("p", "question", make("span", "unseen", spoken), ...(question.private ? [icon("lock")] : []), ...files, question.text);
+    this.question = make("div", "asked", edit, text);
     this.answer.setAttribute("aria-label", "Answer");
     this.start();
+  }
+
+  /** An answer from a kept conversation. */
+  restore(written: string): void {
+    this.#text.append(written);
+    this.end(make("p", "timings", ""));
   }
 
   /** An empty answer, from which text grows. */
@@ -58,8 +73,14 @@ export class AnswerView {
     delete this.answer.dataset.reason;
   }
 
+  /** The answer's Markdown, without reasoning. */
   get text(): string {
     return this.#text.plain;
+  }
+
+  /** As the model wrote it, reasoning included. */
+  get written(): string {
+    return this.#text.written;
   }
 
   append(text: string): void {
@@ -95,9 +116,8 @@ export class AnswerView {
   }
 
   fail(error: unknown): void {
-    const problem = make("p", "problem explained");
+    const problem = make("div", "problem explained", ...problemElements(error));
     problem.setAttribute("role", "alert");
-    explain(error, problem);
     // A device that failed answers nothing more: the page has to load the model again.
     const lost = error instanceof DeviceError;
     const again = make("button", "plain regenerate", lost ? "Load the model again" : "Try again");
@@ -116,6 +136,7 @@ export class AnswerView {
   }
 
   private end(note: HTMLElement | null): void {
+    this.#text.render();
     this.#badge.remove();
     this.answer.dataset.state = "done";
     this.answer.removeAttribute("aria-busy");

@@ -1,15 +1,23 @@
-// The chat: who can answer by now, its turns, and what of them is private. Loaded models, servers, questions and clicks flow in; the page shows it.
+// The chat: its turns, who can answer them, which of them are private, and the kept conversation that they belong to.
 
 import type { Engine } from "../src/index.js";
 import { Unavailable } from "../src/index.js";
 import type { AnswerView } from "./answer_view.js";
+import type { Attachment } from "./attachments.js";
+import { AttachmentTray, withAttachments } from "./attachments.js";
 import type { BundleFacts } from "./bundle_facts.js";
+import type { Conversation, SavedTurn } from "./conversations.js";
+import { titleOf } from "./conversations.js";
+import { element } from "./elements.js";
 import type { FarAddress } from "./far_address.js";
 import { hostOf } from "./far_address.js";
 import { FarForm } from "./far_form.js";
-import type { Answerer, ChatMessage, EngineInfo, Model, Settings } from "./model.js";
+import { withoutOldest } from "./fit_messages.js";
+import { History } from "./history.js";
+import type { AnswerEnd, Answerer, ChatMessage, EngineInfo, Model, Settings } from "./model.js";
 import type { Near, NearNotice } from "./near_notice.js";
 import { Network } from "./network.js";
+import { isContextFull } from "./problem_words.js";
 import { SettingsForm } from "./settings.js";
 import { SideControls } from "./side_controls.js";
 import type { Sides } from "./sides.js";
@@ -19,6 +27,7 @@ import { View } from "./view.js";
 /** A question, and the view that has as much of its answer as there is. */
 interface Turn {
   readonly question: string;
+  readonly attachments: readonly Attachment[];
   /** Whether it is to stay on this device. */
   readonly private: boolean;
   readonly view: AnswerView;
@@ -32,6 +41,13 @@ interface Far {
 export class Chat {
   readonly #settings = new SettingsForm();
   readonly #turns: Turn[] = [];
+  readonly #tray = new AttachmentTray();
+  readonly #history: History;
+  readonly #system = element("system-prompt", HTMLTextAreaElement);
+  /** Of the conversation in sight. */
+  #id: string = crypto.randomUUID();
+  /** The index of the turn that the message being typed replaces, with all that follow; null for a new turn. */
+  #edited: number | null = null;
   readonly #view: View;
   readonly #network = new Network();
   readonly #controls = new SideControls(this.#network);
@@ -64,7 +80,18 @@ export class Chat {
       regenerate: () => {
         this.regenerate();
       },
+      cancelEdit: () => {
+        this.edit(null);
+      },
     });
+    this.#history = new History({
+      open: (conversation) => void this.open(conversation),
+      removed: () => void this.clear(),
+      announce: (text) => {
+        this.#view.announce(text);
+      },
+    });
+    this.#system.addEventListener("change", () => void this.save());
     this.#network.onSent = () => {
       this.#form.traffic(this.#network.sent);
     };
@@ -144,18 +171,56 @@ export class Chat {
       this.#view.announce(`Not sent. ${refused}`);
       return;
     }
+    // Read before the edited turn goes: the lock stays closed if only that turn had closed it.
     const marked = this.#controls.private;
-    const view = this.#view.ask({ text, private: marked }, this.#far?.host ?? null);
-    // What was typed while there was no far side was not meant for one.
-    const turn: Turn = { question: text, private: marked || this.#far === null, view };
-    this.#turns.push(turn);
+    const { attachments } = this.#tray;
+    if (this.#edited !== null) this.truncate(this.#edited);
+    this.edit(null);
+    this.#tray.set([]);
+    const turn = this.add({ question: text, attachments, private: marked, answer: "" });
+    this.#view.begin(turn.view);
     this.#answered = this.answer(turn, settings);
+  }
+
+  /** Show a turn at the end of the conversation. */
+  private add({ question, attachments, private: marked, answer }: SavedTurn): Turn {
+    const view = this.#view.ask(
+      { text: question, attachments, private: marked, edit: () => void this.editTurn(view) },
+      this.#far?.host ?? null,
+    );
+    if (answer !== "") view.restore(answer);
+    // What was typed while there was no far side was not meant for one.
+    const turn: Turn = { question, attachments, private: marked || this.#far === null, view };
+    this.#turns.push(turn);
+    return turn;
+  }
+
+  private async editTurn(view: AnswerView): Promise<void> {
+    this.#running.abort();
+    await this.#answered;
+    const index = this.#turns.findIndex((turn) => turn.view === view);
+    const turn = this.#turns[index];
+    if (turn === undefined) return;
+    this.edit(index);
+    this.#view.type(turn.question);
+    this.#tray.set(turn.attachments);
+  }
+
+  private edit(index: number | null): void {
+    this.#edited = index;
+    this.#view.editing(index === null ? null : (this.#turns[index]?.view ?? null));
+    if (index === null) this.#tray.set([]);
+  }
+
+  private truncate(index: number): void {
+    for (const { view } of this.#turns.splice(index)) this.#view.remove(view);
   }
 
   private regenerate(): void {
     const turn = this.#turns.at(-1);
     const settings = this.#settings.read();
     if (turn === undefined || settings === null) return;
+    this.edit(null);
     turn.view.start();
     this.#view.begin(turn.view);
     this.#answered = this.answer(turn, settings);
@@ -165,31 +230,84 @@ export class Chat {
     this.#running.abort();
     await this.#answered;
     this.#turns.length = 0;
+    this.#id = crypto.randomUUID();
+    this.#system.value = "";
+    this.edit(null);
     this.carry();
+    this.#history.select(null);
     this.#view.clear();
+  }
+
+  /** Show a kept conversation, to go on with. */
+  private async open({ id, system, turns, locked }: Conversation): Promise<void> {
+    await this.clear();
+    this.#id = id;
+    this.#system.value = system;
+    for (const turn of turns) this.add(turn);
+    this.carry();
+    if (locked && !this.#controls.private) element("private", HTMLButtonElement).click();
+    this.#history.select(id);
+  }
+
+  /** Keep the conversation on this device, once there is one. */
+  private async save(): Promise<void> {
+    const [first] = this.#turns;
+    if (first === undefined) return;
+    this.#history.select(this.#id);
+    await this.#history.save({
+      id: this.#id,
+      title: titleOf(first.question),
+      updatedMs: Date.now(),
+      model: this.info?.model ?? null,
+      system: this.#system.value,
+      locked: this.#controls.private,
+      turns: this.#turns.map(({ question, attachments, private: secret, view }) => ({ question, attachments, private: secret, answer: view.written })),
+    });
   }
 
   private async answer(turn: Turn, settings: Settings): Promise<void> {
     this.#running = new AbortController();
     const { signal } = this.#running;
-    const pieces = this.answerer.answer(this.messages(), settings, signal);
+    this.#view.forget(null, 0);
     try {
-      for (;;) {
-        const { done, value } = await pieces.next();
-        if (done === true) {
-          turn.view.finish(value, settings, this.info);
-          break;
-        }
-        if (value.type === "route") turn.view.follow(value.route);
-        else turn.view.append(value.text);
-        this.#view.follow();
-      }
+      turn.view.finish(await this.follow(turn, settings, signal), settings, this.info);
     } catch (error) {
       if (signal.aborted) turn.view.stopped();
       else turn.view.fail(error);
     }
     this.carry();
     this.#view.end();
+    await this.save();
+  }
+
+  /** Show an answer as it comes. If a side says that the conversation is too long, the oldest turns make way. */
+  private async follow(turn: Turn, settings: Settings, signal: AbortSignal): Promise<AnswerEnd> {
+    const all = this.messages();
+    for (let dropped = 0; ; dropped++) {
+      const messages = withoutOldest(all, dropped) ?? all;
+      if (dropped > 0) this.forget(dropped);
+      const pieces = this.answerer.answer(messages, settings, signal);
+      try {
+        for (;;) {
+          const { done, value } = await pieces.next();
+          if (done === true) return value;
+          if (value.type === "dropped") this.forget(value.turns);
+          else if (value.type === "route") turn.view.follow(value.route);
+          else turn.view.append(value.text);
+          this.#view.follow();
+        }
+      } catch (error) {
+        if (!isContextFull(error) || turn.view.written !== "" || withoutOldest(all, dropped + 1) === null) throw error;
+        turn.view.start();
+      }
+    }
+  }
+
+  /** Say above which turn the model reads no more. Turns without an answer were no part of the conversation anyway. */
+  private forget(dropped: number): void {
+    const read = this.#turns.filter((turn) => turn === this.#turns.at(-1) || turn.view.text !== "");
+    const first = read[dropped];
+    if (first !== undefined) this.#view.forget(first.view, dropped);
   }
 
   private get answerer(): Answerer {
@@ -205,11 +323,14 @@ export class Chat {
   /** What was not answered is not part of the conversation, but for the last question. */
   private messages(): readonly ChatMessage[] {
     const last = this.#turns.at(-1);
-    return this.#turns.flatMap((turn): ChatMessage[] => {
-      const question: ChatMessage = { role: "user", content: turn.question, private: turn.private };
+    const system = this.#system.value.trim();
+    const carried = this.#turns.some((turn) => turn.private);
+    const turns = this.#turns.flatMap((turn): ChatMessage[] => {
+      const question: ChatMessage = { role: "user", content: withAttachments(turn.question, turn.attachments), private: turn.private };
       if (turn === last) return [question];
       return turn.view.text === "" ? [] : [question, { role: "assistant", content: turn.view.text, private: turn.private }];
     });
+    return system === "" ? turns : [{ role: "system", content: system, private: carried }, ...turns];
   }
 }
 

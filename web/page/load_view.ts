@@ -5,7 +5,7 @@ import { element, fill } from "./elements.js";
 import { errorKind, explain } from "./explain.js";
 import { formatBytes, formatParameters } from "./format.js";
 import type { LoadProgress } from "./model.js";
-import { PHASES } from "./model.js";
+import { loadState } from "./load_words.js";
 import { NearfarError } from "../src/index.js";
 
 export class LoadView {
@@ -17,12 +17,16 @@ export class LoadView {
     element("loading-facts", HTMLElement).textContent = `${formatParameters(parameters)} parameters, ${formatBytes(downloadBytes)}`;
   }
 
-  progress({ phase, loadedBytes, totalBytes, compiledKernels, totalKernels }: LoadProgress): void {
+  progress(progress: LoadProgress): void {
+    const { loadedBytes, totalBytes, compiledKernels, totalKernels } = progress;
+    const { words, unit } = loadState(progress);
     fill("download-track", loadedBytes, totalBytes);
     fill("kernel-track", compiledKernels, totalKernels);
-    element("phase", HTMLElement).textContent = PHASES[phase];
-    element("amount", HTMLElement).textContent = totalBytes === 0 ? "" : `${formatBytes(loadedBytes)} of ${formatBytes(totalBytes)}${this.rest(loadedBytes, totalBytes)}`;
+    element("phase", HTMLElement).textContent = words;
+    const rest = unit === "bytes" ? this.rest(loadedBytes, totalBytes) : "";
+    element("amount", HTMLElement).textContent = totalBytes === 0 ? "" : `${formatBytes(loadedBytes)} of ${formatBytes(totalBytes)}${rest}`;
     element("kernels", HTMLElement).textContent = totalKernels === 0 ? "" : `${compiledKernels} of ${totalKernels}`;
+    element("loading", HTMLElement).dataset.waits = unit;
   }
 
   /** The model did not load; whether somebody else answers is not known yet, which takes a while where a server says nothing. */

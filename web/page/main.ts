@@ -6,6 +6,7 @@ import { bundleOfAddress, fetchFacts } from "./bundle_facts.js";
 import { Chat } from "./chat.js";
 import { LoadView } from "./load_view.js";
 import { openModel } from "./model.js";
+import { offerModels } from "./model_picker.js";
 import { NearNotice } from "./near_notice.js";
 
 declare global {
@@ -32,6 +33,7 @@ async function main(): Promise<void> {
     if (known !== null) loading.expect(known);
   });
   void chat.connect();
+  void offerModels(bundle);
   try {
     const model = await opening;
     window.nearfar = { engine: model.engine };
@@ -42,5 +44,8 @@ async function main(): Promise<void> {
     if (!(await chat.nearFailed(error))) loading.fail(error, bundle);
   }
 }
+
+// The page works as well without it, as in a browser that forbids it.
+if ("serviceWorker" in navigator) navigator.serviceWorker.register("service_worker.js").catch(() => undefined);
 
 void main();

@@ -2,7 +2,8 @@
 
 import type { EngineInfo, LoadOptions, LoadProgress, Source } from "../src/index.js";
 import type { Route } from "../src/router/index.js";
-import { BundleError, Engine, httpSource } from "../src/index.js";
+import { BundleError, Engine, RequestError, httpSource } from "../src/index.js";
+import { answerRoom, fitMessages } from "./fit_messages.js";
 
 export type { Route } from "../src/router/index.js";
 export type { EngineInfo, LoadProgress, SelfTestInfo } from "../src/index.js";
@@ -19,13 +20,13 @@ export interface Settings {
 
 /** A message as the page has it; a private one is answered on this device alone. */
 export interface ChatMessage {
-  readonly role: "user" | "assistant";
+  readonly role: "system" | "user" | "assistant";
   readonly content: string;
   readonly private: boolean;
 }
 
-/** Text of an answer, or where what follows comes from. */
-export type Piece = { readonly type: "text"; readonly text: string } | { readonly type: "route"; readonly route: Route };
+/** Text of an answer, where what follows comes from, or how many of the oldest questions made way for it in all. */
+export type Piece = { readonly type: "text"; readonly text: string } | { readonly type: "route"; readonly route: Route } | { readonly type: "dropped"; readonly turns: number };
 
 /** ``cachedTokens`` of the prompt's were there already. ``tokensPerSecond`` counts from the first token on. Null is what the far side did not tell. */
 export interface AnswerEnd {
@@ -67,10 +68,15 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
     engine,
     info: engine.info,
     async *answer(messages, { temperature, maxTokens, seed }, signal) {
-      const given = { maxTokens: maxTokens ?? undefined, seed: seed ?? undefined };
       const start = performance.now();
-      const said = messages.map(({ role, content }) => ({ role, content }));
-      for await (const event of engine.generate(said, { temperature, ...given, signal })) {
+      const { context } = engine.info;
+      const { messages: fitted, dropped } = await fitMessages(messages, context, answerRoom(context, maxTokens), (some) => engine.countTokens(plain(some)));
+      if (dropped > 0) yield { type: "dropped", turns: dropped };
+      const limits = { maxTokens: maxTokens ?? context, whenFull: { keep: await tokensToKeep(engine, fitted) }, seed: seed ?? undefined };
+      // An answer that fills the context goes on, but a prompt that does not fit is an error: its beginning would be lost in silence.
+      const count = await engine.countTokens(plain(fitted));
+      if (count > context) throw new RequestError("The message is longer than the model's context; shorten it", { param: "messages", tokens: count, context });
+      for await (const event of engine.generate(plain(fitted), { temperature, ...limits, signal })) {
         yield { type: "text", text: event.text };
         if (event.type === "done") return { finishReason: event.finishReason, totalMs: performance.now() - start, ...event.timings };
       }
@@ -83,6 +89,16 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
       engine.destroy();
     },
   };
+}
+
+function plain(messages: readonly ChatMessage[]): readonly { readonly role: ChatMessage["role"]; readonly content: string }[] {
+  return messages.map(({ role, content }) => ({ role, content }));
+}
+
+/** The length of the system prompt with what templates put around it, at most half of the context. */
+async function tokensToKeep(engine: Engine, messages: readonly ChatMessage[]): Promise<number> {
+  const system = messages.find(({ role }) => role === "system");
+  return system === undefined ? 0 : Math.min((await engine.countTokens(system.content)) + 16, engine.info.context >> 1);
 }
 
 /** A bundle as a device sees it that never had it: every file comes over the network. */

@@ -4,8 +4,8 @@ import { DeviceError } from "../src/index.js";
 import { element, fill } from "./elements.js";
 import { explain } from "./explain.js";
 import { formatBytes } from "./format.js";
+import { loadState } from "./load_words.js";
 import type { LoadProgress } from "./model.js";
-import { PHASES } from "./model.js";
 
 /** The model of this page. */
 export type Near = { readonly state: "loading" | "ready" } | { readonly state: "failed"; readonly error: unknown };
@@ -17,10 +17,12 @@ export class NearNotice {
   readonly #why = element("near-why", HTMLElement);
   readonly #load = element("near-load", HTMLElement);
 
-  progress({ phase, loadedBytes, totalBytes }: LoadProgress): void {
-    element("near-phase", HTMLElement).textContent = PHASES[phase];
-    element("near-amount", HTMLElement).textContent = totalBytes === 0 ? "" : `${formatBytes(loadedBytes)} of ${formatBytes(totalBytes)}`;
-    fill("near-track", loadedBytes, totalBytes);
+  progress(progress: LoadProgress): void {
+    const { words, done, total, unit } = loadState(progress);
+    const show = unit === "bytes" ? formatBytes : String;
+    element("near-phase", HTMLElement).textContent = words;
+    element("near-amount", HTMLElement).textContent = total === 0 ? "" : `${show(done)} of ${show(total)}`;
+    fill("near-track", done, total);
   }
 
   /** ``far`` is the server that answers; null where there is none. */

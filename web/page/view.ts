@@ -16,6 +16,8 @@ export interface Handlers {
   readonly newChat: () => void;
   /** Answer the last question again. */
   readonly regenerate: () => void;
+  /** Send a new message after all, and leave the earlier one as it is. */
+  readonly cancelEdit: () => void;
 }
 
 /** Who answers. */
@@ -72,6 +74,11 @@ export class View {
     element("new-chat", HTMLButtonElement).addEventListener("click", () => {
       this.handlers.newChat();
     });
+    element("cancel-edit", HTMLButtonElement).addEventListener("click", () => {
+      this.#prompt.value = "";
+      this.refresh();
+      this.handlers.cancelEdit();
+    });
     element("bench-link", HTMLAnchorElement).search = location.search;
   }
 
@@ -93,7 +100,7 @@ export class View {
   private open(): void {
     document.body.dataset.state = "ready";
     for (const id of ["loading", "failure"]) element(id, HTMLElement).hidden = true;
-    for (const id of ["open-panel", "composer"]) element(id, HTMLElement).hidden = false;
+    for (const id of ["open-panel", "open-history", "composer"]) element(id, HTMLElement).hidden = false;
     this.clear();
   }
 
@@ -130,8 +137,37 @@ export class View {
     this.#last = view;
     view.isLast(true);
     this.#conversation.append(view.question, view.answer);
-    this.begin(view);
     return view;
+  }
+
+  /** Take a turn out of the conversation. */
+  remove(view: AnswerView): void {
+    view.question.remove();
+    view.answer.remove();
+  }
+
+  /** Put an earlier question into the composer. */
+  type(text: string): void {
+    this.#prompt.value = text;
+    this.refresh();
+    this.#prompt.focus();
+  }
+
+  /** Which turn the message being typed replaces; null for none. */
+  editing(view: AnswerView | null): void {
+    for (const question of this.#conversation.querySelectorAll(".editing")) question.classList.remove("editing");
+    view?.question.classList.add("editing");
+    element("edit-note", HTMLElement).hidden = view === null;
+  }
+
+  /** A line above the first turn that the model still reads; null takes the line away. */
+  forget(first: AnswerView | null, turns: number): void {
+    this.#conversation.querySelector(".forgotten")?.remove();
+    if (first === null) return;
+    const oldest = turns === 1 ? "The oldest message" : `The ${turns} oldest messages`;
+    const line = make("p", "forgotten quiet", `${oldest} made way: the conversation is longer than the model can read at once. It answers from here on.`);
+    line.setAttribute("role", "note");
+    first.question.before(line);
   }
 
   /** An answer starts to grow. */

@@ -1,0 +1,110 @@
+// Text files that are dropped into the page or chosen. Their text becomes part of the next message.
+
+import { element, make } from "./elements.js";
+import { formatBytes } from "./format.js";
+
+export interface Attachment {
+  readonly name: string;
+  readonly text: string;
+}
+
+/** Few models read more than this at once. */
+export const MOST_ATTACHED_BYTES = 256_000;
+
+/** Throws an Error in a reader's words for a file that is too large or is not text. */
+export async function readTextFile(file: File): Promise<Attachment> {
+  if (file.size > MOST_ATTACHED_BYTES) {
+    throw new Error(`${file.name} has ${formatBytes(file.size)}; a file may have at most ${MOST_ATTACHED_BYTES / 1000} kB. Attach a smaller part of it.`);
+  }
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+    if (!text.includes("\0")) return { name: file.name, text };
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+  }
+  throw new Error(`${file.name} is not a text file. Attach plain text, such as .txt, .md, .csv or source code.`);
+}
+
+/** A message with the text of its files, each in a code block whose fence is longer than any in the file. */
+export function withAttachments(question: string, attachments: readonly Attachment[]): string {
+  const parts = attachments.map(({ name, text }) => {
+    const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
+    const fence = "`".repeat(longest + 1);
+    return `${name}:\n${fence}\n${text}\n${fence}`;
+  });
+  return [...parts, question].join("\n\n");
+}
+
+/** What is attached to the message that is being typed. */
+export class AttachmentTray {
+  readonly #tray = element("attachments", HTMLUListElement);
+  readonly #problem = element("attachment-problem", HTMLElement);
+  #attachments: readonly Attachment[] = [];
+
+  constructor() {
+    const input = element("attach-file", HTMLInputElement);
+    element("attach", HTMLButtonElement).addEventListener("click", () => {
+      input.click();
+    });
+    input.addEventListener("change", () => {
+      void this.add([...(input.files ?? [])]);
+      input.value = "";
+    });
+    document.addEventListener("dragover", (event) => {
+      if (event.dataTransfer?.types.includes("Files") !== true) return;
+      event.preventDefault();
+      document.body.dataset.dropping = "";
+    });
+    for (const type of ["dragleave", "drop", "dragend"]) document.addEventListener(type, () => delete document.body.dataset.dropping);
+    document.addEventListener("drop", (event) => {
+      const files = [...(event.dataTransfer?.files ?? [])];
+      if (files.length === 0) return;
+      event.preventDefault();
+      void this.add(files);
+    });
+  }
+
+  get attachments(): readonly Attachment[] {
+    return this.#attachments;
+  }
+
+  set(attachments: readonly Attachment[]): void {
+    this.#attachments = attachments;
+    this.#problem.hidden = true;
+    this.show();
+  }
+
+  private async add(files: readonly File[]): Promise<void> {
+    this.#problem.hidden = true;
+    for (const file of files) {
+      try {
+        const attachment = await readTextFile(file);
+        this.#attachments = [...this.#attachments.filter(({ name }) => name !== attachment.name), attachment];
+      } catch (error) {
+        this.#problem.textContent = error instanceof Error ? error.message : String(error);
+        this.#problem.hidden = false;
+      }
+    }
+    this.show();
+    element("prompt", HTMLTextAreaElement).focus();
+  }
+
+  private show(): void {
+    this.#tray.hidden = this.#attachments.length === 0;
+    this.#tray.replaceChildren(
+      ...this.#attachments.map((attachment) => {
+        const remove = make("button", "", "×");
+        remove.type = "button";
+        remove.setAttribute("aria-label", `Remove ${attachment.name}`);
+        remove.addEventListener("click", () => {
+          this.set(this.#attachments.filter((other) => other !== attachment));
+        });
+        return make("li", "chip", make("span", "", attachmentLabel(attachment)), remove);
+      }),
+    );
+  }
+}
+
+export function attachmentLabel({ name, text }: Attachment): string {
+  return `${name} · ${formatBytes(new TextEncoder().encode(text).length)}`;
+}

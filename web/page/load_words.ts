@@ -1,0 +1,18 @@
+// What a load is doing, in words, and how far it is. A download that is complete may still wait for its kernels.
+
+import type { LoadProgress } from "./model.js";
+import { PHASES } from "./model.js";
+
+export interface LoadState {
+  readonly words: string;
+  /** What the bar shows: bytes, or kernels once all bytes are there. */
+  readonly done: number;
+  readonly total: number;
+  readonly unit: "bytes" | "kernels";
+}
+
+export function loadState({ phase, loadedBytes, totalBytes, compiledKernels, totalKernels }: LoadProgress): LoadState {
+  const waitsForKernels = (phase === "download" || phase === "upload") && totalBytes > 0 && loadedBytes >= totalBytes && compiledKernels < totalKernels;
+  if (waitsForKernels) return { words: "Compiling kernels …", done: compiledKernels, total: totalKernels, unit: "kernels" };
+  return { words: PHASES[phase], done: loadedBytes, total: totalBytes, unit: "bytes" };
+}

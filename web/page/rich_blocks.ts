@@ -1,0 +1,58 @@
+// What sanitised Markdown gets beyond HTML: code with its language, a copy button and highlighting, tables that scroll, and formulas.
+
+import { icon, make } from "./elements.js";
+import { whenLoaded } from "./lazy_module.js";
+
+const highlighter = whenLoaded(() => import("./highlight.js"));
+const maths = whenLoaded(() => import("./maths.js"));
+
+export function decorate(block: HTMLElement): void {
+  for (const code of block.querySelectorAll<HTMLElement>("pre > code")) frameCode(code);
+  for (const table of block.querySelectorAll("table")) frameTable(table);
+  const formulas = [...block.querySelectorAll<HTMLElement>("[data-tex]")];
+  if (formulas.length > 0) {
+    maths(({ renderFormula }) => {
+      for (const formula of formulas) renderFormula(formula);
+    });
+  }
+}
+
+function frameCode(code: HTMLElement): void {
+  const { language = "" } = code.dataset;
+  const pre = code.parentElement;
+  const copy = make("button", "copy-code", icon("copy"), make("span", "", "Copy"));
+  copy.type = "button";
+  copy.addEventListener("click", () => void copyCode(code, copy));
+  const frame = make("div", "code", make("div", "code-head", make("span", "", language === "" ? "code" : language), copy));
+  pre?.replaceWith(frame);
+  if (pre === null) return;
+  // Long lines scroll, also by keyboard.
+  pre.tabIndex = 0;
+  frame.append(pre);
+  if (language !== "") {
+    highlighter(({ highlight }) => {
+      highlight(code, language);
+    });
+  }
+}
+
+async function copyCode(code: HTMLElement, button: HTMLButtonElement): Promise<void> {
+  const label = button.querySelector("span");
+  if (label === null) return;
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    label.textContent = "Copied";
+  } catch {
+    label.textContent = "Not allowed";
+  }
+  setTimeout(() => (label.textContent = "Copy"), 1500);
+}
+
+function frameTable(table: HTMLTableElement): void {
+  const frame = make("div", "table");
+  frame.tabIndex = 0;
+  frame.setAttribute("role", "region");
+  frame.setAttribute("aria-label", "Table");
+  table.replaceWith(frame);
+  frame.append(table);
+}

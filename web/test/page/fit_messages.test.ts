@@ -1,0 +1,34 @@
+import { expect, test } from "vitest";
+
+import { answerRoom, fitMessages, withoutOldest } from "../../page/fit_messages.js";
+import type { ChatMessage } from "../../page/model.js";
+
+const message = (role: ChatMessage["role"], content: string): ChatMessage => ({ role, content, private: false });
+const CHAT = [message("system", "sys"), message("user", "one"), message("assistant", "1"), message("user", "two"), message("assistant", "2"), message("user", "three")];
+const said = (messages: readonly ChatMessage[] | null): string | undefined => messages?.map(({ content }) => content).join(" ");
+/** Ten tokens a message. */
+const count = (messages: readonly ChatMessage[]): Promise<number> => Promise.resolve(10 * messages.length);
+
+test("the oldest questions go with their answers, and the system prompt and the last question stay", () => {
+  expect(said(withoutOldest(CHAT, 0))).toBe("sys one 1 two 2 three");
+  expect(said(withoutOldest(CHAT, 1))).toBe("sys two 2 three");
+  expect(said(withoutOldest(CHAT, 2))).toBe("sys three");
+  expect(withoutOldest(CHAT, 3)).toBeNull();
+});
+
+test.each([
+  [75, 0],
+  [60, 0],
+  [59, 1],
+  [40, 1],
+  [39, 2],
+  [5, 2],
+])("of a context of %d tokens beside the answer's room, %d turns make way", async (context, dropped) => {
+  const fitted = await fitMessages(CHAT, context + 15, 15, count);
+  expect(fitted.dropped).toBe(dropped);
+  expect(said(fitted.messages)).toBe(said(withoutOldest(CHAT, dropped)));
+});
+
+test("an answer has its longest length of room, at most a quarter of the context", () => {
+  expect([answerRoom(4096, null), answerRoom(4096, 100), answerRoom(256, 100)]).toEqual([1024, 100, 64]);
+});
