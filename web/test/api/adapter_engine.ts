@@ -30,7 +30,7 @@ export function adapterEngineOver(source: FakeSource): AdapterEngine {
     tools: { parser: () => new ToolCallStream("hermes"), grammar: () => null },
     grammar: {
       constraint: (spec) => {
-        grammars.push(spec);
+        if (spec) grammars.push(spec);
         return Promise.resolve(constraint as never);
       },
     },
