@@ -59,7 +59,8 @@ def opened(browser: Browser, address: str) -> Iterator[NativeApp]:
     has_picture = False
 
     def hold(route: Route) -> None:
-        if has_picture:
+        # A load first looks whether all files are there.
+        if has_picture or route.request.method == "HEAD":
             route.continue_()
         else:
             held.append(route)

@@ -282,7 +282,7 @@ def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["compil", "m", "-o", "x"], "unknown command 'compil'; did you mean 'compile'? (known: compile, inspect,"),
+        (["compil", "m", "-o", "x"], "unknown command 'compil'; did you mean 'compile'? (known: compile, run,"),
         (["xyzzy"], "unknown command 'xyzzy' (known: compile,"),
         (["compile", "m", "-o", "x", "--quantisation", "q4f16"], "unknown option --quantisation; did you mean --quantization?"),
         (["compile", "m", "--ouput", "x"], "unknown option --ouput; did you mean --output?"),
@@ -292,7 +292,6 @@ def test_score_names_the_full_disk(tiny_bundle: Path, capsys: pytest.CaptureFixt
         (["compile", "m", "-o", "x", "--group-size", "33"], "unknown group-size '33'"),
         (["compile", "m", "n", "-o", "x"], "unexpected argument 'n'"),
         (["run", "b", "--", "--xyzzy", "more"], "unexpected argument 'more'"),
-        (["compile", "m"], "the following arguments are required: -o/--output"),
     ],
 )
 def test_a_mistyped_word_of_the_command_line_proposes_the_nearest(

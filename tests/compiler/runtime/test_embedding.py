@@ -131,6 +131,6 @@ def test_the_command_line_says_what_the_bundle_is_for(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", str(tiny_checkpoints["embedding"]), "-o", str(tmp_path / "bundle"), "--context", "64"]) == 0
-    assert "embeddings.create" in capsys.readouterr().out
+    assert " serve " in capsys.readouterr().out
     assert main(["run", str(tmp_path / "bundle"), "hello", "--runner", "numpy"]) != 0
     assert "generates no text" in capsys.readouterr().err
