@@ -28,11 +28,19 @@ class Terminal:
     def send(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
-    def expect(self, pattern: str) -> re.Match[str]:
-        """Read until the pattern appears behind what was expected before."""
-        deadline = time.monotonic() + TIMEOUT_SECONDS
+    def interrupt(self, pattern: str) -> re.Match[str]:
+        """Press Ctrl-C at a prompt until the pattern appears: readline can miss a signal just after it has shown the prompt."""
+        return self.expect(pattern, every_5_seconds="\x03")
+
+    def expect(self, pattern: str, every_5_seconds: str = "") -> re.Match[str]:
+        """Read until the pattern appears after what was expected before."""
+        started, num_sent = time.monotonic(), 0
         while (found := re.compile(pattern).search(self.text, self._read_until)) is None:
-            assert time.monotonic() < deadline, f"{pattern!r} did not appear in {self.text[self._read_until :]!r}"
+            seconds = time.monotonic() - started
+            assert seconds < TIMEOUT_SECONDS, f"{pattern!r} did not appear in {self.text[self._read_until :]!r}"
+            if every_5_seconds and seconds >= 5 * num_sent:
+                self.send(every_5_seconds)
+                num_sent += 1
             self._read()
         self._read_until = found.end()
         return found

@@ -73,8 +73,7 @@ def test_a_conversation_on_a_terminal(light_demo: Path, tmp_path: Path) -> None:
         terminal.expect("unknown command /nothing; /help shows the commands\n> ")
         terminal.send("/system\n")
         terminal.expect("no system prompt\n> ")
-        terminal.send("\x03")
-        terminal.expect("Ctrl-D ends\n> ")
+        terminal.interrupt("Ctrl-D ends\n> ")
         # The second turn has the first one before it, until a reset.
         terminal.send("what is 27 + 58?\n")
         held = int(terminal.expect(r"\((\d+) of 512")[1])
